@@ -98,16 +98,24 @@ def test_a_session_is_written_and_detached_by_name(coldrise, stored, folder):
 
 
 def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, folder):
+    coldrise.runs = folder / "runs"
     with machine(folder) as host:
         process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
         process.kill()
         process.wait()
+        monitor = host.qmp.removeprefix("qmp:")
+        told = coldrise.run("doctor").stdout
+        assert "nothing serves it" in told and f"coldrise detach web01-vda --from qmp:{monitor}" in told, told
         coldrise.json("detach", "web01-vda", "--from", host.qmp)
         assert host.node("coldrise-web01-vda") is None
+        assert "nothing serves it" not in coldrise.run("doctor").stdout
         process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+        # This one is served, under the name of the killed one.
+        assert "nothing serves it" not in coldrise.run("doctor").stdout
         host.end()
         # The machine is gone, and so is the command.
         assert process.wait(timeout=30) == 0
+        assert "nothing serves it" not in coldrise.run("doctor").stdout
 
 
 def test_refusals_leave_nothing_in_the_machine(coldrise, stored, folder):

@@ -82,7 +82,8 @@ def test_a_disk_is_attached_to_a_domain_and_detached(coldrise, libvirt, stored):
     assert "no domain web01" in detach(coldrise, libvirt).stderr
 
 
-def test_the_server_of_a_killed_attach_ends(coldrise, libvirt, stored):
+def test_the_server_of_a_killed_attach_ends(coldrise, libvirt, stored, tmp_path):
+    coldrise.runs = tmp_path / "runs"
     Domain(libvirt, "web01", counting=True)
     process, ready = attach(coldrise, libvirt, stored)
     assert ready, process.stderr.read()
@@ -91,14 +92,20 @@ def test_the_server_of_a_killed_attach_ends(coldrise, libvirt, stored):
     process.kill()
     process.communicate()
     wait_until(lambda: not any(is_running(server) for server in servers), "the end of the server")
+    assert "libvirt:web01 still has disk db01-vda" in coldrise.run("doctor").stdout
+    libvirt.virsh("destroy", "web01")
+    assert "still has disk" not in coldrise.run("doctor").stdout
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_attach_leaves_all_or_nothing(coldrise, libvirt, stored, tmp_path, moment):
+    coldrise.runs = tmp_path / "runs"
     Domain(libvirt, "web01", counting=True)
     with killed_at(tmp_path, moment, "attach-device"):
         _, ready = attach(coldrise, libvirt, stored)
     assert ready is None
     is_there = "vdz" in libvirt.virsh("domblklist", "web01")
     assert is_there == (moment == "after")
+    told = coldrise.run("doctor").stdout
+    assert is_there == (f"coldrise detach db01-vda --from libvirt:web01 --connect {libvirt.uri}" in told), told
     assert ("no disk db01-vda" in detach(coldrise, libvirt).stderr) == (not is_there)

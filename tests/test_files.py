@@ -230,6 +230,18 @@ def test_a_failed_copy_leaves_the_file_of_that_name(points, tmp_path):
     assert list(tmp_path.iterdir()) == [target] and zipfile.is_zipfile(target)
 
 
+def test_a_full_drive_is_named(points, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "small", small], check=True)
+    try:
+        failed = files(points, "get", "web01/latest:/etc", small / "etc.tar", status=1)
+        assert f"writing {small / 'etc.tar'}" in failed["error"]["message"], failed
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_a_name_claims_what_is_in_the_file(points, tmp_path):
     refused = files(points, "get", "web01/latest:/etc", tmp_path / "etc.tar.GZ", status=2)
     assert ".tar.zst" in refused["error"]["message"] and list(tmp_path.iterdir()) == []

@@ -168,6 +168,7 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     new.fill(0, 32 * MIB, "new")
     path = new.save(tmp_path / "disk.raw")
     address = coldrise.backup("web01", vda=path)
+    coldrise.runs = tmp_path / "runs"
     mixed = 0
     with served(tmp_path, "--filter=delay", "file", path, "delay-write=20ms") as uri:
         for number in range(8):
@@ -184,8 +185,11 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
             if not options and points(coldrise) == before:
                 assert found == bytes(old.content), "written before the safety point was stored"
             mixed += found != bytes(old.content) and found != bytes(new.content)
+        told = coldrise.run("doctor").stdout
+        assert told.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in told, told
         safe = coldrise.json("rollback", address, "--onto", uri)
         assert path.read_bytes() == bytes(new.content)
+        assert "parts of two states" not in coldrise.run("doctor").stdout
     assert mixed >= 2, "no kill hit a rollback that was writing"
     # The mixture itself was stored before it was repaired.
     coldrise.json("restore", safe["safety_point"], tmp_path / "mixture.raw")

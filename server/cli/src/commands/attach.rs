@@ -1,5 +1,6 @@
 //! `coldrise attach` and `detach`: a disk beside those of a running machine.
 
+use std::fmt;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,15 @@ impl FromStr for Machine {
                     "'{text}': write libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor (-qmp)"
                 ),
             )),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Machine::Qemu(path) => write!(f, "qmp:{}", path.display()),
+            Machine::Libvirt(name) => write!(f, "libvirt:{name}"),
         }
     }
 }
@@ -232,10 +242,12 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         DeviceWord::Scsi => Device::Scsi,
     };
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
+    // Before: doctor looks for what a killed command has left.
+    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+                                 "is_read_only": is_read_only, "machine": recorded(&arguments.to)?,
+                                 "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
-    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
-                                 "is_read_only": is_read_only }));
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,
                             "is_read_only": is_read_only, "elapsed_ms": elapsed_ms });
@@ -251,6 +263,36 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     let object = json!({ "name": name, "address": export, "end": how,
                          "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("{name}: {how}")))
+}
+
+/// A machine in words that hold in any folder.
+fn recorded(machine: &Machine) -> Result<String> {
+    Ok(match machine {
+        Machine::Qemu(path) => {
+            let path = std::path::absolute(path).context(|| "finding the monitor")?;
+            Machine::Qemu(path).to_string()
+        }
+        Machine::Libvirt(_) => machine.to_string(),
+    })
+}
+
+/// Whether a machine has a disk of ours.
+///
+/// # Errors
+/// `NotFound` if it does not run; those of its monitor or of libvirt.
+pub(super) fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
+    match machine.parse()? {
+        Machine::Qemu(monitor) => attach::is_attached(&monitor, name),
+        Machine::Libvirt(domain) => {
+            AttachDomain::find(&Virsh::local(connect)?, &domain)?.is_attached(name)
+        }
+    }
+}
+
+/// The command that removes it.
+pub(super) fn detach_command(machine: &str, connect: Option<&str>, name: &str) -> String {
+    let connect = connect.map(|uri| format!(" --connect {uri}")).unwrap_or_default();
+    format!("coldrise detach {name} --from {machine}{connect}")
 }
 
 /// `web01/20261120T100000Z/vda` becomes `web01-vda`.

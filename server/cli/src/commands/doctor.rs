@@ -1,6 +1,7 @@
 //! `coldrise doctor`: checks of this machine and the repository.
 
 mod copies;
+mod killed;
 mod moves;
 mod nfs;
 
@@ -112,6 +113,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
                 check_points(&mut found, &repository);
                 check_sessions(&mut found, &repository);
                 moves::check(&mut found, &repository);
+                killed::check(&mut found, &repository);
                 copies::check(&mut found, &repository);
                 check_leftovers(&mut found, &repository);
             }

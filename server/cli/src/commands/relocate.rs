@@ -4,6 +4,7 @@ mod vsphere;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +14,7 @@ use coldrise_recovery::relocation::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
 use coldrise_recovery::vsphere::recovery_note;
-use coldrise_store::{Address, SessionName};
+use coldrise_store::{Address, Repository, SessionName};
 use serde::Serialize;
 
 use super::restore;
@@ -115,7 +116,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         tell: &|text| invocation.remark(text),
     });
     drop(view);
-    let done = done?;
+    let done = done.map_err(|error| ended(&repository, &arguments.session).unwrap_or(error))?;
     let note = &done.note;
     let moved = Moved {
         session: arguments.session.as_str(),
@@ -133,6 +134,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         report.exit_code = ErrorKind::Incomplete.exit_code();
     }
     Ok(report)
+}
+
+/// The error of a move whose session was ended meanwhile; `None` if the session is there.
+fn ended(repository: &Arc<Repository>, session: &SessionName) -> Option<Error> {
+    let found = coldrise_session::session(repository, session);
+    let is_gone = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    is_gone.then(|| {
+        let text =
+            format!("not moved: session {session} was ended meanwhile, and the machine with it");
+        Error::new(ErrorKind::NotFound, text).advise("its writes are where that command has said")
+    })
 }
 
 fn text(session: &SessionName, done: &MoveReport) -> String {

@@ -9,11 +9,13 @@ use coldrise_recovery::rollback::{
 use coldrise_session::Catalog;
 use coldrise_store::{Address, DiskName, PointDocument, PointName};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{backup, restore};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
+use crate::run_record;
 use crate::signals::cancel_flag;
 use crate::targets::tell_newer;
 use crate::units::{show_count, show_duration, show_size};
@@ -138,6 +140,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         ));
         Ok(summary.point)
     };
+    // First: doctor names the targets of a killed command.
+    let targets: Vec<String> = disks.iter().map(|disk| disk.target.to_string()).collect();
+    run_record::progress(json!({ "phase": "comparing", "address": rolled_to, "targets": targets }));
     let view = ProgressView::new(invocation);
     let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);
     drop(view);

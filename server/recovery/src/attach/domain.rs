@@ -78,6 +78,14 @@ impl AttachDomain {
         self.virsh.run_with(&words, Some(&xml), PATIENCE).map(drop)
     }
 
+    /// Whether it has a disk of this name.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn is_attached(&self, name: &str) -> Result<bool> {
+        Ok(targets(&self.xml()?)?.iter().any(|(_, serial)| serial == name))
+    }
+
     /// Asks the guest agent whether the guest has mounted the disk.
     ///
     /// # Errors

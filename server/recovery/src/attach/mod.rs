@@ -13,6 +13,7 @@
 mod domain;
 mod mounted;
 
+use std::io::ErrorKind as IoKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -164,6 +165,20 @@ fn has_device(monitor: &mut Monitor, id: &str) -> Result<bool> {
 fn has_node(monitor: &mut Monitor, id: &str) -> Result<bool> {
     let nodes = monitor.execute("query-named-block-nodes", json!({ "flat": true }), PATIENCE)?;
     Ok(nodes.as_array().is_some_and(|nodes| nodes.iter().any(|node| node["node-name"] == id)))
+}
+
+/// Whether a QEMU has a disk of this name.
+///
+/// # Errors
+/// `NotFound` if nobody listens at the socket; those of the monitor.
+pub fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
+    if let Err(error) = std::os::unix::net::UnixStream::connect(monitor) {
+        if [IoKind::NotFound, IoKind::ConnectionRefused].contains(&error.kind()) {
+            let text = format!("no QEMU listens at {}", monitor.display());
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+    }
+    has_node(&mut Monitor::connect(monitor, PATIENCE)?, &format!("{PREFIX}{name}"))
 }
 
 /// Detaches a disk, within `patience` for the guest to release it.

@@ -133,7 +133,10 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
     let done = reading.talk(&mut signals, arguments.max_size, |client, systems| {
         copy.run(invocation, client, systems)
     });
-    done?;
+    done.map_err(|error| match (error.kind(), &copy.written) {
+        (ErrorKind::NoSpace, Some(path)) => error.context(format!("writing {}", path.display())),
+        _ => error,
+    })?;
     if let Some(part) = copy.part.take() {
         part.publish()?;
     }

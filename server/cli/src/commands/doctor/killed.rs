@@ -1,0 +1,127 @@
+//! What killed commands have left in machines and on disks of others, as the records of their runs say.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use coldrise_block::{ErrorKind, Result};
+use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
+use coldrise_store::Repository;
+use serde_json::Value;
+
+use super::{Findings, Status};
+use crate::commands::attach::{detach_command, is_attached};
+use crate::run_record;
+
+const CHECK: &str = "killed commands";
+/// The newest ended runs that are looked at.
+const MAX_RUNS: usize = 1000;
+
+/// Names disks that a killed `attach` has left in a machine, and targets that a killed `rollback` has left half
+/// written, until a later one has completed.
+pub(super) fn check(found: &mut Findings, repository: &Repository) {
+    // Without records nothing is known.
+    let Ok(folder) = run_record::folder() else { return };
+    let runs = match folder.list(MAX_RUNS) {
+        Ok(list) => list.runs,
+        Err(error) => return found.error(CHECK, &error),
+    };
+    let mut settled = HashSet::new();
+    // The newest first.
+    for run in runs.iter().filter(|run| is_of(run, repository.path())) {
+        let Some(plan) = &run.plan else { continue };
+        let left = match (plan.command.as_str(), run.state) {
+            ("rollback", State::Ok) => {
+                settled.extend(targets(run.result.as_ref().and_then(|end| end.counts.as_ref())));
+                continue;
+            }
+            ("rollback", State::Lost) => rolled_back(&folder, run, &mut settled).map(Ok),
+            ("attach", State::Running) => {
+                settled.extend(first_progress(&folder, run).map(|begun| seat(&begun)));
+                continue;
+            }
+            ("attach", State::Lost) => attached(&folder, run, &mut settled),
+            _ => continue,
+        };
+        match left {
+            None => {}
+            Some(Ok((message, advice))) => found.add(CHECK, Status::Warn, message, &advice),
+            // The machine may be at fault, and not the repository.
+            Some(Err(error)) => found.add(CHECK, Status::Warn, error.full_message(), ""),
+        }
+    }
+}
+
+fn is_of(run: &RunRecord, repository: &Path) -> bool {
+    let place = run.plan.as_ref().and_then(|plan| plan.repository.as_deref());
+    let same = |path: &str| match (Path::new(path).canonicalize(), repository.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    };
+    place.is_some_and(same)
+}
+
+/// What a run recorded before it changed anything.
+fn first_progress(folder: &RunsFolder, run: &RunRecord) -> Option<Value> {
+    let id: RunId = run.id.parse().ok()?;
+    let lines = folder.last_lines(&id, usize::MAX).ok()?;
+    lines.into_iter().find_map(|line| line.progress)
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_default()
+}
+
+/// The targets in the answer of a rollback.
+fn targets(answer: Option<&Value>) -> Vec<String> {
+    let disks = answer.and_then(|answer| answer["disks"].as_array());
+    disks.into_iter().flatten().map(|disk| text(disk, "target").to_owned()).collect()
+}
+
+fn rolled_back(
+    folder: &RunsFolder,
+    run: &RunRecord,
+    settled: &mut HashSet<String>,
+) -> Option<(String, String)> {
+    let begun = first_progress(folder, run)?;
+    let all = begun["targets"].as_array()?.iter().filter_map(Value::as_str);
+    let open: Vec<&str> = all.filter(|target| settled.insert((*target).to_owned())).collect();
+    if open.is_empty() {
+        return None;
+    }
+    let address = text(&begun, "address");
+    let message = format!(
+        "a rollback to {address} was killed: {} may have parts of two states",
+        open.join(", ")
+    );
+    let advice = format!("coldrise rollback {address}, with the same targets: it writes the rest");
+    Some((message, advice))
+}
+
+/// Names the place of an attached disk.
+fn seat(begun: &Value) -> String {
+    format!("{} {}", text(begun, "machine"), text(begun, "name"))
+}
+
+fn attached(
+    folder: &RunsFolder,
+    run: &RunRecord,
+    settled: &mut HashSet<String>,
+) -> Option<Result<(String, String)>> {
+    let begun = first_progress(folder, run)?;
+    if !settled.insert(seat(&begun)) {
+        return None;
+    }
+    let (machine, name) = (text(&begun, "machine"), text(&begun, "name"));
+    let (connect, address) = (begun["connect"].as_str(), text(&begun, "address"));
+    let is_there = match is_attached(machine, connect, name) {
+        // The machine has ended, and its disks with it.
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => {
+            let what = format!("whether {machine} still has disk {name}, which nothing serves");
+            return Some(Err(error.context(what)));
+        }
+        Ok(is_there) => is_there,
+    };
+    let message = format!("{machine} still has disk {name} ({address}), and nothing serves it");
+    is_there.then(|| Ok((message, detach_command(machine, connect, name))))
+}
