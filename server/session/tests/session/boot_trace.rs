@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, ReadContext, Waiting};
 use coldrise_session::{collect_garbage, publish, unpublish, Session};
-use coldrise_store::{GcOptions, MaxUnused};
+use coldrise_store::{GcOptions, MaxUnused, OpenOptions, Repository};
 
 use crate::support::{content, disk_name, name, place, writer, TestRepository, CHUNK, DISK_BYTES};
 
@@ -20,9 +20,12 @@ fn boot_chunks() -> Vec<(&'static str, u64)> {
 
 /// Publishes the point as session `session` and opens it.
 fn open(place: &TestRepository, session: &str) -> Arc<Session> {
-    let repository = place.open();
-    publish(&repository, &place.point, Some(name(session))).unwrap();
-    Session::open(&repository, &name(session)).unwrap()
+    open_in(&place.open(), place, session)
+}
+
+fn open_in(repository: &Arc<Repository>, place: &TestRepository, session: &str) -> Arc<Session> {
+    publish(repository, &place.point, Some(name(session))).unwrap();
+    Session::open(repository, &name(session)).unwrap()
 }
 
 fn read_chunk(session: &Session, (disk, chunk): (&str, u64), waiting: Waiting) -> Option<Vec<u8>> {
@@ -68,6 +71,27 @@ fn the_next_boot_finds_its_chunks_in_memory() {
             std::thread::yield_now();
         }
     }
+}
+
+#[test]
+fn a_boot_is_read_ahead_into_three_quarters_of_the_cache() {
+    const CACHED: usize = 32;
+    let place = place();
+    boot(&open(&place, "first"));
+
+    let repository = place.open_with(&OpenOptions { cache_bytes: CACHED as u64 * CHUNK });
+    let session = open_in(&repository, &place, "second");
+    let chunks = boot_chunks();
+    let (ahead, rest) = chunks.split_at(CACHED / 4 * 3);
+    let is_cached = |chunk: &_| read_chunk(&session, *chunk, Waiting::Refused).is_some();
+    read_chunk(&session, ahead[0], Waiting::Allowed).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !ahead.iter().all(is_cached) {
+        assert!(Instant::now() < until, "what is read ahead does not stay");
+        std::thread::yield_now();
+    }
+    assert!(!rest.iter().any(is_cached), "more is read ahead than three quarters of the cache");
+    boot(&session);
 }
 
 #[test]

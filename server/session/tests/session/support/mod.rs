@@ -30,8 +30,14 @@ pub fn disk_name(text: &str) -> DiskName {
     DiskName::parse(text).unwrap()
 }
 
+/// Every fourth chunk is a hole. No two of the others are the same, also of two seeds.
 pub fn content(seed: u8) -> Vec<u8> {
-    let byte = |i: u64| if (i / CHUNK) % 4 == 3 { 0 } else { seed ^ (i / 512) as u8 ^ i as u8 };
+    let byte = |i: u64| match (i / CHUNK, i % CHUNK) {
+        (chunk, _) if chunk % 4 == 3 => 0,
+        (chunk, 0) => chunk as u8,
+        (_, 1) => seed,
+        _ => seed ^ (i / 512) as u8 ^ i as u8,
+    };
     (0..DISK_BYTES).map(byte).collect()
 }
 
@@ -87,8 +93,11 @@ pub fn writer(path: &Path) -> RepositoryWriter {
 
 impl TestRepository {
     pub fn open(&self) -> Arc<Repository> {
-        let passphrase = passphrase(&self.path);
-        Repository::open(&self.path, &passphrase, &OpenOptions::default()).unwrap()
+        self.open_with(&OpenOptions::default())
+    }
+
+    pub fn open_with(&self, options: &OpenOptions) -> Arc<Repository> {
+        Repository::open(&self.path, &passphrase(&self.path), options).unwrap()
     }
 }
 
