@@ -2,7 +2,7 @@
 //! so that each takes what the network lets it take.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use parking_lot::{Condvar, Mutex};
@@ -81,8 +81,9 @@ impl Outbox {
         }
     }
 
-    /// The next thing to do for a connection of that class.
+    /// The next thing to do for a connection of that class; [`Work::Idle`] after `limit`, however busy the others are.
     pub(crate) fn next(&self, class: Class, limit: Duration) -> Work {
+        let until = Instant::now() + limit;
         let mut content = self.content.lock();
         let mut is_late = false;
         loop {
@@ -108,7 +109,7 @@ impl Outbox {
             if is_late {
                 return Work::Idle;
             }
-            is_late = self.changed.wait_for(&mut content, limit).timed_out();
+            is_late = self.changed.wait_until(&mut content, until).timed_out();
         }
     }
 
@@ -122,5 +123,26 @@ impl Outbox {
     pub(crate) fn end(&self, end: End) {
         self.content.lock().end.get_or_insert(end);
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_idle_beside_a_busy_one() {
+        let outbox = Outbox::new();
+        let frame = || Frame { stream: 0, kind: 1, body: vec![0; 16] };
+        std::thread::scope(|scope| {
+            let idle = scope.spawn(|| outbox.next(Class::Fetch, Duration::from_millis(100)));
+            let until = Instant::now() + Duration::from_secs(20);
+            while !idle.is_finished() {
+                assert!(Instant::now() < until, "it never says that it is alive");
+                outbox.push(Class::Bulk, frame(), "peer").unwrap();
+                assert!(matches!(outbox.next(Class::Bulk, Duration::ZERO), Work::Send(_)));
+            }
+            assert!(matches!(idle.join().unwrap(), Work::Idle));
+        });
     }
 }

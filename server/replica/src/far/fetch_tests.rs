@@ -123,10 +123,11 @@ fn what_a_source_tells_has_to_be_true_so_far() {
             hello(line);
             for told in tells {
                 let told = serde_json::from_slice(&told).unwrap();
-                send(line, &Ask::Told { told }, &[]).unwrap();
+                // Who was refused finds the line closed.
+                let _ = send(line, &Ask::Told { told }, &[]);
             }
             let result = Ok(Traffic { content_bytes: 7, ..Traffic::default() });
-            send(line, &Ask::Ended { result }, &[]).unwrap();
+            let _ = send(line, &Ask::Ended { result }, &[]);
         })
     };
     let machines = || Told::Machines(vec![(machine("web01"), machine("web01"))]);
