@@ -162,6 +162,45 @@ def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_pat
     assert content(far.program, "north-web02/latest/vda", tmp_path) == path.read_bytes()
 
 
+def test_a_site_has_one_link_of_a_kind(coldrise, site, tmp_path):
+    """Else a removed link with a prefix would leave an older one without."""
+    far = site()
+    far.pair(coldrise, "all")
+    far.pair(coldrise, "read", "--may", "fetch")
+    assert far.pair(coldrise, "own", "--prefix", "own-")
+    links = far.program.json("link", "list")["links"]
+    assert {(link["may"], link["prefix"]) for link in links} == {("fetch", ""), ("send", "own-")}
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(random.Random(1).randbytes(MIB))
+    coldrise.backup("web01", vda=disk)
+    coldrise.json("copy", "--to", "all")
+    assert {address.partition("/")[0] for address in addresses(far.program)} == {"own-web01"}
+    far.program.json("link", "remove", next(link["name"] for link in links if link["may"] == "send"))
+    for name in ("all", "own", "read"):
+        wait_until(lambda name=name: coldrise.run("copy", "--to", name).returncode == 1, f"{name} has no right")
+
+
+def test_mistakes_are_named(coldrise, far):
+    refused = far.program.run("link", "invite", "other", "--prefix", "")
+    assert refused.returncode == 2 and "see all machines" in refused.stderr, refused.stderr
+    for way in ("--to", "--from"):
+        refused = coldrise.run("copy", way, "fra")
+        assert refused.returncode == 1 and "there is no link fra; there are: far" in refused.stderr, refused.stderr
+        assert "no directory of this name" in refused.stderr and "init" not in refused.stderr
+
+
+def test_a_slow_copy_is_one_copy(coldrise, far, tmp_path):
+    """Its connections are quiet in turn, for longer than a line may be silent."""
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(random.Random(2).randbytes(26 * MIB))
+    coldrise.backup("web01", vda=disk)
+    done = coldrise.run("--json", "copy", "--to", "far", "--rate", "1M", "--retry", "0s", timeout_s=120)
+    assert done.returncode == 0 and "trying again" not in done.stderr, done.stderr
+    copied = json.loads(done.stdout.splitlines()[-1])
+    assert copied["elapsed_ms"] > 22_000 and copied["line"]["offered_bytes"] == 26 * MIB
+    assert "silent" not in far.log_path.read_text(encoding="utf-8")
+
+
 def test_only_paired_sites_get_in(coldrise, far, site, tmp_path):
     refused = coldrise.run("link", "add", "second", far.address, "--code", "0000-0000-0000-0000")
     assert refused.returncode != 0 and "code" in refused.stderr

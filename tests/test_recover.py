@@ -238,6 +238,33 @@ def test_the_end_of_a_moved_session_is_seen(coldrise, libvirt, recover):
     libvirt.virsh("destroy", "web01")
 
 
+def test_a_machine_that_never_started_is_named_and_undone(coldrise, libvirt, own_tmp, address, tmp_path):
+    with killed_at(tmp_path, "before", " create "):
+        killed = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", own_tmp / "nbd",
+                              "--socket-owner", QEMU_USER)
+    assert killed.returncode == -signal.SIGKILL and libvirt.domains() == []
+    wait_until(lambda: not coldrise.json("sessions")["sessions"][0]["is_served"], "the server of the disk ends")
+    for told in (coldrise.run("doctor").stdout, coldrise.run("sessions").stdout):
+        assert "web01 is off" in told and "recover live/web01-1 --undo" in told, told
+    coldrise.json("recover", "live/web01-1", "--undo")
+    assert "is off" not in coldrise.run("doctor").stdout
+
+
+def test_a_machine_that_ends_before_its_undo_is_undone(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    running = recover()
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text("""#!/bin/sh
+case "$*" in *" destroy "*) /usr/bin/virsh "$@" >/dev/null;; esac
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        coldrise.json("recover", "live/web01-1", "--undo")
+    assert running.end()["state"] == "off" and coldrise.json("sessions")["sessions"] == []
+
+
 def test_a_failed_start_leaves_nothing(coldrise, libvirt, own_tmp, tmp_path):
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(MIB))

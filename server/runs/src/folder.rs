@@ -10,6 +10,7 @@ use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 use rustix::fs::{openat, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::documents::{Outcome, Plan, RunRecord, State};
 use crate::machine::machine_of;
@@ -213,6 +214,14 @@ impl RunsFolder {
         let mut lines = log::tail(&self.open(id)?);
         lines.drain(..lines.len().saturating_sub(count));
         Ok(lines)
+    }
+
+    /// The first progress in a run's log.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such run.
+    pub fn first_progress(&self, id: &RunId) -> Result<Option<Value>> {
+        Ok(log::head(&self.open(id)?).into_iter().find_map(|line| line.progress))
     }
 
     /// Opens the folder of a run.

@@ -89,6 +89,15 @@ pub(crate) fn tail(run: &RunFiles) -> Vec<LogLine> {
     }
 }
 
+/// The readable lines at the beginning of a log, of which at most the oldest 8 MiB may be gone.
+pub(crate) fn head(run: &RunFiles) -> Vec<LogLine> {
+    let oldest = run.file("log.1").or_else(|_| run.file("log"));
+    let mut bytes = Vec::new();
+    // Lines that were read before an error count.
+    let _ = oldest.map(|file| file.take(TAIL_BYTES).read_to_end(&mut bytes));
+    parse(&bytes)
+}
+
 /// The readable lines of a piece of a log.
 pub(crate) fn parse(bytes: &[u8]) -> Vec<LogLine> {
     bytes

@@ -109,7 +109,7 @@ fn target_text(target: &TargetCopies, now_ms: u64) -> String {
 pub(super) fn sentence(target: &TargetCopies, now_ms: u64) -> String {
     let mut text = match target.state {
         CopyState::Current => "up to date".to_owned(),
-        CopyState::Never => "never copied".to_owned(),
+        CopyState::Never => "no copy is on record".to_owned(),
         CopyState::Unknown => "unknown".to_owned(),
         CopyState::Failing => "the last copy failed".to_owned(),
         CopyState::Behind => "behind".to_owned(),

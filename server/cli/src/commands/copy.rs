@@ -319,7 +319,14 @@ fn link_of(links: &Links, place: &Path) -> Result<Option<Link>> {
     let Some(name) = place.to_str().and_then(|name| MachineName::parse(name).ok()) else {
         return Ok(None);
     };
-    Ok(links.all()?.into_iter().find(|link| link.name == name))
+    match links.find(&name) {
+        Err(error) if error.kind() == ErrorKind::NotFound && place.exists() => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let text = format!("{}, and no directory of this name", error.full_message());
+            Err(Error::new(ErrorKind::NotFound, text))
+        }
+        found => found.map(Some),
+    }
 }
 
 fn copy_here(

@@ -33,13 +33,13 @@ enum Action {
         /// The name of the other site here.
         name: MachineName,
         /// What it may do here: send restore points (and read none), or fetch them (and add none). A site that is to do
-        /// both gets two links.
+        /// both gets two links; a newer one of the same kind takes the place of the older.
         #[arg(long, value_name = "RIGHT", default_value = "send")]
         may: RightWord,
 
         /// With --may send: the names of its machines begin with this here, and it sees no others. Without it, it sees all.
-        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-        prefix: String,
+        #[arg(long, value_name = "TEXT")]
+        prefix: Option<String>,
 
         /// With --may fetch: only points of these machines, such as web* or db0?. Default: all machines.
         #[arg(long, value_name = "PATTERN", num_args = 1..)]
@@ -73,15 +73,20 @@ enum RightWord {
 }
 
 impl RightWord {
-    fn right(self, prefix: &str, machines: Vec<MachinePattern>) -> Result<Right> {
+    fn right(self, prefix: Option<&str>, machines: Vec<MachinePattern>) -> Result<Right> {
         let refused = |option: &str, word: &str| {
             let text = format!("{option} goes with --may {word}");
             Err(Error::new(ErrorKind::InvalidInput, text))
         };
         match self {
+            // Such as of a variable that is not set.
+            RightWord::Send if prefix == Some("") => {
+                let text = "--prefix '' would let it see all machines: leave it out for that";
+                Err(Error::new(ErrorKind::InvalidInput, text))
+            }
             RightWord::Send if !machines.is_empty() => refused("--machines", "fetch"),
             RightWord::Send => Ok(Right::Send),
-            RightWord::Fetch if !prefix.is_empty() => refused("--prefix", "send"),
+            RightWord::Fetch if prefix.is_some() => refused("--prefix", "send"),
             RightWord::Fetch if machines.is_empty() => {
                 Ok(Right::Fetch { machines: vec![MachinePattern::all()] })
             }
@@ -116,7 +121,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
     let links = Links::of(&repository);
     match arguments.action {
         Action::Invite { name, may, prefix, machines } => {
-            let right = may.right(&prefix, machines)?;
+            let right = may.right(prefix.as_deref(), machines)?;
+            let prefix = prefix.unwrap_or_default();
             let invitation = links.invite(&name, &prefix, &right, now_ms())?;
             let code = &invitation.code;
             let text = format!(
@@ -142,11 +148,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
                 may: Right::default(),
                 paired_at_ms: now_ms(),
             };
+            let all = links.all()?.into_iter().filter(|other| other.key == link.key);
+            let others: Vec<String> = all.map(|other| other.name.to_string()).collect();
             links.add(&link)?;
-            let text = format!(
+            let mut text = format!(
                 "paired: coldrise copy --to {name} copies restore points there; after an invitation with \
                  --may fetch, copy --from {name} from there"
             );
+            if !others.is_empty() {
+                text.push_str(&format!(
+                    "\nit is also the site of {}: for it, the newest invitation of each kind counts",
+                    others.join(", ")
+                ));
+            }
             Ok(Report::done(&json!({ "name": name, "key": link.key }), text))
         }
         Action::List => Ok(list(&links.all()?, &StatusReader::default().targets(&repository)?)),

@@ -1,7 +1,7 @@
 //! `coldrise rollback`: makes existing disks equal to a restore point.
 
 use clap::Args;
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_recovery::rollback::{
     rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
@@ -141,7 +141,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         Ok(summary.point)
     };
     // First: doctor names the targets of a killed command.
-    let targets: Vec<String> = disks.iter().map(|disk| disk.target.to_string()).collect();
+    let absolute = |target: &RestoreTarget| match target {
+        RestoreTarget::Path(path) => Ok(std::path::absolute(path)?.to_string_lossy().into_owned()),
+        other => Ok(other.to_string()),
+    };
+    let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
+    let targets = targets.context(|| "finding the targets")?;
     run_record::progress(json!({ "phase": "comparing", "address": rolled_to, "targets": targets }));
     let view = ProgressView::new(invocation);
     let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);

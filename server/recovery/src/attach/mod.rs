@@ -13,6 +13,7 @@
 mod domain;
 mod mounted;
 
+use std::error::Error as _;
 use std::io::ErrorKind as IoKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -172,13 +173,17 @@ fn has_node(monitor: &mut Monitor, id: &str) -> Result<bool> {
 /// # Errors
 /// `NotFound` if nobody listens at the socket; those of the monitor.
 pub fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
-    if let Err(error) = std::os::unix::net::UnixStream::connect(monitor) {
-        if [IoKind::NotFound, IoKind::ConnectionRefused].contains(&error.kind()) {
-            let text = format!("no QEMU listens at {}", monitor.display());
-            return Err(Error::new(ErrorKind::NotFound, text));
+    let mut monitor = Monitor::connect(monitor, PATIENCE).map_err(|error| {
+        let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        match source.map(std::io::Error::kind) {
+            // A killed QEMU leaves its socket.
+            Some(IoKind::ConnectionRefused | IoKind::NotFound) => {
+                Error::new(ErrorKind::NotFound, error.full_message())
+            }
+            _ => error,
         }
-    }
-    has_node(&mut Monitor::connect(monitor, PATIENCE)?, &format!("{PREFIX}{name}"))
+    })?;
+    has_node(&mut monitor, &format!("{PREFIX}{name}"))
 }
 
 /// Detaches a disk, within `patience` for the guest to release it.

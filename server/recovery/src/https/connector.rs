@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
@@ -48,39 +47,11 @@ impl<In: Transport> Connector<In> for TlsConnector {
             TransportAdapter::new(transport.boxed(), Arc::clone(&details.current_time));
         socket.set_timeout(details.timeout);
         let mut stream = StreamOwned::new(connection, socket);
-        shake_hands(&mut stream, Instant::now() + *details.timeout.after).map_err(in_words)?;
+        stream.conn.complete_io(&mut stream.sock).map_err(in_words)?;
         let config = details.config;
         let buffers = LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
         Ok(Some(Either::B(TlsTransport { buffers, stream })))
     }
-}
-
-/// Until then. The socket's own limit is of one read: a server that drips would have no end.
-fn shake_hands(
-    stream: &mut StreamOwned<ClientConnection, TransportAdapter>,
-    until: Instant,
-) -> std::io::Result<()> {
-    let (connection, socket) = (&mut stream.conn, &mut stream.sock);
-    while connection.is_handshaking() {
-        if Instant::now() >= until {
-            let text = "it accepts connections, and does not finish the handshake of TLS";
-            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
-        }
-        if connection.wants_write() {
-            connection.write_tls(socket)?;
-        } else if connection.read_tls(socket)? == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        if let Err(error) = connection.process_new_packets() {
-            // Says why; the error counts.
-            let _ = connection.write_tls(socket);
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, error));
-        }
-    }
-    while connection.wants_write() {
-        connection.write_tls(socket)?;
-    }
-    socket.flush()
 }
 
 /// A refused certificate in our own words, without those of the layers between.

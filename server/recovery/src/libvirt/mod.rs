@@ -216,12 +216,15 @@ impl Domain {
         self.virsh.run(&["suspend", &self.name], PATIENCE).map(drop)
     }
 
-    /// Ends it at once, as a power cut does.
+    /// Ends it at once, as a power cut does. It may have ended by itself.
     ///
     /// # Errors
     /// `ToolFailed` with libvirt's reason.
     pub fn destroy(&self) -> Result<()> {
-        self.virsh.run(&["destroy", &self.name], PATIENCE).map(drop)
+        match self.virsh.run(&["destroy", &self.name], PATIENCE) {
+            Err(error) if self.state()? != DomainState::Off => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -82,8 +82,6 @@ impl VsphereAccess {
 /// A connection that is logged in.
 pub(super) struct Client {
     agent: ureq::Agent,
-    /// Of one request.
-    timeout: Duration,
     url: String,
     server: String,
     cookie: RefCell<Option<String>>,
@@ -104,12 +102,10 @@ impl Client {
     /// `Unauthorized`; `Io` if the server does not answer; `Unsupported` if it has another API; those of the password.
     pub(super) fn login(access: &VsphereAccess, timeout: Duration) -> Result<Client> {
         let password = access.password()?;
-        let first_timeout = timeout.min(FIRST_TIMEOUT);
         let agent = |timeout| https::agent(&access.trust(), "--certificate", timeout);
         let service = |name: &str| Reference::new(name, name);
         let mut client = Client {
-            agent: agent(first_timeout)?,
-            timeout: first_timeout,
+            agent: agent(timeout.min(FIRST_TIMEOUT))?,
             url: format!("https://{}/sdk", access.server),
             server: access.server.clone(),
             cookie: RefCell::new(None),
@@ -123,7 +119,7 @@ impl Client {
         let instance = Reference::new("ServiceInstance", "ServiceInstance");
         let answer = client.call("RetrieveServiceContent", &instance, "")?;
         client.take_content(&answer)?;
-        (client.agent, client.timeout) = (agent(timeout)?, timeout);
+        client.agent = agent(timeout)?;
         let words = Zeroizing::new(format!(
             "{}<password>{}</password>",
             element("userName", &access.user),
@@ -172,12 +168,8 @@ impl Client {
             post = post.header("cookie", cookie);
         }
         let away = |error: ureq::Error| {
-            if let ureq::Error::Timeout(ureq::Timeout::Global) = error {
-                let text = format!(
-                    "{method}: {} accepts connections and has not answered for {} s",
-                    self.server,
-                    self.timeout.as_secs()
-                );
+            if let ureq::Error::Timeout(of) = &error {
+                let text = format!("{method}: {} does not answer in time ({of})", self.server);
                 let advice = "check that this is the vCenter or host, and that its services run";
                 return Error::new(ErrorKind::Io, text).advise(advice);
             }

@@ -31,7 +31,7 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
         let Some(plan) = &run.plan else { continue };
         let left = match (plan.command.as_str(), run.state) {
             ("rollback", State::Ok) => {
-                settled.extend(targets(run.result.as_ref().and_then(|end| end.counts.as_ref())));
+                settled.extend(targets(first_progress(&folder, run).as_ref()));
                 continue;
             }
             ("rollback", State::Lost) => rolled_back(&folder, run, &mut settled).map(Ok),
@@ -63,18 +63,17 @@ fn is_of(run: &RunRecord, repository: &Path) -> bool {
 /// What a run recorded before it changed anything.
 fn first_progress(folder: &RunsFolder, run: &RunRecord) -> Option<Value> {
     let id: RunId = run.id.parse().ok()?;
-    let lines = folder.last_lines(&id, usize::MAX).ok()?;
-    lines.into_iter().find_map(|line| line.progress)
+    folder.first_progress(&id).ok()?
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_default()
 }
 
-/// The targets in the answer of a rollback.
-fn targets(answer: Option<&Value>) -> Vec<String> {
-    let disks = answer.and_then(|answer| answer["disks"].as_array());
-    disks.into_iter().flatten().map(|disk| text(disk, "target").to_owned()).collect()
+/// The targets of a rollback.
+fn targets(begun: Option<&Value>) -> Vec<String> {
+    let all = begun.and_then(|begun| begun["targets"].as_array());
+    all.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 fn rolled_back(
@@ -83,8 +82,8 @@ fn rolled_back(
     settled: &mut HashSet<String>,
 ) -> Option<(String, String)> {
     let begun = first_progress(folder, run)?;
-    let all = begun["targets"].as_array()?.iter().filter_map(Value::as_str);
-    let open: Vec<&str> = all.filter(|target| settled.insert((*target).to_owned())).collect();
+    let all = targets(Some(&begun)).into_iter();
+    let open: Vec<String> = all.filter(|target| settled.insert(target.clone())).collect();
     if open.is_empty() {
         return None;
     }

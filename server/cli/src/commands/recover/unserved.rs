@@ -1,16 +1,17 @@
-//! Recovered machines that stand still, because nothing serves their disks.
+//! Recovered machines that do not run.
 
 use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
+use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::{recovery_note, VspherePhase};
 use coldrise_session::{SessionNotes, SessionState};
 use coldrise_store::Repository;
 
 use crate::ganesha;
 
-/// The sentence about a session whose machine stands still. libvirt is asked only if nothing has the session open.
+/// The sentence about a session whose machine stands still or is off. libvirt is asked only if nothing has the session open.
 ///
 /// # Errors
 /// Those of the notes, and of libvirt.
@@ -37,12 +38,20 @@ pub(crate) fn unserved(
     let Some(note) = RecoveryNote::read(&SessionNotes::of(repository, name)?)? else {
         return Ok(None);
     };
-    let is_on = !matches!(note.state(name)?, None | Some(DomainState::Off));
-    Ok(is_on.then(|| {
-        format!(
-            "nothing serves the disks of {}, so it stands still: coldrise recover live/{name} --to libvirt serves \
-             them, and it goes on; coldrise recover live/{name} --undo ends it",
-            note.name
-        )
-    }))
+    let machine = &note.name;
+    Ok(match note.state(name)? {
+        None => None,
+        // After a move its session is over.
+        Some(DomainState::Off) if move_state(repository, name)?.is_some() => None,
+        Some(DomainState::Off) => Some(format!(
+            "{machine} is off: coldrise recover live/{name} --to libvirt starts it from session {name}; \
+             coldrise recover live/{name} --undo ends the session"
+        )),
+        Some(DomainState::Running | DomainState::DiskError | DomainState::Paused(_)) => {
+            Some(format!(
+                "nothing serves the disks of {machine}, so it stands still: coldrise recover live/{name} --to libvirt \
+                 serves them, and it goes on; coldrise recover live/{name} --undo ends it"
+            ))
+        }
+    })
 }

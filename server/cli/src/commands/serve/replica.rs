@@ -150,7 +150,7 @@ impl Server<'_> {
             may: invitation.may,
             paired_at_ms: now_ms(),
         };
-        let added = self.links.withdraw(&link.name).and_then(|()| self.links.add(&link));
+        let added = self.links.withdraw(&link.name).and_then(|()| self.replace(&link));
         if let Err(error) = added {
             // Dropping it refuses the other side.
             tracing::error!("pairing with {} failed: {}", link.name, error.full_message());
@@ -162,6 +162,28 @@ impl Server<'_> {
         }
         tracing::info!("paired with {}", link.name);
         Ok(())
+    }
+}
+
+impl Server<'_> {
+    /// Adds a link in place of the older one of the same site and kind, whose rights would come back if
+    /// the new one was removed.
+    fn replace(&self, link: &Link) -> Result<()> {
+        let is_fetch = |link: &Link| matches!(link.may, Right::Fetch { .. });
+        for older in self.links.all()? {
+            let is_same = older.address.is_none()
+                && older.key == link.key
+                && is_fetch(&older) == is_fetch(link);
+            if is_same {
+                self.links.remove(&older.name)?;
+                tracing::warn!(
+                    "link {} is of the same site: {} replaces it",
+                    older.name,
+                    link.name
+                );
+            }
+        }
+        self.links.add(link)
     }
 }
 
@@ -189,8 +211,8 @@ impl Site<'_> {
         let line = &*self.line;
         let Some(opening) = Opening::of(line, self.cancel)? else { return Ok(()) };
         let is_fetch = matches!(opening, Opening::Fetch(_));
-        // Of two links of one site that may the same, the newer one counts.
         let is_right = |link: &&Link| matches!(link.may, Right::Fetch { .. }) == is_fetch;
+        // Of several, as an older program left them, the newest counts.
         let link = self.links.iter().filter(is_right).max_by_key(|link| link.paired_at_ms);
         let Some(link) = link else {
             let error = no_right(is_fetch);
