@@ -14,7 +14,9 @@ import pytest
 
 from support.cli import PROGRAM, ROOT
 from support.copies import addresses, content
+from support.counting_machine import XML
 from support.guest import Guest
+from support.libvirt import QEMU_USER, Libvirt
 from support.line import Line
 from support.nbdserver import DEADLINE_S, Nbdkit, read_all, wait_until
 from support.far_site import FarSite
@@ -269,6 +271,51 @@ def test_a_guest_boots_from_nothing_over_a_slow_line(coldrise, copying, tmp_path
                 guest.wait_for_login(timeout=600)
                 guest.login()
                 assert guest.run("echo kept > /root/mine && sync && cat /root/mine") == (0, "kept\n")
+
+
+# 16-bit code: for ever, read a sector every 128 KiB of the first 8 MiB.
+#   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
+#   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],256; and dword [0x7c68],0x3fff; jmp next
+READER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00010000" "668126687cff3f0000"
+                       "ebe1").ljust(0x60, b"\0") + bytes.fromhex("1000010000100000")  # fmt: skip
+
+
+def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missing(coldrise, far, copying, own_tmp, tmp_path):
+    disk, xml = tmp_path / "vda.raw", tmp_path / "web01.xml"
+    disk.write_bytes(READER.ljust(510, b"\0") + b"\x55\xaa" + random.Random(7).randbytes(8 * MIB - 512))
+    xml.write_text(XML, encoding="utf-8")
+    coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", xml, "--time", POINT)
+    process = copying("--rate", "200K", "--retry", "0s")
+    wait_until(lambda: is_connected(far.program), "the announcement")
+    own_tmp.chmod(0o755)
+    with contextlib.closing(Libvirt()) as libvirt, open(tmp_path / "said", "w+", encoding="utf-8") as said:
+        def reads():
+            return int(dict(line.split()[1:] for line in libvirt.virsh("domblkstat", "web01", "vda").splitlines())["rd_req"])
+
+        recovery = far.program.start("--json", "recover", "web01/latest", "--to", "libvirt", "--connect", libvirt.uri, "--socket",
+                                     own_tmp / "nbd", "--socket-owner", QEMU_USER, stdout=subprocess.PIPE, stderr=said)
+        try:
+            event = recovery.stdout.readline()
+            said.seek(0)
+            assert event and "is still on its way" in said.read()
+            session = json.loads(event)["session"]
+            begun = reads()
+            wait_until(lambda: reads() > begun, "what is missing is fetched")
+            refused = far.program.run("recover", f"live/{session}", "--undo")
+            assert refused.returncode == 11 and "--discard" in refused.stderr, refused.stderr
+            assert libvirt.domains() == ["web01"]
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=DEADLINE_S)
+            wait_until(lambda: "I/O error" in libvirt.state("web01"), "the machine waits")
+            finish(copying())
+            # It goes on by itself, and reads all that it could not.
+            before = reads()
+            wait_until(lambda: reads() > before + 64 and libvirt.state("web01").startswith("running"), "the machine goes on")
+            assert far.program.json("recover", f"live/{session}", "--undo")["machine_ended"]
+            recovery.wait(timeout=DEADLINE_S)
+        finally:
+            far.program.end()
+    assert far.program.json("verify")["is_clean"]
 
 
 def test_only_who_knows_the_key_is_answered(coldrise, far, copying, tmp_path):

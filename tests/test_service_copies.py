@@ -207,6 +207,9 @@ def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
 
 def test_jobs_that_make_no_sense_are_refused(service, coldrise):
     for job, word in ((copy_job(to=None), "to"), (copy_job(to="Far Site"), "to"), (copy_job(prefix="/"), "prefix"),
+                      (copy_job(rate_windows=["mon-fri 08:00-18:00=5M", "sat,sun"]), "rate_windows: \"sat,sun\" has no rate"),
+                      (copy_job(rate_windows=["mon-fry=5M"]), "rate_windows: \"mon-fry\""), (copy_job(rate_windows=["sat=fast"]), "rate_windows"),
+                      (copy_job(rate_windows=["mon-fri=off", "sat,sun=off"]), "rate_windows: nothing would ever be sent"),
                       (copy_job(last=0), "last"), (copy_job(behind_limit_minutes=0), "behind_limit_minutes"),
                       (copy_job(to_passphrase_file="/x"), "to_passphrase_file"), (copy_job(disks={"vda": "raw:/x"}), "disks"),
                       (copy_job(to=str(coldrise.repository)), ""), (copy_job(to=str(service.state)), ""),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{ErrorKind, Result};
-use coldrise_session::{Catalog, Coming, SessionDocument};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::{coming_sentence, Catalog, Coming, SessionDocument};
 use coldrise_store::{
     Configuration, MachineName, PointDocument, PointSelector, Repository, SessionName,
 };
@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::targets::tell_newer;
 use crate::units::{show_moment, show_size};
 
-/// What publish and boot begin with.
+/// What publish, boot and recover begin with.
 pub(crate) enum Origin {
     /// A restore point.
     Point(Box<PointDocument>),
@@ -80,6 +80,20 @@ impl Origin {
                 crate::vmx::publish_coming(repository, coming, name)
             }
         }
+    }
+}
+
+/// Before a machine is ended: its writes cannot become a restore point while the point below them is on its way.
+///
+/// # Errors
+/// `Busy` then; `NotFound` without such a session.
+pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+    let document = coldrise_session::session(repository, session)?.document;
+    match coming_sentence(repository, &document)? {
+        None => Ok(()),
+        Some(sentence) => Err(Error::new(ErrorKind::Busy, sentence).advise(format!(
+            "wait for the end of the copy, or throw the machine's writes away: coldrise recover live/{session} --undo --discard"
+        ))),
     }
 }
 

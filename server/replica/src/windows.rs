@@ -4,6 +4,7 @@
 //! zone's rule to another, is followed at once. Times are local times.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -32,12 +33,11 @@ pub struct RateWindow {
     text: String,
 }
 
-impl RateWindow {
-    /// Parses `WINDOW=RATE` or `WINDOW=off`.
-    ///
-    /// # Errors
-    /// `InvalidInput`, which names the part that is wrong.
-    pub fn parse(text: &str, rate: impl Fn(&str) -> Result<Rate>) -> Result<RateWindow> {
+impl FromStr for RateWindow {
+    type Err = Error;
+
+    /// `WINDOW=RATE` or `WINDOW=off`. An error names the part that is wrong.
+    fn from_str(text: &str) -> Result<RateWindow> {
         let (window, flow) = text.rsplit_once('=').ok_or_else(|| {
             let shown: String = text.chars().take(40).collect();
             let what = format!(
@@ -49,7 +49,8 @@ impl RateWindow {
         let flow = match flow {
             "off" => Flow::Stopped,
             flow => Flow::At(
-                rate(flow).map_err(|error| error.context(format!("after '=' ({flow:?})")))?,
+                flow.parse()
+                    .map_err(|error: Error| error.context(format!("after '=' ({flow:?})")))?,
             ),
         };
         Ok(RateWindow { window, flow, text: text.to_owned() })

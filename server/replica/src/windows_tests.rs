@@ -7,18 +7,12 @@ use jiff::Timestamp;
 
 use super::*;
 
-fn mega(text: &str) -> Result<Rate> {
-    let number = text.strip_suffix('M').and_then(|number| number.parse::<u64>().ok());
-    let number = number.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no size"))?;
-    Rate::from_bytes_per_second(number << 20)
-}
-
 fn at(megabytes: u64) -> Flow {
     Flow::At(Rate::from_bytes_per_second(megabytes << 20).unwrap())
 }
 
 fn windows(texts: &[&str], otherwise: Option<Rate>) -> Result<RateWindows> {
-    let windows = texts.iter().map(|text| RateWindow::parse(text, mega)).collect::<Result<_>>()?;
+    let windows = texts.iter().map(|text| text.parse()).collect::<Result<_>>()?;
     RateWindows::new(windows, otherwise)
 }
 
@@ -59,7 +53,7 @@ fn errors_name_the_wrong_part() {
         ("=5M", "empty"),
         ("mon fri 08:00-18:00=5M", "\"08:00-18:00\" is too much"),
     ] {
-        let error = RateWindow::parse(text, mega).unwrap_err();
+        let error = text.parse::<RateWindow>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.full_message().contains(part), "{text}: {}", error.full_message());
     }

@@ -19,7 +19,7 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
 use crate::signals::cancel_flag;
-use crate::units::{parse_size, show_duration, show_size};
+use crate::units::{show_duration, show_size};
 
 /// Back up a machine's disks as one restore point.
 ///
@@ -75,12 +75,8 @@ pub(crate) struct BackupArguments {
     ///
     /// All disks share the rate. Only data that is read counts: neither holes nor, with --bitmap,
     /// unchanged data. The reads of 100 ms at a time are even. At least 64K.
-    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
+    #[arg(long, value_name = "BYTES")]
     rate: Option<Rate>,
-}
-
-pub(crate) fn parse_rate(text: &str) -> Result<Rate> {
-    Rate::from_bytes_per_second(parse_size(text)?)
 }
 
 #[derive(Serialize)]

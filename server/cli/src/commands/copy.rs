@@ -21,7 +21,6 @@ use serde::Serialize;
 
 use self::attempts::{Attempts, Site, Way};
 use self::traffic::{savings, Savings};
-use super::backup::parse_rate;
 use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
@@ -89,22 +88,18 @@ pub(crate) struct CopyArguments {
     all: bool,
 
     /// Read at most this many bytes per second, such as 20M. Over a link: send at most so many.
-    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
+    #[arg(long, value_name = "BYTES")]
     rate: Option<Rate>,
 
     /// Within this part of the week send at most so many bytes per second (5M), or nothing (off): mon-fri
     /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be given several times; where windows overlap, the least holds, and
     /// outside of all of them --rate. Times are this host's local time.
-    #[arg(long = "window", value_name = "WINDOW=RATE", value_parser = parse_window)]
+    #[arg(long = "window", value_name = "WINDOW=RATE")]
     windows: Vec<RateWindow>,
 
     /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
     retry: Duration,
-}
-
-fn parse_window(text: &str) -> Result<RateWindow> {
-    RateWindow::parse(text, parse_rate)
 }
 
 fn parse_retry(text: &str) -> Result<Duration> {

@@ -8,10 +8,13 @@
 //! piece may start. Readers reserve their turn under the lock and sleep outside of it. Long reads are
 //! split into pieces of at most 100 ms, so the load on the source is even.
 
+use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+
+use super::size::parse_size;
 
 /// The bytes of this time can be read at once.
 const BURST: Duration = Duration::from_millis(100);
@@ -50,6 +53,14 @@ impl Rate {
     fn time_of(self, bytes: u64) -> Duration {
         let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(self.0);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+impl FromStr for Rate {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Rate> {
+        Rate::from_bytes_per_second(parse_size(text)?)
     }
 }
 

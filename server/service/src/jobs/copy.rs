@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use coldrise_block::Result;
-use coldrise_replica::{CopyTarget, TargetCopies};
+use coldrise_replica::{CopyTarget, RateWindow, RateWindows, TargetCopies};
 use coldrise_runs::State;
 use coldrise_store::MachineName;
 use rusqlite::Connection;
@@ -92,6 +92,12 @@ impl Job {
                 format!("rate_windows: at most {MAX_RATE_WINDOWS}, of {MAX_WINDOW_BYTES} bytes");
             return Err(invalid(text));
         }
+        let windows = self.rate_windows.iter().map(|window| window.parse::<RateWindow>());
+        // The rate outside of them does not matter: nothing is sent at none.
+        windows
+            .collect::<Result<_>>()
+            .and_then(|windows| RateWindows::new(windows, None))
+            .map_err(|error| error.context("rate_windows"))?;
         Ok(())
     }
 

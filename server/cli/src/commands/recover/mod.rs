@@ -18,18 +18,18 @@ use coldrise_recovery::libvirt::{
 };
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::virsh::Virsh;
-use coldrise_session::{check_offered, Catalog, SessionDocument, SessionNotes};
+use coldrise_session::{check_offered, SessionDocument, SessionNotes};
 use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::coming::Origin;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::qemu;
 use crate::report::{print_line, Report};
 use crate::signals::ChildSignals;
 use crate::socket_access::SocketOwner;
-use crate::targets::tell_newer;
 use crate::units::show_duration;
 
 /// What to do about another machine of the name.
@@ -47,6 +47,8 @@ const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --
 /// With --to vcenter:HOST or esxi:HOST the hosts mount the session over NFS as a datastore, and the machine is
 /// registered from it and powered on. An NFS server that runs already (coldrise serve nfs) is used;
 /// otherwise this command serves, also until it is ended. See docs/recovery-esxi.md.
+///
+/// A point that is still on its way from another site can be recovered, too: what is missing is fetched when it is read.
 ///
 /// When the machine is to stay, coldrise move moves its disks to production storage while it runs.
 #[derive(Debug, Args)]
@@ -160,12 +162,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let repository = invocation.open()?;
     let (prepared, owner) = match &arguments.address {
         Address::Point { machine, selector, disk: None } => {
-            let catalog = Catalog::new(&repository);
-            let point = check_offered(catalog.point(machine, selector)?)?;
-            tell_newer(invocation, &catalog, selector, &point);
+            let origin = Origin::find(invocation, &repository, machine, selector)?;
+            check_offered(origin.document().clone())?;
             // Before anything is published.
             let owner = owner_for(&arguments.connect)?;
-            (publish(invocation, &repository, &arguments, &point)?, owner)
+            (publish(invocation, &repository, &arguments, &origin)?, owner)
         }
         Address::Live { session, disk: None } => {
             let prepared = go_on(&repository, session)?;
@@ -224,13 +225,14 @@ fn publish(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     arguments: &RecoverArguments,
-    point: &PointDocument,
+    origin: &Origin,
 ) -> Result<Prepared> {
+    let point = origin.document();
     let virsh = Virsh::new(&arguments.connect);
     let free = |domain: &DomainXml| check_free(&virsh, domain);
     // A first pass: the session has no name yet.
     free(&domain(arguments, point, "x", std::path::Path::new("/x"))?)?;
-    let session = crate::vmx::publish(repository, point, arguments.name.clone())?;
+    let session = origin.publish(invocation, repository, arguments.name.clone())?;
     let done = place::socket(arguments.socket.as_deref(), &session.name).and_then(|socket| {
         let domain = domain(arguments, point, session.name.as_str(), &socket)?;
         domain.remarks.iter().for_each(|remark| invocation.remark(remark));

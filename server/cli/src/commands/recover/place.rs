@@ -15,6 +15,7 @@ use coldrise_store::{Address, Repository, SessionName};
 use serde_json::json;
 
 use super::{vsphere, RecoverArguments};
+use crate::coming::check_can_seal;
 use crate::commands::skipped_files;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -93,6 +94,9 @@ pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Res
         return Err(Error::new(ErrorKind::InvalidInput, text));
     };
     let repository = invocation.open()?;
+    if !discard {
+        check_can_seal(&repository, session)?;
+    }
     if recovery_note(&repository, session)?.is_some() {
         return vsphere::undo(invocation, &repository, session, arguments);
     }

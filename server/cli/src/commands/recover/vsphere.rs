@@ -13,19 +13,19 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::vsphere::{
     datastore_name, lock, recovery_note, Steps, Vsphere, VsphereNote, VspherePhase,
 };
-use coldrise_session::{check_offered, Catalog, SessionNotes};
-use coldrise_store::{default_cache_bytes, Address, PointDocument, Repository, SessionName};
+use coldrise_session::{check_offered, SessionNotes};
+use coldrise_store::{default_cache_bytes, Address, Repository, SessionName};
 
 use answer::{report, tell_running};
 pub(super) use options::VsphereOptions;
 
 use super::place::MachineEnd;
 use super::{place, NetworkChoice, RecoverArguments};
+use crate::coming::Origin;
 use crate::ganesha::{Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::signals::ChildSignals;
-use crate::targets::tell_newer;
 
 /// The only port that ESXi uses.
 const NFS_PORT: u16 = 2049;
@@ -54,10 +54,9 @@ pub(super) fn run(
     let repository = invocation.open()?;
     let mut recovery = match &arguments.address {
         Address::Point { machine, selector, disk: None } => {
-            let catalog = Catalog::new(&repository);
-            let point = check_offered(catalog.point(machine, selector)?)?;
-            tell_newer(invocation, &catalog, selector, &point);
-            publish(&repository, server, arguments, &point)?
+            let origin = Origin::find(invocation, &repository, machine, selector)?;
+            check_offered(origin.document().clone())?;
+            publish(invocation, &repository, server, arguments, &origin)?
         }
         Address::Live { session, disk: None } => go_on(&repository, server, arguments, session)?,
         other => {
@@ -80,10 +79,11 @@ pub(super) fn run(
 
 /// Checks everything that can be checked, then publishes and writes the note.
 fn publish(
+    invocation: &Invocation,
     repository: &Arc<Repository>,
     server: &str,
     arguments: &RecoverArguments,
-    point: &PointDocument,
+    origin: &Origin,
 ) -> Result<Recovery> {
     let options = &arguments.vsphere;
     let has_network = match &arguments.network {
@@ -100,11 +100,11 @@ fn publish(
     let vsphere = Vsphere::login(&access)?;
     let hosts = vsphere.choose_hosts(&options.host)?;
     let nfs_host = options.nfs_host(&hosts)?.to_string();
-    let session = crate::vmx::publish(repository, point, arguments.name.clone())?.name;
+    let session = origin.publish(invocation, repository, arguments.name.clone())?.name;
     let name = match &arguments.name {
         Some(name) => name.to_string(),
         // The lost machine usually is in the inventory still.
-        None => format!("{}-recovered", point.machine),
+        None => format!("{}-recovered", origin.document().machine),
     };
     let note = VsphereNote {
         access,
