@@ -26,7 +26,8 @@ pub(crate) struct CopiesArguments {
     #[arg(value_name = "DIR|LINK")]
     target: Option<PathBuf>,
 
-    /// Show this target no more, until points are copied there again. The copies themselves stay.
+    /// Forget what is on record of this target. A directory is shown no more, until points are copied there again. The
+    /// copies themselves stay.
     #[arg(long, requires = "target")]
     forget: bool,
 }
