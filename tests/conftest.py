@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from support.certificates import client_context, make_certificates  # noqa: E402
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
+from support.far_site import FarSite  # noqa: E402
 from support.image import Image  # noqa: E402
 from support.messages import Jobs, add, webhook  # noqa: E402
 from support.mounted import Mounted  # noqa: E402
@@ -227,6 +228,29 @@ def serve_on(network, tmp_path):
 def nfs(coldrise, serve_on):
     """The same for the fresh repository."""
     return functools.partial(serve_on, coldrise)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Starts sites that take copies, or give them; all are closed."""
+    sites = []
+
+    def make(*arguments):
+        sites.append(FarSite(tmp_path, *arguments))
+        sites[-1].start()
+        return sites[-1]
+
+    yield make
+    for made in sites:
+        made.close()
+
+
+@pytest.fixture
+def far(site, coldrise):
+    """A site that is paired with the source."""
+    made = site()
+    made.pair(coldrise)
+    return made
 
 
 @pytest.fixture(params=["plain", "tls"])

@@ -4,22 +4,10 @@ import random
 import subprocess
 import time
 
-import pytest
-
 from support.copies import addresses, content
-from support.far_site import FarSite
 
 KIB, MIB = 1 << 10, 1 << 20
 POINTS = 10
-
-
-@pytest.fixture
-def far(tmp_path, coldrise):
-    made = FarSite(tmp_path)
-    made.start()
-    made.pair(coldrise)
-    yield made
-    made.close()
 
 
 def pruned(coldrise, keep):

@@ -27,15 +27,6 @@ ADDRESS = f"web01/{POINT}"
 
 
 @pytest.fixture
-def far(coldrise, tmp_path):
-    made = FarSite(tmp_path)
-    made.start()
-    made.pair(coldrise)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def copying(coldrise):
     """Starts copies; all are ended."""
     def start(*options):

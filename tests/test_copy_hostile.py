@@ -7,11 +7,8 @@ import random
 import re
 import subprocess
 
-import pytest
-
 from support.cli import PROGRAM
 from support.copies import addresses, content
-from support.far_site import FarSite
 from support.nbdserver import DEADLINE_S, wait_until
 
 PEER = PROGRAM.parent / "examples" / "hostile_peer"
@@ -95,15 +92,6 @@ class Hostile:
     def close(self):
         self.process.kill()
         self.process.communicate()
-
-
-@pytest.fixture
-def far(tmp_path, coldrise):
-    made = FarSite(tmp_path)
-    made.start()
-    made.pair(coldrise)
-    yield made
-    made.close()
 
 
 def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):

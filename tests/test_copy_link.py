@@ -19,27 +19,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def site(tmp_path):
-    sites = []
-
-    def make(*arguments):
-        sites.append(FarSite(tmp_path, *arguments))
-        sites[-1].start()
-        return sites[-1]
-
-    yield make
-    for made in sites:
-        made.close()
-
-
-@pytest.fixture
-def far(site, coldrise):
-    made = site()
-    made.pair(coldrise)
-    return made
-
-
-@pytest.fixture
 def history(coldrise, nbdkit, tmp_path):
     return make_history(coldrise, nbdkit, tmp_path)
 

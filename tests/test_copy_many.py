@@ -3,29 +3,12 @@
 import random
 import subprocess
 
-import pytest
-
 from support.cli import PROGRAM, Coldrise
 from support.copies import addresses, check, content
-from support.far_site import FarSite
 from support.image import Image
 from support.nbdserver import DEADLINE_S
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def site(tmp_path):
-    sites = []
-
-    def make(*arguments):
-        sites.append(FarSite(tmp_path, *arguments))
-        sites[-1].start()
-        return sites[-1]
-
-    yield make
-    for made in sites:
-        made.close()
 
 
 def other_source(tmp_path):

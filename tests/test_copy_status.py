@@ -4,23 +4,10 @@ import json
 import subprocess
 import time
 
-import pytest
-
 from support.cli import PROGRAM, Coldrise
-from support.far_site import FarSite
 from support.nbdserver import DEADLINE_S, wait_until
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def far(coldrise, tmp_path):
-    site = FarSite(tmp_path)
-    site.start()
-    site.pair(coldrise)
-    yield site
-    site.stop()
-    site.log.close()
 
 
 def back_up(coldrise, folder, machine, day, content):

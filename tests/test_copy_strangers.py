@@ -13,7 +13,6 @@ import subprocess
 import pytest
 
 from support.copies import content
-from support.far_site import FarSite
 from support.nbdserver import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,15 +30,6 @@ def count(request):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(count + 500, hard)), hard))
     yield count
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture
-def far(tmp_path, coldrise):
-    made = FarSite(tmp_path)
-    made.start()
-    made.pair(coldrise)
-    yield made
-    made.close()
 
 
 def status(process, name):
