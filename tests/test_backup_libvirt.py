@@ -248,9 +248,11 @@ def test_a_full_file_system_does_not_stop_the_guest(libvirt, domain, coldrise, t
     small = libvirt.small
     running = domain()
     running.write("vda", "write -P 1 0 64M")
+    coldrise.runs = tmp_path / "runs"
     with killed_at(tmp_path, "after", "backup-begin"):
         coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
     assert running.has_job()
+    assert "a backup of web01 was killed" in coldrise.run("doctor").stdout
     with contextlib.suppress(OSError), open(small / "fill", "wb") as file:
         while True:
             file.write(bytes(MIB))
@@ -263,7 +265,7 @@ def test_a_full_file_system_does_not_stop_the_guest(libvirt, domain, coldrise, t
     made = coldrise.json("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", small)
     assert "a killed backup left" in made["instant"]["remarks"][0]
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
-    assert not list(small.iterdir())
+    assert not list(small.iterdir()) and "was killed" not in coldrise.run("doctor").stdout
 
 
 def test_a_job_of_the_service_backs_up_domains_that_match(monkeypatch, libvirt, domain, coldrise, request):

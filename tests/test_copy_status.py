@@ -74,6 +74,23 @@ def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_
     assert machine_of(after)["last"]["points"] == 2 and machine_of(after)["total"]["points"] == 3
 
 
+def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_path):
+    disk = tmp_path / "web01.raw"
+    disk.write_bytes(random_mib(1))
+    coldrise.backup("web01", vda=disk)
+    # A clock that was wrong for one backup, and for its copy.
+    coldrise.json("backup", "web01", f"vda=raw:{disk}", "--time", "20991101T100000Z")
+    assert coldrise.json("copy", "--to", "far")["points"] == 2
+    coldrise.backup("web01", vda=disk)
+    behind = only(coldrise)
+    assert (behind["state"], behind["points_behind"], behind["last_cut_ms"]) == ("behind", 1, None)
+    assert coldrise.json("copy", "--to", "far")["points"] == 1
+    current = only(coldrise)
+    assert (current["state"], current["points_behind"]) == ("current", 0)
+    assert abs(current["last_cut_ms"] / 1000 - time.time()) < 3600
+    assert coldrise.json("copy", "--to", "far")["points"] == 0
+
+
 def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, tmp_path):
     there = local(tmp_path)
     for day in (1, 2, 3):

@@ -273,7 +273,8 @@ impl MachineRun<'_> {
             Side { repository: self.source.id(), machine: &self.result.machine, points: &points };
         let there =
             Side { repository: &far_id, machine: &self.result.far_machine, points: &far_points };
-        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last };
+        let horizon = Some(self.source.horizon(&self.result.machine)?);
+        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last, horizon };
         let plan = Plan::make(&here, &there, wanted)?;
         let names = |places: &[usize]| places.iter().map(|at| points[*at].point.clone()).collect();
         self.result.there = plan.there - self.result.copied.len().min(plan.there);

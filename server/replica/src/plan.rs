@@ -1,7 +1,9 @@
 //! Which points are copied, in which order, and from which base.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId};
+use coldrise_store::{
+    Horizon, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId,
+};
 
 /// What makes two points of different repositories the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ pub(crate) struct Wanted {
     pub(crate) is_all: bool,
     /// Only the newest.
     pub(crate) last: Option<usize>,
+    /// Of the source's machine: points that its `latest` skips are not the youngest one that is there. A
+    /// clock that was wrong once must not keep later points here for years.
+    pub(crate) horizon: Option<Horizon>,
 }
 
 /// The plan for one machine. Numbers are places in the source's list.
@@ -78,8 +83,10 @@ impl Plan {
             match there.iter().position(|known| *known == identity) {
                 Some(place) => {
                     plan.there += 1;
-                    plan.youngest = Some(at);
-                    youngest_ms = Some(point.created_at_ms);
+                    if wanted.horizon.is_none_or(|now| !now.is_passed_over(&point.point)) {
+                        plan.youngest = Some(at);
+                        youngest_ms = Some(point.created_at_ms);
+                    }
                     if is_good && far.points[place].quarantine.is_none() {
                         plan.common.push((at, place));
                     }

@@ -57,7 +57,7 @@ impl Case {
     }
 }
 
-const NEW: Wanted = Wanted { is_all: false, last: None };
+const NEW: Wanted = Wanted { is_all: false, last: None, horizon: None };
 
 #[test]
 fn what_is_retired_there_is_not_copied_again() {
@@ -66,10 +66,27 @@ fn what_is_retired_there_is_not_copied_again() {
     let plan = case.plan(&[case.copy(2)], NEW).unwrap();
     assert_eq!((&plan.missing[..], &plan.passed_over[..]), (&[3][..], &[0, 1][..]));
     assert_eq!((plan.there, plan.common), (1, vec![(2, 0)]));
-    let all = Wanted { is_all: true, last: None };
+    let all = Wanted { is_all: true, ..NEW };
     assert_eq!(case.plan(&[case.copy(2)], all).unwrap().missing, [0, 1, 3]);
-    let two = case.plan(&[], Wanted { is_all: false, last: Some(2) }).unwrap();
+    let two = case.plan(&[], Wanted { last: Some(2), ..NEW }).unwrap();
     assert_eq!((&two.missing[..], &two.passed_over[..]), (&[2, 3][..], &[0, 1][..]));
+}
+
+#[test]
+fn a_point_dated_in_the_future_keeps_no_later_one_here() {
+    let mut case = Case::new();
+    case.points.push(point("29991101T000000Z", 9));
+    let there = [case.copy(1), case.copy(4)];
+    let wanted = |last: Option<&str>| {
+        let last: Option<PointName> = last.map(|name| name.parse().unwrap());
+        Wanted { horizon: Some(Horizon::new(last.as_ref())), ..NEW }
+    };
+    let plan = case.plan(&there, wanted(Some(DAYS[3]))).unwrap();
+    assert_eq!((&plan.missing[..], &plan.passed_over[..]), (&[2, 3][..], &[0][..]));
+    assert_eq!((plan.there, plan.youngest), (2, Some(1)));
+    // It was stored last: then it is the latest here, too.
+    let plan = case.plan(&there, wanted(Some("29991101T000000Z"))).unwrap();
+    assert_eq!((&plan.missing[..], plan.youngest), (&[][..], Some(4)));
 }
 
 #[test]

@@ -173,7 +173,7 @@ impl LiveBackup {
             Ok(()) => stored.map_err(|error| match error.kind() {
                 ErrorKind::Io if !is_lost => error.advise(
                     "the scratch files may have been full or too slow: make space in their \
-                     folder, or name another one with --scratch DIR",
+                     folder, or name another one with --scratch DIR; or the machine's own disks fail",
                 ),
                 _ => error,
             }),

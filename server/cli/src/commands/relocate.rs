@@ -103,6 +103,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
     for target in &arguments.targets {
         restore::refuse_inside(repository.path(), &RestoreTarget::Path(target.path().to_owned()))?;
     }
+    coldrise_session::session(&repository, &arguments.session)?;
     let view = ProgressView::new(invocation);
     let done = move_disks(&MoveRequest {
         repository: &repository,
@@ -142,8 +143,9 @@ fn ended(repository: &Arc<Repository>, session: &SessionName) -> Option<Error> {
     let is_gone = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
     is_gone.then(|| {
         let text =
-            format!("not moved: session {session} was ended meanwhile, and the machine with it");
-        Error::new(ErrorKind::NotFound, text).advise("its writes are where that command has said")
+            format!("not moved: session {session} was ended meanwhile");
+        let advice = "its writes, and its machine if that runs on, are where the command that ended it has said";
+        Error::new(ErrorKind::NotFound, text).advise(advice)
     })
 }
 

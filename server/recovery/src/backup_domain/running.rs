@@ -261,7 +261,8 @@ impl RunningDomain {
         let thawed = guest.map_or(Ok(false), |guest| guest.thaw());
         begun.map_err(|error| match error.message().contains("ermission denied") {
             true => error.advise(
-                "QEMU opens files in the folder of --scratch: with AppArmor or SELinux, allow it there",
+                "QEMU opens files in the folder of --scratch: its user must be able to enter it, and AppArmor or SELinux, if \
+                 there is one, must allow it",
             ),
             false => error,
         })?;

@@ -173,6 +173,9 @@ impl Client {
                 let advice = "check that this is the vCenter or host, and that its services run";
                 return Error::new(ErrorKind::Io, text).advise(advice);
             }
+            let error = error.to_string();
+            // rustls names its manual.
+            let error = error.split(": https://").next().unwrap_or_default();
             let text = format!("{method}: {} cannot be reached: {error}", self.server);
             let error = Error::new(ErrorKind::Io, text.clone());
             match text.contains("ertificate") {

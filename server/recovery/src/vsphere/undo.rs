@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::inventory::{self, Datastore, Host, Machine};
-use super::note::VsphereNote;
+use super::note::{VsphereNote, VspherePhase};
 use super::soap::Reference;
 use super::task::{self, await_end, Identity, Patience, Questions, Watch};
 use super::{datastore_system, Steps, Vsphere, TASK_PATIENCE};
@@ -31,7 +31,7 @@ impl Vsphere {
             match self.machine_on(&datastore, steps.session)? {
                 Some(machine) => {
                     was_there = true;
-                    self.end_machine(steps, &machine)?;
+                    self.end_machine(steps, note, &machine)?;
                 }
                 None => self.tell_elsewhere(steps, note)?,
             }
@@ -53,7 +53,7 @@ impl Vsphere {
         Ok(())
     }
 
-    fn end_machine(&self, steps: &Steps<'_>, machine: &Machine) -> Result<()> {
+    fn end_machine(&self, steps: &Steps<'_>, note: &VsphereNote, machine: &Machine) -> Result<()> {
         let (client, reference) = (&self.client, &machine.reference);
         if !task::running(client, reference, ".relocate")?.is_empty() {
             let text = format!("{} is being moved to other storage", machine.name);
@@ -62,6 +62,8 @@ impl Vsphere {
                 "coldrise move live/{session} follows it; Ctrl-C cancels it there"
             )));
         }
+        // What a killed undo leaves is as a killed start: any of its steps may be done.
+        VsphereNote { phase: VspherePhase::Starting, ..note.clone() }.write(steps.notes)?;
         let started = Instant::now();
         loop {
             let starting = task::running(client, reference, ".poweron")?;

@@ -266,13 +266,18 @@ impl StatusReader {
         record: MachineRecord,
         now_ms: u64,
     ) -> MachineCopies {
-        let missing =
-            self.points(repository, &record.machine).map(|points| record.missing(&points));
+        let is_astray = record.newest.as_ref().is_some_and(|newest| {
+            let horizon = repository.horizon(&record.machine);
+            horizon.is_ok_and(|now| now.is_passed_over(&newest.point))
+        });
+        let points = self.points(repository, &record.machine);
+        let missing = points.map(|points| record.missing(&points, is_astray));
         let bytes = missing.as_ref().ok().and_then(|missing| {
             let newest = record.newest.as_ref();
             self.sizes.lock().of(repository, &record.machine, newest, missing).ok()
         });
-        record.into_copies(far_machine, missing, bytes, now_ms)
+        let copies = record.into_copies(far_machine, missing, bytes, now_ms);
+        MachineCopies { last_cut: copies.last_cut.filter(|_| !is_astray), ..copies }
     }
 }
 
@@ -299,10 +304,17 @@ impl CopyTarget {
 }
 
 impl MachineRecord {
-    /// The points that are wanted there and are not there, oldest first.
-    fn missing(&self, points: &[KnownPoint]) -> Vec<Cut> {
+    /// The points that are wanted there and are not there, oldest first. `is_astray`: the newest one there is dated
+    /// in the future, so what came since the last look is not there.
+    fn missing(&self, points: &[KnownPoint], is_astray: bool) -> Vec<Cut> {
         let is_missing = |point: &&KnownPoint| {
-            let is_newer = self.newest.as_ref().is_none_or(|newest| point.cut > *newest);
+            let is_newer = match &self.newest {
+                Some(newest) if is_astray => {
+                    point.cut.point != newest.point
+                        && self.seen_at_ms.is_none_or(|seen_ms| point.cut.created_at_ms > seen_ms)
+                }
+                newest => newest.as_ref().is_none_or(|newest| point.cut > *newest),
+            };
             !point.is_quarantined && (is_newer || self.older.contains(&point.cut.point))
         };
         points.iter().filter(is_missing).map(|point| point.cut.clone()).collect()

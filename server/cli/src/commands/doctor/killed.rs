@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
+use coldrise_runs::{Plan, RunId, RunRecord, RunsFolder, State};
 use coldrise_store::Repository;
 use serde_json::Value;
 
@@ -16,8 +16,8 @@ const CHECK: &str = "killed commands";
 /// The newest ended runs that are looked at.
 const MAX_RUNS: usize = 1000;
 
-/// Names disks that a killed `attach` has left in a machine, and targets that a killed `rollback` has left half
-/// written, until a later one has completed.
+/// Names disks that a killed `attach` has left in a machine, and, until a later one has completed, targets that a killed
+/// `rollback` has left half written, and what a killed `backup` of a running machine has left.
 pub(super) fn check(found: &mut Findings, repository: &Repository) {
     // Without records nothing is known.
     let Ok(folder) = run_record::folder() else { return };
@@ -34,6 +34,11 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
                 settled.extend(targets(first_progress(&folder, run).as_ref()));
                 continue;
             }
+            ("backup", State::Ok) => {
+                settled.extend(plan.machine.as_deref().map(backup_of));
+                continue;
+            }
+            ("backup", State::Lost) => backed_up(plan, &mut settled).map(Ok),
             ("rollback", State::Lost) => rolled_back(&folder, run, &mut settled).map(Ok),
             ("attach", State::Running) => {
                 settled.extend(first_progress(&folder, run).map(|begun| seat(&begun)));
@@ -94,6 +99,23 @@ fn rolled_back(
     );
     let advice = format!("coldrise rollback {address}, with the same targets: it writes the rest");
     Some((message, advice))
+}
+
+fn backup_of(machine: &str) -> String {
+    format!("backup of {machine}")
+}
+
+/// Backups of running machines have jobs in their QEMU, and scratch files.
+fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, String)> {
+    let machine = plan.machine.as_deref()?;
+    let is_live = plan.arguments.iter().any(|word| word == "--from" || word.starts_with("--from="));
+    let is_first = settled.insert(backup_of(machine));
+    (is_live && is_first).then(|| {
+        let message = format!(
+            "a backup of {machine} was killed: its QEMU may still copy into scratch files, which take space"
+        );
+        (message, format!("coldrise backup {machine} --from …: the next backup clears that away"))
+    })
 }
 
 /// Names the place of an attached disk.
