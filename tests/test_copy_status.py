@@ -120,7 +120,15 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     assert machine_of(failing)["state"] == "current" and failing["last_cut_ms"]
     doctor = coldrise.run("doctor")
     assert any("warn" in line and "copies" in line and "far" in line for line in doctor.stdout.splitlines()), doctor.stdout
+    # A machine that came meanwhile is missing there, and one that there is not is no machine.
+    back_up(coldrise, tmp_path, "new01", 1, random_mib(1))
+    assert coldrise.run("copy", "--to", "far", "new01", "mistyped").returncode != 0
+    failing = only(coldrise)
+    assert {machine["machine"] for machine in failing["machines"]} == {"web01", "new01"}
+    assert machine_of(failing, "new01")["state"] == "never" and failing["points_behind"] == 1
     far.start()
+    coldrise.json("copy", "new01", "--to", "far", "--as", "other")
+    coldrise.json("forget", "new01/20261101T100000Z")
     coldrise.json("copy", "--to", "far")
     assert only(coldrise)["state"] == "current"
     # Another machine of that name is there: that machine fails, and the others do not.
@@ -128,11 +136,12 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     back_up(far.program, tmp_path, "web02", 1, random_mib(1))
     assert coldrise.run("copy", "--to", "far").returncode == 3
     failing = only(coldrise)
-    assert [m["state"] for m in failing["machines"]] == ["current", "failing"] and failing["state"] == "failing"
+    assert machine_of(failing, "web02")["state"] == failing["state"] == "failing"
+    assert {m["state"] for m in failing["machines"] if m["machine"] != "web02"} == {"current"}
     assert "another point" in machine_of(failing, "web02")["failure"]["message"]
     coldrise.json("copy", "web02", "--to", "far", "--as", "web02-copy")
     names = {m["far_machine"]: m["state"] for m in only(coldrise)["machines"]}
-    assert names == {"web01": "current", "web02": "failing", "web02-copy": "current"}
+    assert names == {"web01": "current", "web02": "failing", "web02-copy": "current", "other": "current"}
 
 
 def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldrise, far, tmp_path):

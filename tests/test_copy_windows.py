@@ -110,6 +110,11 @@ def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far
     noon.set(-3600)
     wait_until(lambda: copy.waits() == 2, "the second wait")
     assert copy.process.poll() is None and addresses(receiver) == set()
+    if way == "to":
+        # It waits, and has not failed.
+        (target,) = coldrise.json("copies")["targets"]
+        assert target["state"] in ("never", "behind") and not target["failure"], target
+        assert not any(machine["failure"] for machine in target["machines"]), target
     # The machine is free meanwhile: nobody holds it, once the far side has seen the end of the line.
     wait_until(lambda: receiver.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time",
                                     "20261001T100000Z").returncode == 0, "the machine is free")

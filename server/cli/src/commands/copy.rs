@@ -15,7 +15,7 @@ use coldrise_replica::{
     copy, local_time, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest,
     Link, Links, MachineCopy, RateWindow, RateWindows,
 };
-use coldrise_session::{Openers, SharedWriter};
+use coldrise_session::{Catalog, Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
@@ -293,18 +293,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
     };
     done.inspect_err(|error| {
         if arguments.to.is_some() {
-            record(&here, &target, error);
+            record(&here, &target, &arguments.machines, error);
         }
     })
 }
 
 /// Records why nothing was copied. Mistakes of the caller and cancelled copies are no failures of the target.
-fn record(source: &Arc<Repository>, target: &CopyTarget, error: &Error) {
+fn record(source: &Arc<Repository>, target: &CopyTarget, machines: &[MachineName], error: &Error) {
     let ignored = [ErrorKind::Interrupted, ErrorKind::InvalidInput, ErrorKind::NotFound];
     if ignored.contains(&error.kind()) {
         return;
     }
-    if let Err(unwritten) = CopyRecords::of(source).failed(target, error) {
+    // Not those of a mistyped name.
+    let known = Catalog::new(source).machines().unwrap_or_default();
+    let machines: Vec<_> = machines.iter().filter(|name| known.contains(name)).cloned().collect();
+    if let Err(unwritten) = CopyRecords::of(source).failed(target, &machines, error) {
         tracing::warn!("the failure cannot be recorded: {}", unwritten.full_message());
     }
 }

@@ -259,7 +259,11 @@ impl RunningDomain {
         });
         let begun = self.virsh.run(words, PATIENCE);
         let thawed = guest.map_or(Ok(false), |guest| guest.thaw());
+        let is_copied = |error: &Error| error.message().contains("blockjob");
         begun.map_err(|error| match error.message().contains("ermission denied") {
+            _ if is_copied(&error) => error.advise(
+                "another job copies its disks, such as coldrise move (coldrise sessions): wait until that has ended",
+            ),
             true => error.advise(
                 "QEMU opens files in the folder of --scratch: its user must be able to enter it, and AppArmor or SELinux, if \
                  there is one, must allow it",

@@ -365,8 +365,8 @@ fn too_many() -> Error {
 }
 
 fn too_much(limit: u64) -> Error {
-    let text =
-        format!("the files are larger than {limit} bytes in all, as large as the machine's disks");
-    Error::new(ErrorKind::Unsupported, text)
-        .advise("--max-size allows more; without it a file could fill this host")
+    let text = format!("the files are larger than {limit} bytes in all");
+    Error::new(ErrorKind::Unsupported, text).advise(
+        "the limit is --max-size, or what the machine's disks have: a file could fill this host",
+    )
 }

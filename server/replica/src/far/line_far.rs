@@ -92,6 +92,7 @@ pub struct LineFar {
     begun: Mutex<Vec<Begun>>,
     /// What it has of the base of this disk, read here.
     base: Mutex<Option<Arc<dyn Disk>>>,
+    is_paused: AtomicBool,
 }
 
 impl LineFar {
@@ -146,6 +147,7 @@ impl LineFar {
             started: Mutex::default(),
             begun: Mutex::default(),
             base: Mutex::default(),
+            is_paused: AtomicBool::new(false),
         };
         let start = |name: String, work: fn(&Shared, u32), number: u32| {
             let shared = Arc::clone(&shared);
@@ -187,6 +189,12 @@ impl LineFar {
     /// Why the line was lost, if it was: another one may do. Not if one of the sides ended it for a reason of its own.
     pub fn loss(&self) -> Option<Error> {
         self.shared.state.lock().check().err().filter(|error| error.kind() == ErrorKind::Io)
+    }
+
+    /// Closes the line: nothing is sent at this time. Another line goes on later.
+    pub fn pause(&self) {
+        self.is_paused.store(true, Ordering::Relaxed);
+        self.shared.line.close();
     }
 
     /// Asks, and waits for the answer.
@@ -436,6 +444,10 @@ impl BackupTarget for LineFar {
 impl FarSide for LineFar {
     fn target(&self) -> &dyn BackupTarget {
         self
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
     }
 
     fn id(&self) -> Result<RepositoryId> {

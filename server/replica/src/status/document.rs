@@ -250,18 +250,32 @@ impl CopyRecords {
         CopyRecords { repository: Arc::clone(repository), folder }
     }
 
-    /// Records that a copy has failed before any machine's turn, such as because the target cannot be reached. A directory
-    /// to which nothing was ever copied is no target yet.
+    /// Records that a copy of `machines` has failed before any machine's turn, such as because the target cannot be
+    /// reached. A directory to which nothing was ever copied is no target yet.
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn failed(&self, target: &CopyTarget, error: &Error) -> Result<()> {
+    pub fn failed(
+        &self,
+        target: &CopyTarget,
+        machines: &[MachineName],
+        error: &Error,
+    ) -> Result<()> {
         let is_link = matches!(target, CopyTarget::Link(_));
         if !is_link && !self.folder.join(target.file_name()).exists() {
             return Ok(());
         }
         let failure = FailedCopy::of(error, super::now_ms());
-        self.change(target, |document| document.failure = Some(failure))
+        self.change(target, |document| {
+            document.failure = Some(failure);
+            for machine in machines {
+                // A machine that was never copied is missing there, too.
+                if !document.machines.values().any(|record| record.machine == *machine) {
+                    let record = MachineRecord::new(machine.clone());
+                    document.machines.insert(machine.clone(), record);
+                }
+            }
+        })
     }
 
     /// Forgets a target: it is not shown until the next copy to it. Returns whether it was known.

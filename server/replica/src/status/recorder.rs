@@ -328,8 +328,8 @@ impl Recorder {
             let Some(update) = state.updates.get_mut(far_machine) else { return };
             update.end = match error {
                 None => Some(Ok(now)),
-                // Somebody ended it: it is neither.
-                Some(error) if error.kind() == ErrorKind::Interrupted => None,
+                // Somebody ended it, or a window has closed: it is neither.
+                Some(error) if error.kind() == ErrorKind::Interrupted || far.is_paused() => None,
                 Some(error) => Some(Err(FailedCopy::of(error, now))),
             };
             if let Some(last) = &mut update.last {
@@ -438,6 +438,12 @@ impl Shared {
             }
             for (far_machine, update) in &updates {
                 let new = || MachineRecord::new(update.machine.clone());
+                // Of a copy that failed before its name there was known.
+                document.machines.retain(|name, record| {
+                    record.machine != update.machine
+                        || name == far_machine
+                        || record.seen_at_ms.is_some()
+                });
                 update.apply(document.machines.entry(far_machine.clone()).or_insert_with(new));
             }
         });

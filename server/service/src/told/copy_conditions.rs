@@ -12,7 +12,7 @@ use crate::pattern::any_matches;
 const MINUTE_MS: i64 = 60_000;
 
 /// The conditions of all jobs that copy and have a limit. A copy that was never made, or of which nothing is known, is
-/// behind since the job exists.
+/// behind since the job exists, or since the only point of the machine.
 ///
 /// # Errors
 /// Errors of the database.
@@ -29,11 +29,16 @@ pub(super) fn read(
         let (Some(minutes), Some(name)) = (limit, job.copy_target()) else { continue };
         let target = targets.iter().find(|target| target.target == name);
         let is_copied = |summary: &&MachineSummary| any_matches(&job.machines, &summary.machine);
-        for machine in machines.iter().filter(is_copied).map(|summary| &summary.machine) {
+        for summary in machines.iter().filter(is_copied) {
+            let machine = &summary.machine;
             let far = format!("{}{machine}", job.prefix.as_deref().unwrap_or_default());
             let copies = target
                 .and_then(|target| target.machines.iter().find(|copies| copies.far_machine == far));
-            let since_ms = behind_since_ms(copies, stored.created_ms);
+            // Of a new machine, since its only point.
+            let only = summary.latest.as_ref().filter(|_| summary.points == 1);
+            let only_ms = only.and_then(|point| i64::try_from(point.created_at_ms).ok());
+            let begun_ms = only_ms.unwrap_or(stored.created_ms).max(stored.created_ms);
+            let since_ms = behind_since_ms(copies, begun_ms);
             let behind_ms = since_ms.map_or(0, |since_ms| now_ms - since_ms);
             if behind_ms > i64::from(minutes) * MINUTE_MS {
                 found.push(condition(&stored, machine, &name, copies, target, behind_ms));
@@ -44,14 +49,14 @@ pub(super) fn read(
 }
 
 /// Since when a point is not there; `None` if none is missing.
-fn behind_since_ms(copies: Option<&MachineCopies>, job_created_ms: i64) -> Option<i64> {
-    let Some(copies) = copies else { return Some(job_created_ms) };
+fn behind_since_ms(copies: Option<&MachineCopies>, begun_ms: i64) -> Option<i64> {
+    let Some(copies) = copies else { return Some(begun_ms) };
     match copies.points_behind {
         Some(0) => None,
         _ => {
             let since_ms = copies.behind_since_ms.and_then(|since| i64::try_from(since).ok());
             // A job does not answer for the time before it existed.
-            Some(since_ms.unwrap_or(job_created_ms).max(job_created_ms))
+            Some(since_ms.unwrap_or(begun_ms).max(begun_ms))
         }
     }
 }
@@ -69,7 +74,7 @@ fn condition(
     let limit = shown_minutes(i64::from(stored.job.behind_limit_minutes.unwrap_or(0)));
     let points = copies.and_then(|copies| copies.points_behind);
     let text = match (copies.and_then(|copies| copies.last_cut.as_ref()), points) {
-        (None, _) => format!("{machine} was never copied to {target}; job {job} exists for {age}"),
+        (None, _) => format!("{machine} was never copied to {target}, for {age} of job {job}"),
         (_, None) => format!("how far the copies of {machine} at {target} are is unknown"),
         (_, Some(1)) => format!("a point of {machine} is not at {target}, for {age}"),
         (_, Some(points)) => format!("{points} points of {machine} are not at {target}, for {age}"),

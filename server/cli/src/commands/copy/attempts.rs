@@ -166,6 +166,12 @@ fn attempt(
     let (copied, loss, traffic) = match way {
         Way::To { source, request } => {
             let far = LineFar::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel))?;
+            let follow = |flow| {
+                if flow == Flow::Stopped {
+                    far.pause();
+                }
+                follow(flow);
+            };
             let copied =
                 within(site.windows, follow, || copy(source, &far, request, progress, cancel));
             (copied, far.loss(), far.traffic())

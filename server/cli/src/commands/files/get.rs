@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -344,7 +344,13 @@ impl<'a> Copy<'a> {
             }
             false => target.clone(),
         };
-        let is_stream = path.metadata().is_ok_and(|found| !found.is_file());
+        let there = path.metadata().ok().map(|found| found.file_type());
+        if there.is_some_and(|kind| kind.is_fifo()) {
+            let text = format!("{} is a pipe, which may have no reader", path.display());
+            return Err(Error::new(ErrorKind::InvalidInput, text)
+                .advise("give - for the target, and redirect stdout to it"));
+        }
+        let is_stream = there.is_some_and(|kind| !kind.is_file());
         let what = || format!("making the file {}", path.display());
         let mut options = OpenOptions::new();
         options.write(true).mode(0o600);
