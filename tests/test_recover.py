@@ -210,6 +210,35 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
     libvirt.virsh("destroy", "web01")
 
 
+def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    recover()
+    folder = libvirt.folder / "away"
+    folder.mkdir()
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    mark = tmp_path / "suspended"
+    # For three seconds after the machine was suspended nobody answers.
+    program.write_text(f"""#!/bin/sh
+if [ -e {mark} ] && [ $(($(date +%s) - $(stat -c %Y {mark}))) -lt 3 ]; then
+    echo 'error: failed to connect to the hypervisor' >&2; exit 1
+fi
+/usr/bin/virsh "$@"
+code=$?
+case "$*" in *" suspend "*) : > {mark};; esac
+exit $code
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        failed = coldrise.run("move", "live/web01-1", folder)
+    assert failed.returncode == 1 and "not moved" in failed.stderr and mark.exists(), failed.stderr
+    assert libvirt.state("web01").startswith("running") and not list(folder.iterdir())
+    assert "cur=" not in libvirt.virsh("blockjob", "web01", "vda", "--info", "--raw")
+    grows(coldrise, tmp_path)
+    coldrise.json("move", "live/web01-1", folder)
+    libvirt.virsh("destroy", "web01")
+
+
 def test_an_undo_ends_a_move_that_copies(coldrise, libvirt, recover):
     running = recover()
     folder = libvirt.folder / "undone"

@@ -27,6 +27,11 @@ use crate::libvirt::{Domain, DomainState, RecoveryNote, PATIENCE};
 /// Interval of asking for the progress.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// Longest wait for a libvirt that was restarted, while the machine is suspended.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
+/// A libvirtd that was restarted knows its domains after this time.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
 /// One move.
 struct DomainMove<'a> {
     request: &'a MoveRequest<'a>,
@@ -253,6 +258,8 @@ impl DomainMove<'_> {
         // First: whatever fails then, the machine runs.
         release(&self.domain, &mut self.note);
         match abort(&self.domain, &self.devices) {
+            // The next move lets the machine run on.
+            Ok(()) if self.note.is_held => error.context(STILL_IN_SESSION),
             Ok(()) => {
                 self.note.disks.iter().for_each(discard_made);
                 match MoveNote::remove(self.notes) {
@@ -309,14 +316,30 @@ pub(super) fn release(domain: &Domain, note: &mut MoveNote) {
     if !note.is_held {
         return;
     }
-    // A paused one only: the next killed move would find it resumed already.
-    let resumed = domain.state().and_then(|state| match state {
-        DomainState::Paused(_) => domain.resume(),
-        DomainState::Off | DomainState::Running | DomainState::DiskError => Ok(()),
-    });
-    match resumed {
-        Ok(()) => note.is_held = false,
-        Err(error) => tracing::warn!("{} stays suspended: {}", domain.name, error.full_message()),
+    let started = Instant::now();
+    loop {
+        // A paused one only: the next killed move would find it resumed already.
+        let is_released = domain.state().and_then(|state| match state {
+            // It is looked at again.
+            DomainState::Paused(_) => domain.resume().map(|()| false),
+            DomainState::Running | DomainState::DiskError => Ok(true),
+            // A libvirtd that starts does not know it yet.
+            DomainState::Off => Ok(started.elapsed() >= START_PATIENCE),
+        });
+        match is_released {
+            Ok(true) => {
+                note.is_held = false;
+                return;
+            }
+            Err(error) if started.elapsed() >= RELEASE_PATIENCE => {
+                return tracing::warn!(
+                    "{} may stay suspended: {}; when libvirt answers, coldrise move of its session lets it run on",
+                    domain.name,
+                    error.full_message()
+                );
+            }
+            Ok(false) | Err(_) => std::thread::sleep(INTERVAL),
+        }
     }
 }
 

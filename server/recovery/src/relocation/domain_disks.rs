@@ -3,7 +3,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::target::OpenTarget;
-use crate::libvirt::{Domain, PATIENCE};
+use crate::libvirt::{Domain, DomainState, PATIENCE};
 
 /// A disk in the domain's present XML.
 pub(super) struct LiveDisk {
@@ -82,20 +82,25 @@ pub(super) fn pivot(domain: &Domain, devices: &[String]) -> Result<()> {
 }
 
 /// Ends the copies; the domain keeps its disks.
+///
+/// # Errors
+/// `ToolFailed` if one goes on, or if libvirt does not say that it has ended.
 pub(super) fn abort(domain: &Domain, devices: &[String]) -> Result<()> {
     for device in devices {
         // Fails if there is no job.
         let _ = domain.virsh.run(&["blockjob", &domain.name, device, "--abort"], PATIENCE);
     }
-    let with_job = |device: &&String| {
+    for device in devices {
         let words = ["blockjob", &domain.name, device, "--info", "--raw"];
-        domain.virsh.run(&words, PATIENCE).is_ok_and(|answer| answer.contains("cur="))
-    };
-    match devices.iter().find(with_job) {
-        None => Ok(()),
-        Some(device) => {
-            let text = format!("the copy of {device} does not end");
-            Err(Error::new(ErrorKind::ToolFailed, text))
+        match domain.virsh.run(&words, PATIENCE) {
+            Ok(answer) if answer.contains("cur=") => {
+                let text = format!("the copy of {device} does not end");
+                return Err(Error::new(ErrorKind::ToolFailed, text));
+            }
+            Ok(_) => {}
+            Err(_) if domain.state()? == DomainState::Off => return Ok(()),
+            Err(error) => return Err(error),
         }
     }
+    Ok(())
 }

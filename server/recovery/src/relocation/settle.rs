@@ -67,10 +67,11 @@ pub(super) fn settle(
         },
         MovePhase::Settled => {}
     }
+    if let Some(recovered) = recovered.filter(|_| note.is_held) {
+        domain::release(&recovered.domain(), &mut note);
+        note.write(notes)?;
+    }
     if note.point.is_none() {
-        if let Some(recovered) = &recovered {
-            domain::release(&recovered.domain(), &mut note);
-        }
         seal(request, notes, &mut note)?;
     }
     Ok(Some(note))

@@ -376,6 +376,13 @@ impl Job {
             };
             checked.map_err(|error| error.context(format!("disks: {disk}")))?;
         }
+        let is_one = matches!(&self.machines[..], [only] if !only.has_wildcards());
+        let names_one = |from: &str| from != "libvirt" && !from.contains("{machine}");
+        if self.from.as_deref().is_some_and(|from| !is_one && names_one(from)) {
+            return Err(invalid(
+                "from: it names one machine, and the job has several: write libvirt, or {machine} in the name",
+            ));
+        }
         let Some(from) = &self.from else {
             return match (self.push || self.quiesce, &self.agent) {
                 (false, None) => Ok(()),
