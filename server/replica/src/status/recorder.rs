@@ -439,11 +439,8 @@ impl Shared {
             for (far_machine, update) in &updates {
                 let new = || MachineRecord::new(update.machine.clone());
                 // Of a copy that failed before its name there was known.
-                document.machines.retain(|name, record| {
-                    record.machine != update.machine
-                        || name == far_machine
-                        || record.seen_at_ms.is_some()
-                });
+                let unknown = new();
+                document.machines.retain(|_, record| *record != unknown);
                 update.apply(document.machines.entry(far_machine.clone()).or_insert_with(new));
             }
         });
