@@ -192,7 +192,11 @@ impl Domain {
         let words = ["create", "/dev/stdin"];
         let created = self.virsh.run_with(&words, Some(xml), START_PATIENCE);
         created.map(drop).map_err(|error| {
-            let advice = match error.full_message().contains("find any firmware") {
+            let message = error.full_message();
+            if message.contains("isconnected from") || message.contains("connect to the hypervisor") {
+                return error;
+            }
+            let advice = match message.contains("find any firmware") {
                 true => "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)",
                 false => "to start it with plain hardware in place of the stored: --default-hardware",
             };

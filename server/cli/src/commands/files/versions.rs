@@ -162,21 +162,31 @@ pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Res
     let repository = &invocation.open()?;
     let address = &arguments.address.0;
     let key = arguments.key.read()?;
-    let points = points(repository, arguments)?;
+    let mut rest = points(repository, arguments)?;
     let history = History::default();
     let mut output = Output { invocation, history, versions: Vec::new(), points: 0, unread: 0 };
-    let mut rest = points.as_slice();
     while let Some(first) = rest.first() {
         if let Err(error) = check_offered(first.clone()) {
             output.add(first, State::Unread(error.full_message()));
-            rest = rest.get(1..).unwrap_or_default();
+            rest.remove(0);
             continue;
         }
-        let count = together(rest);
+        let count = together(&rest);
         let (group, _) = rest.split_at(count);
         let machine = Machine { invocation, repository, group, address, key: &key };
-        let done = machine.read(&mut signals, &mut output)?;
-        rest = rest.get(done..).unwrap_or_default();
+        match machine.read(&mut signals, &mut output) {
+            Ok(done) => drop(rest.drain(..done)),
+            // Some were forgotten meanwhile: those that are there still have their versions.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let there = Catalog::new(repository).points(&address.machine)?;
+                let before = rest.len();
+                rest.retain(|point| there.iter().any(|found| found.point == point.point));
+                if rest.len() == before {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
     }
     let last = std::mem::take(&mut output.history).finish();
     output.push(last);
