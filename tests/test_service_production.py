@@ -231,7 +231,7 @@ def test_a_disk_is_attached_listed_and_detached(service, disk, own_tmp):
         refused(service, {**body, "name": "a b"}, 400, "name of an attached disk")
         run = start(service, **body)
         wait_until(lambda: moving(service, run).get("name") == "look", "the disk")
-        assert host.node("coldrise-look")["ro"]
+        assert wait_until(lambda: host.node("coldrise-look"), "the disk in QEMU")["ro"]
         [listed] = service.get("runs?state=running&machine=db01")["runs"]
         assert (listed["id"], listed["progress"]["address"]) == (run, f"{address}/vda")
         detached = ended(service, start(service, kind="detach", name="look", **{"from": host.qmp}))
@@ -247,7 +247,7 @@ def test_a_disk_is_attached_to_a_domain(service, libvirt, disk):
         refused(service, {**body, "to": wrong}, 400, "libvirt:DOMAIN")
     run = start(service, **body)
     wait_until(lambda: moving(service, run).get("name") == "db01-vda" or ended_badly(service, run), "the disk")
-    assert "vdz" in libvirt.virsh("domblklist", "web01")
+    wait_until(lambda: "vdz" in libvirt.virsh("domblklist", "web01"), "the domain's disk")
     # This guest has no operating system that would release the disk.
     detached = ended(service, start(service, kind="detach", name="db01-vda", **{"from": "libvirt:web01"}))
     assert "does not release" in detached["result"]["error"]["message"], detached

@@ -243,7 +243,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     };
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
     // Before: doctor looks for what a killed command has left.
-    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+    run_record::progress(json!({ "phase": "attaching", "name": name, "address": export,
                                  "is_read_only": is_read_only, "machine": recorded(&arguments.to)?,
                                  "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
@@ -259,6 +259,13 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
              (/dev/disk/by-id/…-{name}; Ctrl-C detaches it)"
         ));
     }
+    // One a second is recorded.
+    let until = Instant::now() + Duration::from_millis(1100);
+    while !run_record::is_progress_due() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+                                 "is_read_only": is_read_only }));
     let how = serve(invocation, &mut server, &mut signals, &machine, &name, &socket)?;
     let object = json!({ "name": name, "address": export, "end": how,
                          "elapsed_ms": invocation.elapsed_ms() });
