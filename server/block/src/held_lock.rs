@@ -40,10 +40,13 @@ impl HeldLock {
     }
 
     fn try_take(file: File, how: FlockOperation) -> std::io::Result<Option<HeldLock>> {
-        match flock(&file, how) {
-            Ok(()) => Ok(Some(HeldLock(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+        loop {
+            match flock(&file, how) {
+                Ok(()) => return Ok(Some(HeldLock(file))),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

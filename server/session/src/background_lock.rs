@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 use rustix::fs::{flock, FlockOperation};
 
 use crate::lock::open;
@@ -51,7 +51,7 @@ impl BackgroundWork {
 /// The lock of one process that writes in the background.
 pub struct BackgroundLock {
     repository: PathBuf,
-    _file: File,
+    _lock: HeldLock,
 }
 
 impl BackgroundLock {
@@ -62,17 +62,17 @@ impl BackgroundLock {
     /// The operating system's error.
     pub fn begin(repository: &Path, work: BackgroundWork) -> Result<Option<BackgroundLock>> {
         let path = repository.join(TURN);
-        let file = open(&path)?;
-        if !lock(&file, &path, FlockOperation::NonBlockingLockExclusive)? {
-            return Ok(None);
-        }
+        let taken =
+            HeldLock::take(open(&path)?).context(|| format!("locking {}", path.display()))?;
+        let Some(lock) = taken else { return Ok(None) };
+        let file = lock.file();
         let named = file.set_len(0).and_then(|()| file.write_all_at(work.name(), 0));
         match named {
             // The content only informs other processes. If the drive is full, this work makes room.
             Err(error) if matches!(error.kind(), StorageFull | QuotaExceeded) => {}
             named => named.context(|| format!("writing {}", path.display()))?,
         }
-        let lock = BackgroundLock { repository: repository.to_owned(), _file: file };
+        let lock = BackgroundLock { repository: repository.to_owned(), _lock: lock };
         Ok((!lock.is_wanted()?).then_some(lock))
     }
 

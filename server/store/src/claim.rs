@@ -13,9 +13,7 @@ use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, FlockOperation};
-use rustix::io::Errno;
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use crate::repository_config::LEASES_NAME;
 use crate::{hex, MachineName, Repository};
@@ -23,7 +21,7 @@ use crate::{hex, MachineName, Repository};
 /// A claim, as long as this lives.
 pub struct Claim {
     path: PathBuf,
-    file: File,
+    _lock: HeldLock,
 }
 
 impl Claim {
@@ -44,30 +42,24 @@ impl Claim {
             let mut options = File::options();
             options.write(true).create(true).truncate(false).mode(0o600);
             let file = options.open(&path).context(what)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::INTR) => continue,
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                Err(errno) => return Err(std::io::Error::from(errno)).context(what),
-            }
+            let Some(lock) = HeldLock::take(file).context(what)? else { return Ok(None) };
             // The previous holder may have just removed the file.
             let is_there = match path.metadata() {
-                Ok(found) => found.ino() == file.metadata().context(what)?.ino(),
+                Ok(found) => found.ino() == lock.file().metadata().context(what)?.ino(),
                 Err(error) if error.kind() == NotFound => false,
                 Err(error) => return Err(error).context(what),
             };
             if is_there {
-                return Ok(Some(Claim { path, file }));
+                return Ok(Some(Claim { path, _lock: lock }));
             }
         }
     }
 }
 
 impl Drop for Claim {
+    /// Before the lock is free.
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // Closing the file is not enough: a child process may have it open too.
-        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 

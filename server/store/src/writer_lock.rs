@@ -1,11 +1,10 @@
 //! The lock that keeps all but one process from writing a repository's database.
 
-use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, futimens, FlockOperation, Timespec, Timestamps, UTIME_NOW};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
+use rustix::fs::{futimens, Timespec, Timestamps, UTIME_NOW};
 
 use crate::lock_holder::lock_holder;
 use crate::repository_config::RepositoryConfig;
@@ -13,15 +12,7 @@ use crate::repository_config::RepositoryConfig;
 const LOCK_NAME: &str = "writer.lock";
 
 /// The lock of the only writer.
-pub(crate) struct WriterLock(File);
-
-impl Drop for WriterLock {
-    /// Closing the file is not enough: a child that another thread is starting also has it open
-    /// until it runs its own program.
-    fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
-}
+pub(crate) type WriterLock = HeldLock;
 
 /// Takes the lock of the repository in the folder `path`, which must still be there: deriving the key takes
 /// up to a second, in which a file system can be unmounted. Nothing is created in what is left of it.
@@ -41,18 +32,15 @@ fn lock(path: &Path) -> Result<WriterLock> {
         .open(&name)
         .context(what)
         .map_err(advise_read_only)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {
-            // The lock file's modification time shows when the lock was taken. On a read-only file
-            // system nothing is written.
-            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-            let times = Timestamps { last_access: now, last_modification: now };
-            let _ = futimens(&file, &times);
-            Ok(WriterLock(file))
-        }
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(ErrorKind::Busy, busy(path, &name))),
-        Err(error) => Err(std::io::Error::from(error)).context(what),
-    }
+    let Some(lock) = HeldLock::take(file).context(what)? else {
+        return Err(Error::new(ErrorKind::Busy, busy(path, &name)));
+    };
+    // The lock file's modification time shows when the lock was taken. On a read-only file system
+    // nothing is written.
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    let _ = futimens(lock.file(), &times);
+    Ok(lock)
 }
 
 fn advise_read_only(error: Error) -> Error {
@@ -87,7 +75,7 @@ mod tests {
     fn a_lock_is_given_back_although_a_child_has_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let taken = lock(folder.path()).unwrap();
-        let of_a_child = taken.0.try_clone().unwrap();
+        let of_a_child = taken.file().try_clone().unwrap();
         assert_eq!(lock(folder.path()).err().unwrap().kind(), ErrorKind::Busy);
         drop(taken);
         lock(folder.path()).unwrap();
