@@ -242,6 +242,13 @@ def test_a_full_drive_is_named(points, tmp_path):
         subprocess.run(["umount", small], check=True)
 
 
+def test_a_pipe_without_a_reader_is_refused(points, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused = files(points, "get", "web01/latest:/etc", pipe, "--force", status=2)["error"]["message"]
+    assert f"{pipe} is a pipe" in refused and "give -" in refused, refused
+
+
 def test_a_name_claims_what_is_in_the_file(points, tmp_path):
     refused = files(points, "get", "web01/latest:/etc", tmp_path / "etc.tar.GZ", status=2)
     assert ".tar.zst" in refused["error"]["message"] and list(tmp_path.iterdir()) == []

@@ -157,14 +157,17 @@ impl Run {
             && self.shared.elapsed_ms() >= self.shared.next_progress_ms.load(Ordering::Relaxed)
     }
 
-    /// Logs the state of the work, at most once per second; drops it otherwise.
+    /// Logs the state of the work: a new `phase` at once, else at most once per second; drops it otherwise.
     pub fn progress(&self, progress: Value) {
-        if !self.is_progress_due() {
+        let mut last = lock(&self.shared.last_progress);
+        let is_new = last.as_ref().is_some_and(|last| last.get("phase") != progress.get("phase"));
+        if self.id.is_none() || !is_new && !self.is_progress_due() {
             return;
         }
         let next_ms = self.shared.elapsed_ms().saturating_add(PROGRESS_INTERVAL_MS);
         self.shared.next_progress_ms.store(next_ms, Ordering::Relaxed);
-        *lock(&self.shared.last_progress) = Some(progress.clone());
+        *last = Some(progress.clone());
+        drop(last);
         let (level, progress) = ("progress".to_owned(), Some(progress));
         self.shared.append(&LogLine { at_ms: now_ms(), level, text: String::new(), progress });
     }

@@ -103,6 +103,11 @@ fn a_run_is_cancelled_once_by_its_socket_whatever_the_length_of_its_path() {
     run.progress(json!({"done_bytes": 5}));
     run.progress(json!({"done_bytes": 6}));
     assert_eq!(folder.status(id).unwrap()["progress"]["done_bytes"], 5);
+    // A new phase is no detail.
+    run.progress(json!({"phase": "finishing"}));
+    run.progress(json!({"phase": "finishing", "done_bytes": 7}));
+    assert_eq!(folder.status(id).unwrap()["progress"], json!({"phase": "finishing"}));
+    assert_eq!(folder.first_progress(id).unwrap().unwrap()["done_bytes"], 5);
     folder.cancel(id).unwrap();
     folder.cancel(id).unwrap();
     assert_eq!(asked.load(Ordering::SeqCst), 1);
@@ -111,7 +116,7 @@ fn a_run_is_cancelled_once_by_its_socket_whatever_the_length_of_its_path() {
     assert!(folder.wait(id, Duration::ZERO).unwrap());
     assert_eq!(folder.cancel(id).unwrap_err().kind(), ErrorKind::NotFound);
     let lines: Vec<_> = folder.follow(id).unwrap().map(|line| line.unwrap().level).collect();
-    assert_eq!(lines, ["progress", "info"]);
+    assert_eq!(lines, ["progress", "progress", "info"]);
 }
 
 #[test]

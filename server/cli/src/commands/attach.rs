@@ -248,6 +248,8 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
                                  "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
+    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+                                 "is_read_only": is_read_only }));
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,
                             "is_read_only": is_read_only, "elapsed_ms": elapsed_ms });
@@ -259,13 +261,6 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
              (/dev/disk/by-id/…-{name}; Ctrl-C detaches it)"
         ));
     }
-    // One a second is recorded.
-    let until = Instant::now() + Duration::from_millis(1100);
-    while !run_record::is_progress_due() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
-                                 "is_read_only": is_read_only }));
     let how = serve(invocation, &mut server, &mut signals, &machine, &name, &socket)?;
     let object = json!({ "name": name, "address": export, "end": how,
                          "elapsed_ms": invocation.elapsed_ms() });

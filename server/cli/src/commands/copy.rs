@@ -321,7 +321,8 @@ fn link_of(links: &Links, place: &Path) -> Result<Option<Link>> {
         Err(error) if error.kind() == ErrorKind::NotFound && place.exists() => Ok(None),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let text = format!("{}, and no directory of this name", error.full_message());
-            Err(Error::new(ErrorKind::NotFound, text))
+            Err(Error::new(ErrorKind::NotFound, text)
+                .advise("coldrise link list shows the links, and coldrise link add makes one"))
         }
         found => found.map(Some),
     }

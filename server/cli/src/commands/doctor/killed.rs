@@ -35,7 +35,7 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
                 continue;
             }
             ("backup", State::Ok) => {
-                settled.extend(plan.machine.as_deref().map(backup_of));
+                settled.extend(live_backup(plan));
                 continue;
             }
             ("backup", State::Lost) => backed_up(plan, &mut settled).map(Ok),
@@ -101,16 +101,15 @@ fn rolled_back(
     Some((message, advice))
 }
 
-fn backup_of(machine: &str) -> String {
-    format!("backup of {machine}")
+/// Names the backup of a running machine, which has jobs in its QEMU, and scratch files; `None` for one of images.
+fn live_backup(plan: &Plan) -> Option<String> {
+    let is_live = plan.arguments.iter().any(|word| word == "--from" || word.starts_with("--from="));
+    plan.machine.as_deref().filter(|_| is_live).map(|machine| format!("backup of {machine}"))
 }
 
-/// Backups of running machines have jobs in their QEMU, and scratch files.
 fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, String)> {
     let machine = plan.machine.as_deref()?;
-    let is_live = plan.arguments.iter().any(|word| word == "--from" || word.starts_with("--from="));
-    let is_first = settled.insert(backup_of(machine));
-    (is_live && is_first).then(|| {
+    settled.insert(live_backup(plan)?).then(|| {
         let message = format!(
             "a backup of {machine} was killed: its QEMU may still copy into scratch files, which take space"
         );
