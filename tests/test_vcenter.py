@@ -13,6 +13,7 @@ from support import nfs3
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.nfsserver import children
+from support.stopped import stopped
 from support.vcenter import PASSWORD, USER, Vcenter
 
 HOST, OTHER = "DC0_C0_H0", "DC0_C0_H1"
@@ -278,6 +279,15 @@ def test_cleaning_up_that_fails_can_be_repeated(served):
     vcenter.order("clear")
     served.undo()
     assert served.is_clean()
+    # An undo that has switched the machine off and goes no further.
+    served.json(*served.recovery())
+    vcenter.order("fault", "UnregisterVM", "NoPermission")
+    assert "lacks the privilege" in served.refused("recover", f"live/{SESSION}", "--undo")
+    for told in (served.coldrise.run("doctor").stdout, served.coldrise.run("sessions").stdout):
+        assert "was not completed" in told and f"live/{SESSION} --undo" in told, told
+    vcenter.order("clear")
+    served.undo()
+    assert served.is_clean()
     # The server is gone for good.
     served.json(*served.recovery())
     vcenter.order("fault", "Login", "InvalidLogin")
@@ -394,6 +404,44 @@ def test_a_killed_move_is_followed_and_finished(served):
         assert "start it there" in served.refused(*command)
     wait_until(lambda: served.coldrise.run("unpublish", SESSION).returncode == 0, "the NFS server closes the session")
     assert NAME in vcenter.look()["machines"]
+
+
+def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served):
+    vcenter, live = served.vcenter, f"live/{SESSION}"
+
+    def interrupted_in_silence(call, *command):
+        before = vcenter.calls().count(call)
+        process = served.start(*command)
+        vcenter.wait_for(call, before + 1)
+        with stopped(vcenter.process.pid):
+            process.send_signal(signal.SIGINT)
+            # Not the 120 s that one request may take.
+            _, messages = process.communicate(timeout=30)
+        assert process.returncode not in (0, -signal.SIGINT), messages
+        assert "cancelled" in messages, messages
+        vcenter.order("clear")
+        return messages
+
+    vcenter.order("delay", "PowerOn", 2000)
+    messages = interrupted_in_silence("PowerOnVM_Task", *served.recovery())
+    assert f"session {SESSION} is kept: coldrise recover {live} --undo" in messages
+    served.undo()
+    assert served.is_clean()
+    # One that answers, but waits for somebody: the machine is taken back.
+    vcenter.order("delay", "PowerOn", 5000)
+    process = served.start(*served.recovery())
+    vcenter.wait_for("PowerOnVM_Task", 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    vcenter.order("clear")
+    assert process.returncode == 130 and served.is_clean()
+    served.json(*served.recovery())
+    vcenter.order("delay", "RelocateVm", 2000)
+    messages = interrupted_in_silence("RelocateVM_Task", "move", live, "--to", "LocalDS_0")
+    assert f"coldrise move {live} follows it" in messages
+    assert "being moved" in served.coldrise.run("sessions").stdout
+    assert served.json("move", live)["datastore"] == "LocalDS_0"
+    assert vcenter.calls().count("RelocateVM_Task") == 1
 
 
 def test_two_machines_share_the_datastore(served):

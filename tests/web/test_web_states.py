@@ -1,14 +1,12 @@
 """Every page in its states: empty, without a repository, slow, not found, not allowed, service gone and back."""
 
-import signal
-from pathlib import Path
-
 import pytest
 
 from support import browser, site
 from support.cli import Coldrise
 from support.nbdserver import wait_until
 from support.service import Coldrised
+from support.stopped import stopped
 
 PAGES = ("machines", "activity", "jobs", "repository", "access", "notifications", "about")
 POST = {"Sec-Fetch-Site": "same-origin"}
@@ -38,14 +36,6 @@ def enter(visit, service, user="admin"):
     visitor = visit(service)
     visitor.log_in(user)
     return visitor, visitor.page
-
-
-def stop(process):
-    """Returns when every thread stands: until then, another one may answer a request."""
-    process.send_signal(signal.SIGSTOP)
-    threads = Path(f"/proc/{process.pid}/task")
-    wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat")),
-               "the service stands")
 
 
 def slow_backup(service, folder):
@@ -85,13 +75,10 @@ def test_a_service_that_is_slow(running, visit, address):
     visitor, page = enter(visit, running)
     visitor.go("about")
     page.get_by_role("heading", name="About").wait_for()
-    stop(running.process)
-    try:
+    with stopped(running.process.pid):
         page.evaluate("address => { location.hash = address; }", address)
         if address != "#/about":
             page.get_by_text("Loading…").first.wait_for()
-    finally:
-        running.process.send_signal(signal.SIGCONT)
     page.get_by_text("Loading…").first.wait_for(state="detached")
     page.get_by_role("heading", level=1).wait_for()
 

@@ -1,8 +1,9 @@
 //! A connection to vCenter or ESXi: a session of its own, ended with the value.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -20,6 +21,10 @@ pub const PASSWORD_VARIABLE: &str = "COLDRISE_VSPHERE_PASSWORD";
 pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of the first request, which costs a server nothing: another one than vCenter may be silent.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time limit of a request after the user has cancelled: cleaning up needs a server that answers.
+const CANCELLED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of looking whether the user has cancelled.
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum size of an answer, in bytes: the hosts of a large vCenter.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 const MAX_PASSWORD_BYTES: u64 = 4096;
@@ -80,7 +85,7 @@ impl VsphereAccess {
 }
 
 /// A connection that is logged in.
-pub(super) struct Client {
+pub(super) struct Client<'a> {
     agent: ureq::Agent,
     url: String,
     server: String,
@@ -93,14 +98,28 @@ pub(super) struct Client {
     pub(super) is_vcenter: bool,
     /// Product and version in its own words.
     pub(super) product: String,
+    is_cancelled: &'a dyn Fn() -> bool,
+    /// It left a request unanswered.
+    is_silent: Cell<bool>,
 }
 
-impl Client {
-    /// Logs in. `timeout` limits each request.
+/// An answer of any status.
+struct Posted {
+    status: u16,
+    cookie: Option<String>,
+    body: String,
+}
+
+impl<'a> Client<'a> {
+    /// Logs in. `timeout` limits each request; once the user has cancelled, 5 s do.
     ///
     /// # Errors
     /// `Unauthorized`; `Io` if the server does not answer; `Unsupported` if it has another API; those of the password.
-    pub(super) fn login(access: &VsphereAccess, timeout: Duration) -> Result<Client> {
+    pub(super) fn login(
+        access: &VsphereAccess,
+        timeout: Duration,
+        is_cancelled: &'a dyn Fn() -> bool,
+    ) -> Result<Client<'a>> {
         let password = access.password()?;
         let agent = |timeout| https::agent(&access.trust(), "--certificate", timeout);
         let service = |name: &str| Reference::new(name, name);
@@ -115,6 +134,8 @@ impl Client {
             root_folder: service("Folder"),
             is_vcenter: false,
             product: String::new(),
+            is_cancelled,
+            is_silent: Cell::new(false),
         };
         let instance = Reference::new("ServiceInstance", "ServiceInstance");
         let answer = client.call("RetrieveServiceContent", &instance, "")?;
@@ -158,46 +179,12 @@ impl Client {
     /// The server's fault, with its kind; `Io` if it does not answer in time.
     pub(super) fn call(&self, method: &str, this: &Reference, body: &str) -> Result<Answer> {
         let started = Instant::now();
-        let text = Zeroizing::new(request(method, this, body));
-        let mut post = self
-            .agent
-            .post(&self.url)
-            .header("content-type", "text/xml; charset=utf-8")
-            .header("soapaction", VERSION);
-        if let Some(cookie) = self.cookie.borrow().as_deref() {
-            post = post.header("cookie", cookie);
+        let Posted { status, cookie, body } = self.post(method, request(method, this, body))?;
+        if cookie.is_some() {
+            *self.cookie.borrow_mut() = cookie;
         }
-        let away = |error: ureq::Error| {
-            if let ureq::Error::Timeout(of) = &error {
-                let text = format!("{method}: {} does not answer in time ({of})", self.server);
-                let advice = "check that this is the vCenter or host, and that its services run";
-                return Error::new(ErrorKind::Io, text).advise(advice);
-            }
-            let error = error.to_string();
-            // rustls names its manual.
-            let error = error.split(": https://").next().unwrap_or_default();
-            let text = format!("{method}: {} cannot be reached: {error}", self.server);
-            let error = Error::new(ErrorKind::Io, text.clone());
-            match text.contains("ertificate") {
-                true => error.advise(
-                    "compare the thumbprint on the server's console and give it with --thumbprint; or name the \
-                     certificate of the server's authority with --certificate FILE, and the server as its own does",
-                ),
-                false => error,
-            }
-        };
-        let mut answer = post.send(text.as_bytes()).map_err(away)?;
-        for set in answer.headers().get_all("set-cookie") {
-            let pair = set.to_str().unwrap_or_default().split(';').next().unwrap_or_default();
-            if pair.starts_with(COOKIE) {
-                *self.cookie.borrow_mut() = Some(pair.to_owned());
-            }
-        }
-        let status = answer.status();
-        let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
-        let body = String::from_utf8_lossy(&body.map_err(away)?).into_owned();
         tracing::debug!(method, %status, elapsed = ?started.elapsed(), "called vSphere");
-        match status.as_u16() {
+        match status {
             200 => Ok(Answer(body)),
             500 => Err(fault(method, &body)),
             _ => {
@@ -209,6 +196,64 @@ impl Client {
                 let advice = "check that this is the vCenter or host: it answers at /sdk";
                 Err(Error::new(ErrorKind::Unsupported, text).advise(advice))
             }
+        }
+    }
+
+    /// Sends a request from a thread of its own, so that this one sees that the user cancels.
+    fn post(&self, method: &str, request: String) -> Result<Posted> {
+        let request = Zeroizing::new(request);
+        let (agent, url, cookie) =
+            (self.agent.clone(), self.url.clone(), self.cookie.borrow().clone());
+        let (sender, receiver) = channel();
+        let send = move || {
+            // Nobody waits any more if the user has cancelled.
+            let _ = sender.send(post(&agent, &url, cookie, &request));
+        };
+        let thread = std::thread::Builder::new().name("vsphere".to_owned());
+        thread.spawn(send).context(|| "starting a thread for a request to vSphere")?;
+        let mut cancelled: Option<Instant> = None;
+        loop {
+            match receiver.recv_timeout(INTERVAL) {
+                Ok(posted) => return posted.map_err(|error| self.away(method, &error)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let text = "the thread of a request to vSphere failed";
+                    return Err(Error::new(ErrorKind::Internal, text));
+                }
+            }
+            if !(self.is_cancelled)() {
+                continue;
+            }
+            if cancelled.get_or_insert_with(Instant::now).elapsed() >= CANCELLED_TIMEOUT {
+                self.is_silent.set(true);
+                let text = format!(
+                    "cancelled, and {} does not answer {method}: it may still do it",
+                    self.server
+                );
+                return Err(Error::new(ErrorKind::Io, text));
+            }
+        }
+    }
+
+    fn away(&self, method: &str, error: &ureq::Error) -> Error {
+        if let ureq::Error::Timeout(of) = error {
+            self.is_silent.set(true);
+            let text = format!("{method}: {} does not answer in time ({of})", self.server);
+            let advice = "check that this is the vCenter or host, and that its services run";
+            return Error::new(ErrorKind::Io, text).advise(advice);
+        }
+        let error = error.to_string();
+        // rustls names its manual.
+        let error = error.split(": https://").next().unwrap_or_default();
+        let text = format!("{method}: {} cannot be reached: {error}", self.server);
+        let is_about_trust = text.contains("ertificate");
+        let error = Error::new(ErrorKind::Io, text);
+        match is_about_trust {
+            true => error.advise(
+                "compare the thumbprint on the server's console and give it with --thumbprint; or name the \
+                 certificate of the server's authority with --certificate FILE, and the server as its own does",
+            ),
+            false => error,
         }
     }
 
@@ -268,9 +313,31 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+fn post(
+    agent: &ureq::Agent,
+    url: &str,
+    cookie: Option<String>,
+    request: &str,
+) -> std::result::Result<Posted, ureq::Error> {
+    let mut post = agent
+        .post(url)
+        .header("content-type", "text/xml; charset=utf-8")
+        .header("soapaction", VERSION);
+    if let Some(cookie) = cookie {
+        post = post.header("cookie", cookie);
+    }
+    let mut answer = post.send(request.as_bytes())?;
+    let set = answer.headers().get_all("set-cookie").iter();
+    let pairs = set.map(|set| set.to_str().unwrap_or_default().split(';').next());
+    let cookie = pairs.flatten().find(|pair| pair.starts_with(COOKIE)).map(str::to_owned);
+    let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
+    let body = String::from_utf8_lossy(&body).into_owned();
+    Ok(Posted { status: answer.status().as_u16(), cookie, body })
+}
+
+impl Drop for Client<'_> {
     fn drop(&mut self) {
-        if self.cookie.borrow().is_some() {
+        if self.cookie.borrow().is_some() && !self.is_silent.get() {
             // The server ends an idle session by itself.
             let _ = self.call("Logout", &self.session_service, "");
         }

@@ -26,7 +26,7 @@ pub(super) struct Host {
 ///
 /// # Errors
 /// As [`Client::call`].
-pub(super) fn hosts(client: &Client) -> Result<Vec<Host>> {
+pub(super) fn hosts(client: &Client<'_>) -> Result<Vec<Host>> {
     const NAMES: [&str; 6] = [
         "name",
         "parent",
@@ -106,7 +106,7 @@ pub(super) struct Datastore {
 ///
 /// # Errors
 /// As [`Client::call`].
-pub(super) fn datastores(client: &Client, references: &[Reference]) -> Result<Vec<Datastore>> {
+pub(super) fn datastores(client: &Client<'_>, references: &[Reference]) -> Result<Vec<Datastore>> {
     if references.is_empty() {
         return Ok(Vec::new());
     }
@@ -135,7 +135,7 @@ pub(super) struct Place {
 ///
 /// # Errors
 /// As [`Client::call`]; `Unsupported` if the inventory has another form.
-pub(super) fn place(client: &Client, host: &Host) -> Result<Place> {
+pub(super) fn place(client: &Client<'_>, host: &Host) -> Result<Place> {
     let missing = || {
         let text = format!("the host {} is in no datacenter", host.name);
         Error::new(ErrorKind::Unsupported, text)
@@ -154,7 +154,7 @@ pub(super) fn place(client: &Client, host: &Host) -> Result<Place> {
     Err(missing())
 }
 
-fn reference(client: &Client, object: &Reference, name: &str) -> Result<Option<Reference>> {
+fn reference(client: &Client<'_>, object: &Reference, name: &str) -> Result<Option<Reference>> {
     let answer = client.properties(std::slice::from_ref(object), &[name])?;
     let document = answer.document()?;
     let found = objects(&document).next().and_then(|found| found.value(name));
@@ -178,7 +178,7 @@ pub(super) struct Machine {
 ///
 /// # Errors
 /// As [`Client::call`].
-pub(super) fn machine(client: &Client, reference: &Reference) -> Result<Option<Machine>> {
+pub(super) fn machine(client: &Client<'_>, reference: &Reference) -> Result<Option<Machine>> {
     const NAMES: [&str; 5] = [
         "name",
         "datastore",

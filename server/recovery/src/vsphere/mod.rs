@@ -116,8 +116,8 @@ pub struct ChosenHosts {
 }
 
 /// A server, logged in.
-pub struct Vsphere {
-    client: Client,
+pub struct Vsphere<'a> {
+    client: Client<'a>,
 }
 
 /// What a step needs.
@@ -132,13 +132,25 @@ pub struct Steps<'a> {
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
-impl Vsphere {
-    /// Logs in.
+impl Steps<'_> {
+    fn check_cancelled(&self) -> Result<()> {
+        match (self.is_cancelled)() {
+            true => Err(Error::new(ErrorKind::Interrupted, "the recovery was cancelled")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<'a> Vsphere<'a> {
+    /// Logs in. Once the user has cancelled, no request waits for longer than 5 s.
     ///
     /// # Errors
     /// `Unauthorized`; `Io` if the server does not answer; those of password and certificate.
-    pub fn login(access: &VsphereAccess) -> Result<Vsphere> {
-        Ok(Vsphere { client: Client::login(access, client::TIMEOUT)? })
+    pub fn login(
+        access: &VsphereAccess,
+        is_cancelled: &'a dyn Fn() -> bool,
+    ) -> Result<Vsphere<'a>> {
+        Ok(Vsphere { client: Client::login(access, client::TIMEOUT, is_cancelled)? })
     }
 
     /// The hosts of these names; the only one if none is named.
@@ -164,12 +176,12 @@ impl Vsphere {
             Error::new(ErrorKind::Internal, "the note of a recovery names no host")
         })?;
         let place = inventory::place(client, first)?;
-        self.await_registration(&place.folder)?;
+        self.await_registration(steps, &place.folder)?;
         for host in &hosts {
-            check_cancelled(steps)?;
+            steps.check_cancelled()?;
             self.mount(host, note)?;
         }
-        check_cancelled(steps)?;
+        steps.check_cancelled()?;
         let datastore = self.datastore_of(&inventory::hosts(client)?, note)?.ok_or_else(|| {
             let text =
                 format!("{} does not show the datastore {}", note.access.server, note.datastore);
@@ -179,12 +191,12 @@ impl Vsphere {
             Some(machine) => machine,
             None => {
                 let path = vmx_path(&datastore, steps.session);
-                self.register(first, &place, &path, &note.name)?
+                self.register(steps, first, &place, &path, &note.name)?
             }
         };
         note.machine = Some(machine.reference.clone());
         note.write(steps.notes)?;
-        check_cancelled(steps)?;
+        steps.check_cancelled()?;
         self.power_on(steps, &machine, note)?;
         note.phase = VspherePhase::Running;
         note.write(steps.notes)
@@ -243,16 +255,18 @@ impl Vsphere {
     }
 
     /// Waits for the registration that a killed command asked for.
-    fn await_registration(&self, folder: &Reference) -> Result<()> {
+    fn await_registration(&self, steps: &Steps<'_>, folder: &Reference) -> Result<()> {
         for running in task::running(&self.client, folder, ".registervm")? {
             // Its failure is seen by its result.
-            let _ = await_end(&self.client, &running, "RegisterVM", TASK_PATIENCE, &mut Patience);
+            let mut patience = Patience(steps);
+            let _ = await_end(&self.client, &running, "RegisterVM", TASK_PATIENCE, &mut patience);
         }
         Ok(())
     }
 
     fn register(
         &self,
+        steps: &Steps<'_>,
         host: &Host,
         place: &inventory::Place,
         path: &str,
@@ -268,7 +282,7 @@ impl Vsphere {
         let what = format!("registering {path} as {name}");
         let task =
             self.client.call_for_reference("RegisterVM_Task", &place.folder, &body.concat())?;
-        let machine = await_end(&self.client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+        let machine = await_end(&self.client, &task, &what, TASK_PATIENCE, &mut Patience(steps))?;
         let machine = machine.map(|found| inventory::machine(&self.client, &found)).transpose()?;
         machine
             .flatten()
@@ -278,7 +292,7 @@ impl Vsphere {
     fn power_on(&self, steps: &Steps<'_>, machine: &Machine, note: &VsphereNote) -> Result<()> {
         let (client, reference) = (&self.client, &machine.reference);
         let identity = if note.has_new_uuid { Identity::New } else { Identity::Kept };
-        let mut questions = Questions::new(reference, identity, steps.tell);
+        let mut questions = Questions::new(reference, identity, steps);
         let what = format!("powering on {}", machine.name);
         // One that a killed command asked for.
         for running in task::running(client, reference, ".poweron")? {
@@ -294,7 +308,7 @@ impl Vsphere {
             let spec = inventory::card_changes(&machine.cards);
             let task = client.call_for_reference("ReconfigVM_Task", reference, &spec)?;
             let what = format!("disconnecting the network of {}", machine.name);
-            await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+            await_end(client, &task, &what, TASK_PATIENCE, &mut Patience(steps))?;
         }
         let task = client.call_for_reference("PowerOnVM_Task", reference, "")?;
         await_end(client, &task, &what, POWER_ON_PATIENCE, &mut questions).map(drop)
@@ -318,11 +332,4 @@ fn datastore_system(host: &Host) -> Result<&Reference> {
         Error::new(ErrorKind::Forbidden, text)
             .advise("the user needs the privilege Host.Config.Storage")
     })
-}
-
-fn check_cancelled(steps: &Steps<'_>) -> Result<()> {
-    match (steps.is_cancelled)() {
-        true => Err(Error::new(ErrorKind::Interrupted, "the recovery was cancelled")),
-        false => Ok(()),
-    }
 }

@@ -59,14 +59,15 @@ pub fn move_machine(request: &VsphereMoveRequest<'_>) -> Result<VsphereMove> {
         let text = format!("no machine was recovered on session {}", request.session);
         Error::new(ErrorKind::NotFound, text)
     })?;
-    let vsphere = Vsphere::login(&note.access)?;
+    let is_cancelled = || request.cancel.load(Ordering::SeqCst);
+    let vsphere = Vsphere::login(&note.access, &is_cancelled)?;
     let mut running = MoveRun { request, vsphere, notes, note };
     running.run()
 }
 
 struct MoveRun<'a> {
     request: &'a VsphereMoveRequest<'a>,
-    vsphere: Vsphere,
+    vsphere: Vsphere<'a>,
     notes: SessionNotes,
     note: VsphereNote,
 }
@@ -79,7 +80,7 @@ impl MoveRun<'_> {
         self.finish()
     }
 
-    fn client(&self) -> &Client {
+    fn client(&self) -> &Client<'_> {
         &self.vsphere.client
     }
 
@@ -148,14 +149,23 @@ impl MoveRun<'_> {
             ));
         }
         let target = self.target(name)?;
+        if self.request.cancel.load(Ordering::SeqCst) {
+            let text = "cancelled; the machine runs on the session, as before";
+            return Err(Error::new(ErrorKind::Interrupted, text));
+        }
         self.set_phase(VspherePhase::Moving { target: target.name.clone() })?;
         let body = format!("<spec>{}</spec>", target.reference.element("datastore"));
         let asked = self.client().call_for_reference("RelocateVM_Task", &machine.reference, &body);
         match asked {
             Ok(task) => self.follow(&task),
             Err(error) => {
+                let error = error.context(format!("moving {} to {}", machine.name, target.name));
+                // We do not know whether it was begun.
+                if error.kind() == ErrorKind::Io {
+                    return Err(self.advise_following(error));
+                }
                 self.set_phase(VspherePhase::Running)?;
-                Err(error.context(format!("moving {} to {}", machine.name, target.name)))
+                Err(error)
             }
         }
     }
@@ -192,14 +202,17 @@ impl MoveRun<'_> {
             Ok(_) => Ok(()),
             // We do not know how it ends.
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Incomplete) => {
-                let advice = format!("coldrise move live/{} follows it", self.request.session);
-                Err(error.advise(advice))
+                Err(self.advise_following(error))
             }
             Err(error) => {
                 self.set_phase(VspherePhase::Running)?;
                 Err(error.context("not moved; the machine runs on the session, as before"))
             }
         }
+    }
+
+    fn advise_following(&self, error: Error) -> Error {
+        error.advise(format!("coldrise move live/{} follows it", self.request.session))
     }
 
     /// Removes the datastore, and seals the session: the machine writes it no more.
@@ -242,7 +255,7 @@ struct MoveWatch<'a> {
 }
 
 impl Watch for MoveWatch<'_> {
-    fn look(&mut self, client: &Client, percent: u64) -> Result<()> {
+    fn look(&mut self, client: &Client<'_>, percent: u64) -> Result<()> {
         let done_bytes = self.total_bytes / 100 * percent;
         self.progress.update(&ProgressState {
             phase: Phase::Moving,

@@ -6,6 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::client::Client;
 use super::soap::{child, child_text, element, objects, shown, task_fault, Answer, Reference};
+use super::Steps;
 
 /// The first interval of asking; it doubles up to the longest.
 const FIRST_INTERVAL: Duration = Duration::from_millis(20);
@@ -17,15 +18,15 @@ pub(super) trait Watch {
     ///
     /// # Errors
     /// Ends the waiting, not the task.
-    fn look(&mut self, client: &Client, percent: u64) -> Result<()>;
+    fn look(&mut self, client: &Client<'_>, percent: u64) -> Result<()>;
 }
 
-/// Only waits.
-pub(super) struct Patience;
+/// Only waits, until the user cancels.
+pub(super) struct Patience<'a>(pub(super) &'a Steps<'a>);
 
-impl Watch for Patience {
-    fn look(&mut self, _client: &Client, _percent: u64) -> Result<()> {
-        Ok(())
+impl Watch for Patience<'_> {
+    fn look(&mut self, _client: &Client<'_>, _percent: u64) -> Result<()> {
+        self.0.check_cancelled()
     }
 }
 
@@ -34,7 +35,7 @@ impl Watch for Patience {
 /// # Errors
 /// The task's own, named `what`; `Incomplete` if it does not end in time: it goes on; those of `watch`.
 pub(super) fn await_end(
-    client: &Client,
+    client: &Client<'_>,
     task: &Reference,
     what: &str,
     limit: Duration,
@@ -85,7 +86,11 @@ fn state(answer: &Answer, what: &str) -> Result<TaskState> {
 ///
 /// # Errors
 /// As [`Client::call`].
-pub(super) fn running(client: &Client, object: &Reference, word: &str) -> Result<Vec<Reference>> {
+pub(super) fn running(
+    client: &Client<'_>,
+    object: &Reference,
+    word: &str,
+) -> Result<Vec<Reference>> {
     let answer = client.properties(std::slice::from_ref(object), &["recentTask"])?;
     let document = answer.document()?;
     let tasks = objects(&document).next().map(|found| found.references("recentTask"));
@@ -123,7 +128,7 @@ pub(super) enum Identity {
 pub(super) struct Questions<'a> {
     machine: &'a Reference,
     identity: Identity,
-    tell: &'a dyn Fn(&str),
+    steps: &'a Steps<'a>,
     told: Option<String>,
 }
 
@@ -131,14 +136,15 @@ impl<'a> Questions<'a> {
     pub(super) fn new(
         machine: &'a Reference,
         identity: Identity,
-        tell: &'a dyn Fn(&str),
+        steps: &'a Steps<'a>,
     ) -> Questions<'a> {
-        Questions { machine, identity, tell, told: None }
+        Questions { machine, identity, steps, told: None }
     }
 }
 
 impl Watch for Questions<'_> {
-    fn look(&mut self, client: &Client, _percent: u64) -> Result<()> {
+    fn look(&mut self, client: &Client<'_>, _percent: u64) -> Result<()> {
+        self.steps.check_cancelled()?;
         let answer =
             client.properties(std::slice::from_ref(self.machine), &["runtime.question"])?;
         let document = answer.document()?;
@@ -179,7 +185,9 @@ impl Watch for Questions<'_> {
         if self.told.as_deref() != Some(id) {
             self.told = Some(id.to_owned());
             let text = shown(text);
-            (self.tell)(&format!("the machine asks, answer it in the vSphere client: {text}"));
+            (self.steps.tell)(&format!(
+                "the machine asks, answer it in the vSphere client: {text}"
+            ));
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::{datastore_system, Steps, Vsphere, TASK_PATIENCE};
 const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(200);
 
-impl Vsphere {
+impl Vsphere<'_> {
     /// Ends the machine like a power cut, and removes everything from the server. Steps that are done already are
     /// left out. Returns whether there was a machine.
     ///
@@ -24,7 +24,7 @@ impl Vsphere {
         let client = &self.client;
         let hosts = inventory::hosts(client)?;
         if let Ok([first, ..]) = inventory::choose(&hosts, &note.hosts).as_deref() {
-            self.await_registration(&inventory::place(client, first)?.folder)?;
+            self.await_registration(steps, &inventory::place(client, first)?.folder)?;
         }
         let mut was_there = false;
         if let Some(datastore) = self.datastore_of(&hosts, note)? {
@@ -73,11 +73,11 @@ impl Vsphere {
                 ([], true) => {
                     let task = client.call_for_reference("PowerOffVM_Task", reference, "")?;
                     let what = format!("powering off {}", machine.name);
-                    await_end(client, &task, &what, TASK_PATIENCE, &mut Patience)?;
+                    await_end(client, &task, &what, TASK_PATIENCE, &mut Patience(steps))?;
                 }
                 // It may wait for an answer.
                 ([_, ..], _) => {
-                    let mut questions = Questions::new(reference, Identity::Cancelled, steps.tell);
+                    let mut questions = Questions::new(reference, Identity::Cancelled, steps);
                     questions.look(client, 0)?;
                     std::thread::sleep(INTERVAL);
                 }

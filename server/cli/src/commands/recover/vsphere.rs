@@ -36,10 +36,10 @@ const IDLE: Duration = Duration::from_secs(60);
 const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
 
 /// A machine that starts.
-struct Recovery {
+struct Recovery<'a> {
     session: SessionName,
     note: VsphereNote,
-    vsphere: Vsphere,
+    vsphere: Vsphere<'a>,
     addresses: Vec<IpAddr>,
     /// Published just now: it ends if the machine cannot be started.
     is_new: bool,
@@ -51,20 +51,27 @@ pub(super) fn run(
     arguments: &RecoverArguments,
 ) -> Result<Report> {
     let signals = RefCell::new(ChildSignals::catch()?);
+    let was_cancelled = Cell::new(false);
+    let is_cancelled = || {
+        was_cancelled.set(was_cancelled.get() || signals.borrow_mut().was_asked_to_end());
+        was_cancelled.get()
+    };
     let repository = invocation.open()?;
     let mut recovery = match &arguments.address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(invocation, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
-            publish(invocation, &repository, server, arguments, &origin)?
+            publish(invocation, &repository, server, arguments, &origin, &is_cancelled)?
         }
-        Address::Live { session, disk: None } => go_on(&repository, server, arguments, session)?,
+        Address::Live { session, disk: None } => {
+            go_on(&repository, server, arguments, session, &is_cancelled)?
+        }
         other => {
             let text = format!("{other}: a machine is recovered with all its disks");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
     };
-    let started = start(invocation, &repository, arguments, &mut recovery, &signals);
+    let started = start(invocation, &repository, arguments, &mut recovery, &signals, &is_cancelled);
     let ganesha = started.map_err(|error| withdraw(invocation, &repository, &recovery, error))?;
     // Logs out: the machine can run for long.
     let Recovery { session, note, vsphere, .. } = recovery;
@@ -73,18 +80,19 @@ pub(super) fn run(
     let Some(ganesha) = ganesha else {
         return Ok(report(invocation, &session, &note, "running"));
     };
-    let signals = &mut signals.into_inner();
-    serving::serve(invocation, &repository, (session, note), ganesha, signals)
+    let mut signals = signals.borrow_mut();
+    serving::serve(invocation, &repository, (session, note), ganesha, &mut signals)
 }
 
 /// Checks everything that can be checked, then publishes and writes the note.
-fn publish(
+fn publish<'a>(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     server: &str,
     arguments: &RecoverArguments,
     origin: &Origin,
-) -> Result<Recovery> {
+    is_cancelled: &'a dyn Fn() -> bool,
+) -> Result<Recovery<'a>> {
     let options = &arguments.vsphere;
     let has_network = match &arguments.network {
         NetworkChoice::None => false,
@@ -97,7 +105,7 @@ fn publish(
         }
     };
     let access = options.access(server)?;
-    let vsphere = Vsphere::login(&access)?;
+    let vsphere = Vsphere::login(&access, is_cancelled)?;
     let hosts = vsphere.choose_hosts(&options.host)?;
     let nfs_host = options.nfs_host(&hosts)?.to_string();
     let session = origin.publish(invocation, repository, arguments.name.clone())?.name;
@@ -131,12 +139,13 @@ fn publish(
 }
 
 /// A session on which a machine was recovered.
-fn go_on(
+fn go_on<'a>(
     repository: &Arc<Repository>,
     server: &str,
     arguments: &RecoverArguments,
     session: &SessionName,
-) -> Result<Recovery> {
+    is_cancelled: &'a dyn Fn() -> bool,
+) -> Result<Recovery<'a>> {
     let mut note = recovery_note(repository, session)?.ok_or_else(|| {
         let text = format!("no machine was recovered under vCenter or ESXi on session {session}");
         Error::new(ErrorKind::NotFound, text).advise("recover MACHINE/POINT")
@@ -150,7 +159,7 @@ fn go_on(
         return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
     }
     arguments.vsphere.override_access(&mut note.access)?;
-    let vsphere = Vsphere::login(&note.access)?;
+    let vsphere = Vsphere::login(&note.access, is_cancelled)?;
     let addresses = vsphere.choose_hosts(&note.hosts)?.addresses;
     Ok(Recovery { session: session.clone(), note, vsphere, addresses, is_new: false })
 }
@@ -160,20 +169,16 @@ fn start(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     arguments: &RecoverArguments,
-    recovery: &mut Recovery,
+    recovery: &mut Recovery<'_>,
     signals: &RefCell<ChildSignals>,
+    is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<Ganesha>> {
     let notes = SessionNotes::of(repository, &recovery.session)?;
     let _lock = lock(&notes, &recovery.session)?;
     let ganesha = serve_nfs(invocation, arguments, recovery, &mut signals.borrow_mut())?;
-    let was_cancelled = Cell::new(false);
-    let is_cancelled = || {
-        was_cancelled.set(was_cancelled.get() || signals.borrow_mut().was_asked_to_end());
-        was_cancelled.get()
-    };
     let tell = |text: &str| invocation.remark(text);
     let session = &recovery.session;
-    let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &is_cancelled };
+    let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled };
     recovery.vsphere.start(&steps, &mut recovery.note)?;
     Ok(ganesha)
 }
@@ -182,7 +187,7 @@ fn start(
 fn serve_nfs(
     invocation: &Invocation,
     arguments: &RecoverArguments,
-    recovery: &Recovery,
+    recovery: &Recovery<'_>,
     signals: &mut ChildSignals,
 ) -> Result<Option<Ganesha>> {
     let address: IpAddr = recovery.note.nfs_host.parse().map_err(|_| {
@@ -211,7 +216,7 @@ fn serve_nfs(
 fn withdraw(
     invocation: &Invocation,
     repository: &Arc<Repository>,
-    recovery: &Recovery,
+    recovery: &Recovery<'_>,
     error: Error,
 ) -> Error {
     let Recovery { session, note, vsphere, is_new, .. } = recovery;
@@ -263,7 +268,7 @@ pub(super) fn undo(
     if !arguments.vsphere.without_server {
         let tell = |text: &str| invocation.remark(text);
         let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
-        end = match Vsphere::login(&note.access)?.undo(&steps, &note)? {
+        end = match Vsphere::login(&note.access, steps.is_cancelled)?.undo(&steps, &note)? {
             true => MachineEnd::Ended,
             false => MachineEnd::NotThere,
         };

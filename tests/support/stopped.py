@@ -1,0 +1,21 @@
+"""A process that does not answer for a while."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from support.nbdserver import wait_until
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """Every thread stands meanwhile: until then, another one may answer a request."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        threads = Path(f"/proc/{pid}/task")
+        wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat")),
+                   f"process {pid} stands")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
