@@ -6,16 +6,18 @@ import random
 import signal
 import subprocess
 import time
+from collections import Counter
 
 import pytest
 
 from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
+from support.cutting_proxy import CuttingProxy
 from support.far_site import FarSite
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
@@ -175,8 +177,12 @@ def test_a_slow_copy_is_one_copy(coldrise, far, tmp_path):
     coldrise.backup("web01", vda=disk)
     done = coldrise.run("--json", "copy", "--to", "far", "--rate", "1M", "--retry", "0s", timeout_s=120)
     assert done.returncode == 0 and "trying again" not in done.stderr, done.stderr
-    copied = json.loads(done.stdout.splitlines()[-1])
+    *progress, copied = map(json.loads, done.stdout.splitlines())
     assert copied["elapsed_ms"] > 22_000 and copied["line"]["offered_bytes"] == 26 * MIB
+    # Only what is there is done, though the names of all were sent in the first second.
+    told = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
+    assert all(done <= MIB + MIB * elapsed_ms // 1000 for done, elapsed_ms in told), told
+    assert len({done for done, _ in told}) >= 6 and told[-1][0] == 26 * MIB, told
     assert "silent" not in far.log_path.read_text(encoding="utf-8")
 
 
@@ -273,6 +279,26 @@ def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, far, tmp_path):
     assert copied["points"] == 2 and copied["machines"][0]["already_there"] == 0
     assert 16 * MIB < copied["line"]["sent_bytes"] < 16 * MIB + 8 * MIB
     check(far.program, expected, tmp_path)
+
+
+def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, far, tmp_path):
+    proxy = CuttingProxy(far.address)
+    far.address = proxy.address
+    far.pair(coldrise, "through")
+    disk = tmp_path / "disk.raw"
+    ends = Counter()
+    for number, count in enumerate(range(500, 26_000, 1500)):
+        disk.write_bytes(random.Random(count).randbytes(64 * KIB))
+        coldrise.json("backup", f"web{number:02}", f"vda=raw:{disk}")
+        proxy.cut_after(count)
+        done = coldrise.run("copy", "--to", "through", f"web{number:02}")
+        assert proxy.has_cut(), count
+        # Only a site that was never reached is not waited for.
+        refused = done.returncode == 1 and "connecting to the other site" in done.stderr
+        assert refused or done.returncode == 0 and "trying again for" in done.stderr, (count, done.stderr)
+        ends[refused] += 1
+    assert ends[True] >= 2 and ends[False] >= 2, ends
+    proxy.close()
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])

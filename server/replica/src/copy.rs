@@ -14,7 +14,7 @@ use crate::disk_copy::DiskCopy;
 use crate::far::messages::error_on_its_way;
 use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
-use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen};
+use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "copy";
@@ -170,8 +170,10 @@ pub fn copy(
         .collect::<Result<Vec<_>>>()?;
     progress.reached(&CopyStep::Machines(&machines));
     let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
-    let run = CopyRun { source, far, request, progress, recorder: &recorder, cancel };
-    recorder.beside(far, || run.copy_machines(machines))
+    let watching = Watching::new(&recorder, far, progress);
+    let run =
+        CopyRun { source, far, request, progress, watched: &watching, recorder: &recorder, cancel };
+    recorder.beside(&watching, || run.copy_machines(machines))
 }
 
 /// What the copies of all machines share.
@@ -180,6 +182,7 @@ struct CopyRun<'a> {
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     progress: &'a dyn CopyProgress,
+    watched: &'a Watching<'a>,
     recorder: &'a Recorder,
     cancel: &'a AtomicBool,
 }
@@ -187,8 +190,7 @@ struct CopyRun<'a> {
 impl CopyRun<'_> {
     /// `machines`: the names here and there.
     fn copy_machines(&self, machines: Vec<(MachineName, MachineName)>) -> Result<CopySummary> {
-        let CopyRun { source, far, request, progress, recorder, cancel } = *self;
-        let watched = recorder.watching(progress);
+        let CopyRun { source, far, request, progress, watched, recorder, cancel } = *self;
         let mut summary = CopySummary::default();
         for (machine, far_machine) in machines {
             let mut run = MachineRun {
@@ -196,7 +198,7 @@ impl CopyRun<'_> {
                 far,
                 request,
                 pace: Pace { threads: 0, limit: request.limit.as_deref() },
-                watched: &watched,
+                watched,
                 progress,
                 recorder,
                 cancel,
@@ -242,7 +244,7 @@ struct MachineRun<'a> {
     request: &'a CopyRequest,
     pace: Pace<'a>,
     /// Gets the progress within disks.
-    watched: &'a dyn Progress,
+    watched: &'a Watching<'a>,
     progress: &'a dyn CopyProgress,
     recorder: &'a Recorder,
     cancel: &'a AtomicBool,
@@ -418,7 +420,10 @@ impl MachineRun<'_> {
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }
         self.far.compare_with(part.compared.take());
-        store_source(self.far.target(), &part.source, root, end_bytes, self.pace, &watch)
+        let target = self.far.target();
+        let stored = store_source(target, &part.source, root, end_bytes, self.pace, &watch);
+        self.watched.end_disk(stored.is_ok());
+        stored
     }
 
     /// Adds the point to the far side's catalog. Returns its document.

@@ -84,6 +84,8 @@ pub struct LineFar {
     trace_sent: Mutex<Option<MachineName>>,
     /// One question at a time.
     asking: Mutex<()>,
+    /// One message at a time: a long one has several frames.
+    telling: Mutex<()>,
     /// The points of the machine that was claimed.
     points: Mutex<Option<(MachineName, Vec<PointDocument>)>>,
     /// The map and the size with which the other side has started a disk already.
@@ -143,6 +145,7 @@ impl LineFar {
             reads: Arc::default(),
             trace_sent: Mutex::default(),
             asking: Mutex::new(()),
+            telling: Mutex::new(()),
             points: Mutex::default(),
             started: Mutex::default(),
             begun: Mutex::default(),
@@ -207,6 +210,7 @@ impl LineFar {
     /// Says what needs no answer.
     pub(super) fn tell(&self, ask: &Ask, attachment: &[u8]) -> Result<()> {
         self.shared.state.lock().check()?;
+        let _one = self.telling.lock();
         self.own_error(send(&*self.shared.line, ask, attachment))
     }
 
@@ -539,6 +543,11 @@ impl FarSide for LineFar {
     fn traffic(&self) -> Traffic {
         let sent_bytes = self.statistics().sent_bytes;
         Traffic { sent_bytes, ..*self.shared.traffic.lock() }
+    }
+
+    fn pending_bytes(&self) -> u64 {
+        let state = self.shared.state.lock();
+        state.batches.values().map(|offered| offered.batch.bytes.len() as u64).sum()
     }
 
     fn begin_again(&self) -> Result<bool> {

@@ -124,6 +124,11 @@ pub trait FarSide: Sync {
         Traffic::default()
     }
 
+    /// Content that was written, and is not stored there yet, in bytes.
+    fn pending_bytes(&self) -> u64 {
+        0
+    }
+
     /// Whether the machine has to be planned again, because the process that wrote has ended; then joins the next one.
     ///
     /// # Errors

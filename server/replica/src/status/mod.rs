@@ -28,7 +28,7 @@ mod sizes;
 use std::time::Duration;
 
 pub use document::{CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy};
-pub(crate) use recorder::{Recorder, Seen};
+pub(crate) use recorder::{Recorder, Seen, Watching};
 pub use report::{CopiesStamp, CopyState, MachineCopies, RunningCopy, StatusReader, TargetCopies};
 
 /// Interval of writing the record of a copy that runs.

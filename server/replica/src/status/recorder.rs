@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind};
-use coldrise_ingest::{Progress, ProgressState};
+use coldrise_ingest::{Phase, Progress, ProgressState};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryId};
 use parking_lot::{Condvar, Mutex};
 
@@ -86,8 +86,6 @@ struct Current {
     before: Option<Traffic>,
     /// What is recorded already.
     counted: CopyCounts,
-    /// The same at the beginning of the point on its way.
-    point_before: Option<Traffic>,
     disk_has_base: bool,
     /// Of the present disk, and of those of its point before.
     disk_bytes: u64,
@@ -106,14 +104,8 @@ impl Current {
         self.done_bytes + self.point_done_bytes()
     }
 
-    /// Over a line, what was read and has not been sent is not done: that can be many megabytes.
     fn point_done_bytes(&self) -> u64 {
-        let (Some(now), Some(before)) = (self.counts.line, self.point_before) else {
-            return self.point_bytes + self.disk_bytes;
-        };
-        let since = now - before;
-        let unchanged_bytes = if self.disk_has_base { 0 } else { since.unchanged_bytes };
-        unchanged_bytes + since.zero_bytes + since.known_bytes + since.content_bytes
+        self.point_bytes + self.disk_bytes
     }
 
     /// With what has been read of the point on its way.
@@ -145,7 +137,6 @@ struct State {
     current: Option<Current>,
     far: Option<RepositoryId>,
     written: Option<Instant>,
-    is_over: bool,
     has_warned: bool,
 }
 
@@ -154,8 +145,6 @@ struct Shared {
     target: CopyTarget,
     is_of_all: bool,
     state: Mutex<State>,
-    /// Notified when the copy is over.
-    over: Condvar,
     /// Held while a document is written: an older state must not replace a younger one.
     writing: Mutex<()>,
 }
@@ -181,25 +170,39 @@ impl Recorder {
                 current: None,
                 far: None,
                 written: None,
-                is_over: false,
                 has_warned: false,
             }),
-            over: Condvar::new(),
             writing: Mutex::new(()),
         });
         Recorder { shared }
     }
 
-    /// Does `work`, and writes the record beside it.
-    pub(crate) fn beside<T>(&self, far: &dyn FarSide, work: impl FnOnce() -> T) -> T {
-        let Some(shared) = &self.shared else { return work() };
+    /// Does `work`. Beside it, writes the record, and tells of the progress.
+    pub(crate) fn beside<T>(&self, watching: &Watching<'_>, work: impl FnOnce() -> T) -> T {
+        let end = End::default();
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("copy-record".to_owned());
             // Without the thread, the ends of points and machines are written.
-            let _ = thread.spawn_scoped(scope, || shared.write_until_over(far));
-            let _ending = Ending(shared);
+            let _ = thread.spawn_scoped(scope, || self.follow(watching, &end));
+            let _ending = Ending(&end);
             work()
         })
+    }
+
+    fn follow(&self, watching: &Watching<'_>, end: &End) {
+        while !end.wait(SHORTEST_INTERVAL) {
+            watching.tell_again();
+            let Some(shared) = &self.shared else { continue };
+            let mut state = shared.state.lock();
+            if state.written.get_or_insert_with(Instant::now).elapsed() < WRITE_INTERVAL {
+                continue;
+            }
+            if let Some(current) = &mut state.current {
+                current.sample(watching.far);
+            }
+            drop(state);
+            shared.write();
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -243,7 +246,6 @@ impl Recorder {
                 far_machine: far_machine.clone(),
                 before: is_line.then(|| far.traffic()),
                 counted: CopyCounts::default(),
-                point_before: None,
                 disk_has_base: false,
                 disk_bytes: 0,
                 disk_read_bytes: 0,
@@ -264,7 +266,6 @@ impl Recorder {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
             current.sample(far);
-            current.point_before = current.counts.line;
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
             let last = state.updates.get_mut(&current.far_machine).and_then(|u| u.last.as_mut());
@@ -292,7 +293,6 @@ impl Recorder {
             current.done_bytes = current.done_bytes();
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
-            current.point_before = current.counts.line;
             current.counts.points += 1;
             current.counts.size_bytes += counts.size_bytes;
             current.counts.read_bytes += counts.read_bytes;
@@ -347,20 +347,30 @@ impl Recorder {
             shared.write();
         }
     }
+}
 
-    /// The progress of the copy, which is passed on to `inner`.
-    pub(crate) fn watching<'a>(&'a self, inner: &'a dyn Progress) -> Watching<'a> {
-        Watching { recorder: self, inner }
+/// Whether the copy is over.
+#[derive(Default)]
+struct End {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl End {
+    fn wait(&self, limit: Duration) -> bool {
+        let mut is_over = self.is_over.lock();
+        self.changed.wait_while_for(&mut is_over, |is_over| !*is_over, limit);
+        *is_over
     }
 }
 
 /// Ends the thread that writes, also if the copy panics.
-struct Ending<'a>(&'a Shared);
+struct Ending<'a>(&'a End);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().is_over = true;
-        self.0.over.notify_all();
+        *self.0.is_over.lock() = true;
+        self.0.changed.notify_all();
     }
 }
 
@@ -397,21 +407,6 @@ impl State {
 impl Shared {
     fn is_line(&self) -> bool {
         matches!(self.target, CopyTarget::Link(_))
-    }
-
-    fn write_until_over(&self, far: &dyn FarSide) {
-        loop {
-            let mut state = self.state.lock();
-            self.over.wait_while_for(&mut state, |state| !state.is_over, WRITE_INTERVAL);
-            if state.is_over {
-                return;
-            }
-            if let Some(current) = &mut state.current {
-                current.sample(far);
-            }
-            drop(state);
-            self.write();
-        }
     }
 
     fn write(&self) {
@@ -459,22 +454,89 @@ impl Shared {
     }
 }
 
-/// A copy's progress on its way to the display.
+/// A copy's progress on its way to the display. What was read, and is not stored at the other site yet, is not
+/// done: that can be many megabytes.
 pub(crate) struct Watching<'a> {
     recorder: &'a Recorder,
+    far: &'a dyn FarSide,
     inner: &'a dyn Progress,
+    last: Mutex<Option<Last>>,
+}
+
+/// What the copy has reached.
+struct Last {
+    phase: Phase,
+    disk: String,
+    done_bytes: u64,
+    total_bytes: u64,
+    read_bytes: u64,
+    stored_bytes: u64,
+    /// As it was told.
+    pending_bytes: u64,
+}
+
+impl<'a> Watching<'a> {
+    pub(crate) fn new(
+        recorder: &'a Recorder,
+        far: &'a dyn FarSide,
+        inner: &'a dyn Progress,
+    ) -> Watching<'a> {
+        Watching { recorder, far, inner, last: Mutex::default() }
+    }
+
+    /// Tells what became done meanwhile: while the copy waits for the line, it reads nothing.
+    fn tell_again(&self) {
+        let mut last = self.last.lock();
+        let Some(last) = &mut *last else { return };
+        let pending_bytes = self.far.pending_bytes();
+        if pending_bytes < last.pending_bytes {
+            last.pending_bytes = pending_bytes;
+            self.tell(last);
+        }
+    }
+
+    /// The disk is stored, or was given up.
+    pub(crate) fn end_disk(&self, is_stored: bool) {
+        let mut last = self.last.lock();
+        if let Some(last) = last.take().filter(|_| is_stored) {
+            self.tell(&Last { pending_bytes: 0, ..last });
+        }
+    }
+
+    fn tell(&self, last: &Last) {
+        let done = |bytes: u64| bytes.saturating_sub(last.pending_bytes);
+        self.recorder.change(|state| {
+            let Some(current) = &mut state.current else { return };
+            current.disk_read_bytes = last.read_bytes;
+            current.disk_bytes = match current.disk_has_base {
+                true => done(last.read_bytes),
+                false => done(last.done_bytes),
+            };
+        });
+        let is_finishing = last.phase == Phase::Finishing && last.pending_bytes > 0;
+        self.inner.update(&ProgressState {
+            phase: if is_finishing { Phase::Storing } else { last.phase },
+            disk: &last.disk,
+            done_bytes: done(last.done_bytes),
+            total_bytes: last.total_bytes,
+            read_bytes: last.read_bytes,
+            stored_bytes: last.stored_bytes,
+        });
+    }
 }
 
 impl Progress for Watching<'_> {
     fn update(&self, progress: &ProgressState<'_>) {
-        self.recorder.change(|state| {
-            let Some(current) = &mut state.current else { return };
-            current.disk_read_bytes = progress.read_bytes;
-            current.disk_bytes = match current.disk_has_base {
-                true => progress.read_bytes,
-                false => progress.done_bytes,
-            };
+        let mut last = self.last.lock();
+        let last = last.insert(Last {
+            phase: progress.phase,
+            disk: progress.disk.to_owned(),
+            done_bytes: progress.done_bytes,
+            total_bytes: progress.total_bytes,
+            read_bytes: progress.read_bytes,
+            stored_bytes: progress.stored_bytes,
+            pending_bytes: self.far.pending_bytes(),
         });
-        self.inner.update(progress);
+        self.tell(last);
     }
 }

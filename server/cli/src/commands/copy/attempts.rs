@@ -74,6 +74,19 @@ struct Attempt {
     was_stopped: bool,
 }
 
+impl Attempt {
+    /// The line was lost before anything was said.
+    fn lost(error: Error) -> Attempt {
+        Attempt {
+            loss: Some(Error::new(ErrorKind::Io, error.full_message())),
+            copied: Err(error),
+            traffic: Traffic::default(),
+            statistics: LineStatistics::default(),
+            was_stopped: false,
+        }
+    }
+}
+
 /// Copies over a line to the site, or from it.
 ///
 /// # Errors
@@ -165,7 +178,11 @@ fn attempt(
     };
     let (copied, loss, traffic) = match way {
         Way::To { source, request } => {
-            let far = LineFar::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel))?;
+            let greeted = LineFar::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel));
+            let far = match greeted {
+                Err(error) if error.kind() == ErrorKind::Io => return Ok(Attempt::lost(error)),
+                greeted => greeted?,
+            };
             let follow = |flow| {
                 if flow == Flow::Stopped {
                     far.pause();
