@@ -265,6 +265,28 @@ def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_pat
     assert_sound(made)
 
 
+def test_points_are_protected_and_set_aside_beside_a_backup(coldrise, start, tmp_path):
+    address = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
+    first, second = start("web01"), start("web02")
+
+    def point():
+        return coldrise.json("show", address)
+
+    assert coldrise.json("protect", address)["points"] == [address] and point()["is_protected"]
+    assert coldrise.json("prune", "--keep-last", "1", "db01")["forgotten"] == 0
+    coldrise.json("quarantine", address)
+    assert point()["quarantine"] == "chosen" and point()["is_protected"]
+    assert coldrise.run("publish", address).returncode == 1
+    coldrise.json("release", address)
+    coldrise.json("unprotect", address)
+    assert point().get("quarantine") is None and not point()["is_protected"]
+    refused = coldrise.run("protect", "db01/20200101T000000Z")
+    assert refused.returncode == 1 and "db01" in refused.stderr, refused.stderr
+    for slow in (first, second):
+        assert slow.process.poll() is None
+        slow.end()
+
+
 def test_a_published_point_is_not_forgotten_beside_a_backup(coldrise, start, tmp_path):
     point = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
     other = save(coldrise, tmp_path, "db01", make_disk("db02"))["address"]

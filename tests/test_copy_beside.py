@@ -36,7 +36,9 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
         # The copy is in the middle of a point, or between two.
         time.sleep(pieces.uniform(0.1, 0.8))
         for program, other in ((coldrise, "other"), (far.program, "another")):
-            program.json("backup", other, f"vda=raw:{tmp_path}/other.raw")
+            made = program.json("backup", other, f"vda=raw:{tmp_path}/other.raw")["address"]
+            for change in ("protect", "quarantine", "release", "unprotect"):
+                assert program.json(change, made)["points"] == [made]
             program.json("gc", "--max-unused", "0")
         # There only bases stay; here points go that are still to be copied, and those that are bases.
         removed[far.program] += pruned(far.program, 1)["forgotten"]

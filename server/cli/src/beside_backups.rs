@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
+use coldrise_session::{change_through_backup, PointChange};
 use coldrise_store::{Repository, RepositoryWriter};
 
 use crate::invocation::Invocation;
+use crate::signals::cancel_flag;
 
 /// A backup that has begun listens after this long, and the next one of several opens the
 /// repository after this long.
@@ -37,4 +39,26 @@ pub(crate) fn beside_backups<T>(
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
+}
+
+/// Makes the change that `choose` decides on, and returns what else it returns.
+///
+/// # Errors
+/// As for [`beside_backups`].
+pub(crate) fn change_points<T>(
+    invocation: &Invocation,
+    choose: impl Fn(&Arc<Repository>) -> Result<(T, PointChange)>,
+) -> Result<T> {
+    let cancel = cancel_flag()?;
+    beside_backups(
+        invocation,
+        |writer| {
+            let (chosen, change) = choose(writer.repository())?;
+            change.apply(&writer).map(|()| chosen)
+        },
+        |repository| {
+            let (chosen, change) = choose(repository)?;
+            Ok(change_through_backup(repository, &change, &cancel)?.then_some(chosen))
+        },
+    )
 }

@@ -10,7 +10,7 @@
 //!   {start} {write}… {hole}…   ─▶      ◀─ {counts}, now and then
 //!   finish                     ─▶      ◀─ {finished: root, counts}      once per disk
 //!   {put_point}                ─▶      ◀─ added
-//!   {remove}                   ─▶      ◀─ removed
+//!   {change}                   ─▶      ◀─ changed
 //!                              ◀─      moving: the host is about to end (at any time)
 //!                              ◀─      {failed: kind, message}, and the end
 //! ```
@@ -24,11 +24,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{
-    random, MachineName, MapRoot, MaxUnused, PointDocument, PointName, Repository, WriteCounts,
-};
+use coldrise_store::{random, MapRoot, MaxUnused, PointDocument, Repository, WriteCounts};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::point_change::PointChange;
 
 /// The socket's name in the repository's folder.
 pub(crate) const SOCKET: &str = "writer.control";
@@ -70,15 +70,9 @@ pub(crate) enum Ask {
         document: Box<PointDocument>,
         files_bytes: Option<u64>,
     },
-    /// Removes points from the catalog, all or none; then points of which only the marker survived.
-    Remove {
-        points: PointNames,
-        lost: PointNames,
-    },
+    /// Changes points in the catalog.
+    Change(PointChange),
 }
-
-/// Machines and names of points.
-pub(crate) type PointNames = Vec<(MachineName, PointName)>;
 
 /// The messages of a host.
 #[derive(Serialize, Deserialize)]
@@ -95,7 +89,7 @@ pub(crate) enum Answer {
         counts: WriteCounts,
     },
     Added,
-    Removed,
+    Changed,
     /// The host takes no more: continue at the next host.
     Moving,
     /// Like `Moving`, for a process that has just connected.

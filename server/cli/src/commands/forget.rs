@@ -1,14 +1,12 @@
 //! `coldrise forget`: removes restore points.
 
-use std::sync::Arc;
-
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{remove_through_backup, PointRemoval, Published};
-use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName, Repository};
+use coldrise_session::{PointChange, Published};
+use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
-use crate::beside_backups::beside_backups;
+use crate::beside_backups::change_points;
 use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -88,29 +86,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 }
 
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
-    let cancel = cancel_flag()?;
-    let chosen = |repository: &Arc<Repository>| {
+    let (points, lost) = change_points(invocation, |repository| {
         let mut targets = arguments.targets.clone();
         let lost = take_lost(repository, &mut targets)?;
-        Ok((find(repository, &targets)?, lost))
-    };
-    let (points, lost) = beside_backups(
-        invocation,
-        |writer| {
-            let (points, lost) = chosen(writer.repository())?;
-            // Lost points need no look at the sessions, which may be damaged.
-            if !points.is_empty() {
-                PointRemoval::begin(&writer)?.commit(&names(&points))?;
-            }
-            writer.forget_lost(&lost)?;
-            Ok((points, lost))
-        },
-        |repository| {
-            let (points, lost) = chosen(repository)?;
-            let is_done = remove_through_backup(repository, &names(&points), &lost, &cancel)?;
-            Ok(is_done.then_some((points, lost)))
-        },
-    )?;
+        let points = find(repository, &targets)?;
+        let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
+        Ok(((points, lost), change))
+    })?;
     let count = (points.len() + lost.len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));

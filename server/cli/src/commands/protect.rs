@@ -2,9 +2,10 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_session::enter_sealed_points;
+use coldrise_session::PointChange;
 use serde::Serialize;
 
+use crate::beside_backups::change_points;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find, names, parse_point, Target};
@@ -44,11 +45,11 @@ pub(crate) fn unprotect(invocation: &Invocation, arguments: &UnprotectArguments)
 }
 
 fn change(invocation: &Invocation, targets: &[Target], is_protected: bool) -> Result<Report> {
-    let writer = invocation.open_for_writing()?;
-    let points = find(writer.repository(), targets)?;
-    // A recently sealed point may still be only in its session's document.
-    enter_sealed_points(&writer)?;
-    writer.set_protected(&names(&points), is_protected)?;
+    let points = change_points(invocation, |repository| {
+        let points = find(repository, targets)?;
+        let change = PointChange::Protect { points: names(&points), is_protected };
+        Ok((points, change))
+    })?;
     let changed =
         Changed { points: addresses(&points), is_protected, elapsed_ms: invocation.elapsed_ms() };
     let what = if is_protected { "protected" } else { "no longer protected" };

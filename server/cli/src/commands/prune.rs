@@ -9,7 +9,9 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
     going, machines_or_all, retention_verdicts, PrunedPoint, Retention, RetentionPlan,
 };
-use coldrise_session::{judge, remove_through_backup, Catalog, PointRemoval, PointVerdict};
+use coldrise_session::{
+    change_through_backup, judge, Catalog, PointChange, PointRemoval, PointVerdict,
+};
 use coldrise_store::{
     MachineName, MaxUnused, PointName, Repository, RepositoryWriter, RetentionRules, RetentionSpan,
 };
@@ -187,8 +189,8 @@ fn forget(
     beside_backups(invocation, alone, |repository| {
         let (rules, machines) = (arguments.rules(), &arguments.machines);
         let judged = retention_verdicts(repository, &rules, machines, now_seconds)?;
-        let points: Vec<_> = going(&judged);
-        let is_done = remove_through_backup(repository, &points, &[], cancel)?;
+        let change = PointChange::Remove { points: going(&judged), lost: Vec::new() };
+        let is_done = change_through_backup(repository, &change, cancel)?;
         Ok(is_done.then(|| (Arc::clone(repository), judged)))
     })
 }

@@ -2,10 +2,11 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_session::{enter_sealed_points, set_quarantine};
-use coldrise_store::{PointDocument, Quarantine, RepositoryWriter};
+use coldrise_session::PointChange;
+use coldrise_store::{PointDocument, Quarantine};
 use serde::Serialize;
 
+use crate::beside_backups::change_points;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find_or_quarantined, names, parse_point, quarantined, Target};
@@ -44,16 +45,16 @@ pub(crate) fn quarantine(
     invocation: &Invocation,
     arguments: &QuarantineArguments,
 ) -> Result<Report> {
-    let writer = invocation.open_for_writing()?;
-    let points = find_or_quarantined(writer.repository(), &arguments.points)?;
-    change(invocation, &writer, &points, Some(Quarantine::Chosen))
+    change(invocation, &arguments.points, Some(Quarantine::Chosen))
 }
 
 pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> Result<Report> {
-    let writer = invocation.open_for_writing()?;
-    let points = find_or_quarantined(writer.repository(), &arguments.points)?;
-    for point in points.iter().filter(|point| point.quarantine.is_none()) {
-        let quarantined = quarantined(writer.repository(), &point.machine)?;
+    let repository = invocation.open()?;
+    for point in find_or_quarantined(&repository, &arguments.points)?
+        .iter()
+        .filter(|point| point.quarantine.is_none())
+    {
+        let quarantined = quarantined(&repository, &point.machine)?;
         let there = match quarantined.len() {
             0 => "no point of the machine is".to_owned(),
             _ => format!("in quarantine: {}", quarantined.join(", ")),
@@ -61,20 +62,22 @@ pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> 
         let PointDocument { machine, point, .. } = point;
         invocation.remark(&format!("{machine}/{point} is not in quarantine; {there}"));
     }
-    change(invocation, &writer, &points, None)
+    drop(repository);
+    change(invocation, &arguments.points, None)
 }
 
 fn change(
     invocation: &Invocation,
-    writer: &RepositoryWriter,
-    points: &[PointDocument],
+    targets: &[Target],
     quarantine: Option<Quarantine>,
 ) -> Result<Report> {
-    // A recently sealed point may still be only in its session's document.
-    enter_sealed_points(writer)?;
-    set_quarantine(writer, &names(points), quarantine)?;
+    let points = change_points(invocation, |repository| {
+        let points = find_or_quarantined(repository, targets)?;
+        let change = PointChange::Quarantine { points: names(&points), quarantine };
+        Ok((points, change))
+    })?;
     let changed = Changed {
-        points: addresses(points),
+        points: addresses(&points),
         is_quarantined: quarantine.is_some(),
         elapsed_ms: invocation.elapsed_ms(),
     };

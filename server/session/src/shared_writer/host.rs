@@ -14,7 +14,6 @@ use coldrise_store::{BackupTarget, DiskWriter, RepositoryWriter, WriteOptions};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::forget::PointRemoval;
 use crate::gc::answer_gc;
 use crate::local_socket::{send, Answers, LocalSocket};
 use crate::writer_messages::SOCKET;
@@ -53,6 +52,7 @@ impl Host {
             is_ending: AtomicBool::new(false),
             gc_cancel: AtomicBool::new(false),
             gc: Mutex::default(),
+            change: Mutex::default(),
             connections: Mutex::default(),
         });
         let answers = Door(Arc::clone(&service));
@@ -90,6 +90,8 @@ struct Service {
     gc_cancel: AtomicBool,
     /// Allows only one gc at a time.
     gc: Mutex<()>,
+    /// Allows only one change of points at a time.
+    change: Mutex<()>,
     connections: Mutex<Vec<Connection>>,
 }
 
@@ -224,10 +226,12 @@ impl Service {
                     BackupTarget::put_point(&*self.writer, &document, files.as_deref())?;
                     peer.send(&Answer::Added)?;
                 }
-                Ask::Remove { points, lost } => {
-                    PointRemoval::begin(&self.writer)?.commit(&points)?;
-                    self.writer.forget_lost(&lost)?;
-                    peer.send(&Answer::Removed)?;
+                Ask::Change(change) => {
+                    // One of several must not undo what another one has read before.
+                    let one = self.change.lock();
+                    change.apply(&self.writer)?;
+                    drop(one);
+                    peer.send(&Answer::Changed)?;
                 }
                 Ask::Proof(_) => return Err(out_of_turn()),
             }

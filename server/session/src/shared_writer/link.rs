@@ -24,10 +24,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::map_lease::MapLease;
 use crate::local_socket::{connect_within, send};
+use crate::point_change::PointChange;
 use crate::writer_messages::SOCKET;
 use crate::writer_messages::{
-    is_proof, nonce, proof, read_line, told_error, Answer, Ask, PointNames, Request, Side,
-    MAX_WRITE_BYTES,
+    is_proof, nonce, proof, read_line, told_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
 };
 
 /// Interval between two checks whether the backup was cancelled.
@@ -195,14 +195,13 @@ impl Link {
         }
     }
 
-    pub(super) fn remove(
+    pub(super) fn change(
         &self,
-        points: PointNames,
-        lost: PointNames,
+        change: &PointChange,
         cancel: &AtomicBool,
     ) -> std::result::Result<(), Broken> {
-        match self.inner.ask(&Ask::Remove { points, lost }, cancel)? {
-            Answer::Removed => Ok(()),
+        match self.inner.ask(&Ask::Change(change.clone()), cancel)? {
+            Answer::Changed => Ok(()),
             _ => Err(Broken::Failed(out_of_turn())),
         }
     }

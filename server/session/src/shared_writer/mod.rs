@@ -57,13 +57,14 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    BackupTarget, DiskTarget, MachineName, MapRoot, PointDocument, PointName, Repository,
-    RepositoryWriter, WriteCounts, WriteOptions,
+    BackupTarget, DiskTarget, MapRoot, PointDocument, Repository, RepositoryWriter, WriteCounts,
+    WriteOptions,
 };
 use parking_lot::Mutex;
 
 use crate::lease::{Lease, LeaseHold, Served};
 use crate::lock::FileLock;
+use crate::point_change::PointChange;
 use disk::SharedDisk;
 use host::Host;
 use link::{Broken, Link};
@@ -263,23 +264,21 @@ impl<'a> SharedWriter<'a> {
     }
 }
 
-/// Removes points through the backup that holds the writer of `repository`. Returns false if there
-/// is none, or if it is about to end. `lost` are points of which only the marker survived.
+/// Changes points through the backup that holds the writer of `repository`. Returns false if there
+/// is none, or if it is about to end.
 ///
 /// # Errors
-/// As for [`PointRemoval::commit`](crate::PointRemoval::commit); `Interrupted` once `cancel` is
-/// set.
-pub fn remove_through_backup(
+/// As for [`PointChange::apply`]; `Interrupted` once `cancel` is set.
+pub fn change_through_backup(
     repository: &Arc<Repository>,
-    points: &[(MachineName, PointName)],
-    lost: &[(MachineName, PointName)],
+    change: &PointChange,
     cancel: &AtomicBool,
 ) -> Result<bool> {
     let kept = Arc::new(MapLease::new(Arc::clone(repository)));
     let Some(link) = Link::connect(repository.path(), repository, &kept)? else {
         return Ok(false);
     };
-    match link.remove(points.to_vec(), lost.to_vec(), cancel) {
+    match link.change(change, cancel) {
         Ok(()) => Ok(true),
         Err(Broken::Failed(error)) => Err(error),
         Err(Broken::Moved(_) | Broken::Lost) => Ok(false),
