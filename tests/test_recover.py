@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -210,16 +211,18 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
     libvirt.virsh("destroy", "web01")
 
 
-def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, tmp_path, monkeypatch):
+@pytest.mark.parametrize("seconds", [3, 36])
+def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, tmp_path, monkeypatch, seconds):
+    """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
     recover()
     folder = libvirt.folder / "away"
     folder.mkdir()
     program = tmp_path / "bin" / "virsh"
     program.parent.mkdir()
     mark = tmp_path / "suspended"
-    # For three seconds after the machine was suspended nobody answers.
+    # For some seconds after the machine was suspended nobody answers.
     program.write_text(f"""#!/bin/sh
-if [ -e {mark} ] && [ $(($(date +%s) - $(stat -c %Y {mark}))) -lt 3 ]; then
+if [ -e {mark} ] && [ $(($(date +%s) - $(stat -c %Y {mark}))) -lt {seconds} ]; then
     echo 'error: failed to connect to the hypervisor' >&2; exit 1
 fi
 /usr/bin/virsh "$@"
@@ -231,7 +234,13 @@ exit $code
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         failed = coldrise.run("move", "live/web01-1", folder)
-    assert failed.returncode == 1 and "not moved" in failed.stderr and mark.exists(), failed.stderr
+        assert failed.returncode == 1 and "not moved" in failed.stderr and mark.exists(), failed.stderr
+        if seconds > 30:
+            assert "may stay suspended" in failed.stderr and "coldrise move" in failed.stderr, failed.stderr
+            assert libvirt.state("web01").startswith("paused")
+            wait_until(lambda: time.time() - mark.stat().st_mtime > seconds, "libvirt is back")
+            settled = coldrise.run("move", "live/web01-1")
+            assert "was interrupted" in settled.stderr, settled.stderr
     assert libvirt.state("web01").startswith("running") and not list(folder.iterdir())
     assert "cur=" not in libvirt.virsh("blockjob", "web01", "vda", "--info", "--raw")
     grows(coldrise, tmp_path)

@@ -217,3 +217,39 @@ def test_jobs_that_make_no_sense_are_refused(service, coldrise):
         answer = service.call("POST", "jobs", job)
         assert answer.status == 400 and word in answer.json["detail"], (job, answer.body)
     assert service.get("jobs") == []
+
+
+def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
+    address = back_up(coldrise, tmp_path, "web01", size=24 * MIB)
+    work = tmp_path / "there"
+    work.mkdir()
+    with Coldrised(work, far.program.repository, far.program.passphrase_file) as there:
+        wait_until(lambda: there.call("GET", "coming").status == 200, "the repository")
+        assert there.get("coming") == []
+        with contextlib.closing(there.connection(timeout_s=60)) as stream:
+            stream.request("GET", "/api/v1/events")
+            response = stream.getresponse()
+            copy = coldrise.start("copy", "--to", "far", "--rate", "1M")
+            (found,) = wait_until(lambda: there.get("coming"), "the point")
+            assert (found["address"], found["machine"], found["size_bytes"]) == (address, "web01", 24 * MIB)
+            assert found["is_reachable"] and found["percent_here"] < 100 and found["missing_bytes"] > 0
+            wait_until(lambda: b'"coming"' in response.readline(), "the event")
+        # It is shown to those who may see its machine, and to programs that ask the service.
+        assert there.call("GET", "coming", token=there.token("viewer", ["db*"])).json == []
+        assert len(there.call("GET", "coming", token=there.token("viewer", ["web*"])).json) == 1
+        (work / "token").write_text(there.token("viewer"))
+        asked = far.program.run("--json", "--server", f"https://localhost:{there.port}", "--token-file", work / "token",
+                                "--server-certificate", there.state / "tls" / "cert.pem", "list", "web01")
+        (listed,) = json.loads(asked.stdout)["coming"]
+        assert listed["address"] == address
+        wait_until(lambda: there.get("coming")[0]["percent_here"] >= 20, "a part of it")
+        session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
+        # A run that has not begun is not known yet.
+        wait_until(lambda: (there.call("GET", f"runs/{session}").json or {}).get("state") == "ok", "the session")
+        # The other site is lost: what is missing cannot be read.
+        copy.kill()
+        copy.wait()
+        wait_until(lambda: not there.get("coming")[0]["is_reachable"], "its loss")
+        coldrise.json("copy", "--to", "far")
+        wait_until(lambda: there.get("coming") == [], "the end of the copy")
+        assert points(far) == {address.split("/")[1]}

@@ -118,6 +118,45 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     browser.look(visitor, "failing")
 
 
+def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
+    big(made, "mail01", 3)
+    work = tmp_path / "there"
+    work.mkdir()
+    with Coldrised(work, far.program.repository, far.program.passphrase_file, options=["--web", str(browser.PAGE)]) as there:
+        there.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
+        visitor = visit(there)
+        visitor.log_in()
+        visitor.go("copies")
+        page = visitor.page
+        copy = made.coldrise.start("copy", "--to", "berlin", "mail01", "--rate", "1M")
+        card = page.get_by_role("region", name="On their way here")
+        card.get_by_text("connected", exact=True).wait_for(timeout=60_000)
+        (coming,) = there.get("coming")
+        assert coming["address"] in card.inner_text() and not visitor.violations()
+        # What arrives is shown by itself.
+        card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).wait_for(timeout=60_000)
+        picture(visitor, "coming")
+        browser.look(visitor, "On their way here")
+        card.get_by_role("button", name="Boot…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_text("is fetched from the other site").wait_for()
+        picture(visitor, "coming-boot")
+        dialog.get_by_role("button", name="Boot", exact=True).click()
+        page.wait_for_url(re.compile("#/sessions/"), timeout=60_000)
+        (session,) = there.get("sessions")["sessions"]
+        assert session["machine"] == "mail01"
+        for run in there.get("runs?state=running")["runs"]:
+            there.call("POST", f"runs/{run['id']}/cancel", {})
+        wait_until(lambda: not there.get("runs?state=running")["runs"], "the end of the machine")
+        visitor.go("copies")
+        copy.kill()
+        copy.wait()
+        card.get_by_text("not connected").wait_for(timeout=60_000)
+        picture(visitor, "coming-lost")
+        made.coldrise.json("copy", "--to", "berlin", "mail01")
+        card.wait_for(state="detached", timeout=60_000)
+
+
 def test_the_days_are_drawn(made, service, visit, tmp_path):
     second = tmp_path / "second"
     made.coldrise.json("--repo", second, "init")

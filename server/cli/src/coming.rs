@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::ComingDetails;
 use coldrise_session::{coming_sentence, Catalog, Coming, SessionDocument};
 use coldrise_store::{
     Configuration, MachineName, PointDocument, PointSelector, Repository, SessionName,
@@ -97,56 +98,18 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
     }
 }
 
-/// A point on its way.
-#[derive(Serialize)]
-pub(crate) struct ComingDetails {
-    pub(crate) address: String,
-    pub(crate) created_at_ms: u64,
-    pub(crate) size_bytes: u64,
-    pub(crate) missing_bytes: u64,
-    pub(crate) percent_here: u64,
-    pub(crate) disks: Vec<String>,
-}
-
-impl ComingDetails {
-    fn new(coming: &Coming) -> ComingDetails {
-        let document = &coming.point.document;
-        ComingDetails {
-            address: format!("{}/{}", document.machine, document.point),
-            created_at_ms: document.created_at_ms,
-            size_bytes: coming.size_bytes(),
-            missing_bytes: coming.missing_bytes(),
-            percent_here: coming.percent_here(),
-            disks: document.disks.iter().map(|disk| disk.name.to_string()).collect(),
-        }
-    }
-
-    /// Of one machine or of all.
-    ///
-    /// # Errors
-    /// As for [`Coming::all`].
-    pub(crate) fn all(
-        repository: &Repository,
-        machine: Option<&MachineName>,
-    ) -> Result<Vec<ComingDetails>> {
-        let all = Coming::all(repository)?;
-        let is_meant = |coming: &&Coming| machine.is_none_or(|name| coming.begun.machine == *name);
-        Ok(all.iter().filter(is_meant).map(ComingDetails::new).collect())
-    }
-
-    /// A row of the list of points.
-    pub(crate) fn row(&self) -> Vec<String> {
-        vec![
-            self.address.clone(),
-            "coming".to_owned(),
-            format!("{} % here", self.percent_here),
-            self.disks.join(" "),
-            show_size(self.size_bytes),
-            "-".to_owned(),
-            String::new(),
-            String::new(),
-        ]
-    }
+/// A row of the list of points.
+pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
+    vec![
+        coming.address.clone(),
+        "coming".to_owned(),
+        format!("{} % here", coming.percent_here),
+        coming.disks.join(" "),
+        show_size(coming.size_bytes),
+        "-".to_owned(),
+        String::new(),
+        String::new(),
+    ]
 }
 
 #[derive(Serialize)]
@@ -154,13 +117,11 @@ struct Shown {
     #[serde(flatten)]
     details: ComingDetails,
     kind: &'static str,
-    is_reachable: bool,
 }
 
 /// One point on its way.
 pub(crate) fn report(repository: &Repository, coming: &Coming) -> Report {
-    let (details, kind) = (ComingDetails::new(coming), "coming");
-    let shown = Shown { details, kind, is_reachable: coming.is_reachable(repository) };
+    let shown = Shown { details: ComingDetails::new(repository, coming), kind: "coming" };
     let mut text = format!(
         "point        {}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
         shown.details.address,
@@ -171,7 +132,7 @@ pub(crate) fn report(repository: &Repository, coming: &Coming) -> Report {
         let size = show_size(disk.size_bytes);
         text.push_str(&format!("disk         {}/{}  {size}\n", shown.details.address, disk.name));
     }
-    let how = match shown.is_reachable {
+    let how = match shown.details.is_reachable {
         true => "fetched from the other site when they are read",
         false => "the other site is not connected: reading them gives I/O errors",
     };

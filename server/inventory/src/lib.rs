@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod coming;
 mod compare;
 mod content;
 mod damage;
@@ -37,6 +38,7 @@ mod sessions;
 mod space;
 
 pub use activity::{ActivityTotals, ActivityWatch};
+pub use coming::ComingDetails;
 pub use compare::{changed_ranges, Range};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};

@@ -139,11 +139,17 @@ impl Connections {
                 None => return Ok(()),
                 Some(count) => self.received.add(count as u64),
             }
-            let reserve = |length| self.inbox.reserve(class, cost_bytes(length));
+            let reserve = |of: Class, length| match class.carries().contains(&of) {
+                true => self.inbox.reserve(of, cost_bytes(length)),
+                false => Err(Failure::protocol("a frame came on a connection of another class")),
+            };
             reader.read(&plain, reserve, |message| {
                 match message {
                     _ if !is_open => return Err(Failure::protocol("it sent more after its end")),
-                    Message::Frame(frame) => self.inbox.push(class, frame),
+                    Message::Frame(class, frame) => {
+                        self.note_fetch(class);
+                        self.inbox.push(class, frame);
+                    }
                     Message::Grant { class, bytes } => self.credit.add(class, bytes)?,
                     Message::Alive => {}
                     Message::Close => {
@@ -153,6 +159,15 @@ impl Connections {
                 }
                 Ok(())
             })?;
+        }
+    }
+
+    /// Bulk lets fetched blocks pass.
+    fn note_fetch(&self, class: Class) {
+        if class == Class::Fetch {
+            let (_, control) = &self.streams[0];
+            let round_trip = socket::round_trip(control.socket());
+            self.outbox.fetched(round_trip.unwrap_or_default());
         }
     }
 
@@ -175,11 +190,11 @@ impl Connections {
     fn write_messages(&self, class: Class, stream: &TlsStream) -> std::io::Result<()> {
         loop {
             match self.outbox.next(class, self.silence / 4) {
-                Work::Send(message) => self.write_message(class, stream, &message)?,
-                Work::Idle => self.write_message(class, stream, &Message::Alive)?,
+                Work::Send(message) => self.write_message(stream, &message)?,
+                Work::Idle => self.write_message(stream, &Message::Alive)?,
                 Work::Stop => return Ok(()),
                 Work::Close => {
-                    self.write_message(class, stream, &Message::Close)?;
+                    self.write_message(stream, &Message::Close)?;
                     stream.shutdown(Shutdown::Write);
                     return Ok(());
                 }
@@ -187,20 +202,13 @@ impl Connections {
         }
     }
 
-    fn write_message(
-        &self,
-        class: Class,
-        stream: &TlsStream,
-        message: &Message,
-    ) -> std::io::Result<()> {
+    fn write_message(&self, stream: &TlsStream, message: &Message) -> std::io::Result<()> {
         let (header, mut body) = message.encode();
         let mut header: &[u8] = &header;
         while !header.is_empty() || !body.is_empty() {
             let (piece, rest) = body.split_at(body.len().min(self.pace.piece_bytes()));
             let encrypted = stream.encrypt([header, piece])?;
-            // Messages without a body keep the line alive or moving.
-            let urgency = if message.is_frame() { class } else { Class::Control };
-            self.pace.send(urgency, encrypted.len());
+            self.pace.send(message.urgency(), encrypted.len());
             stream.write(&encrypted)?;
             self.sent.add(encrypted.len() as u64);
             (header, body) = (&[], rest);
@@ -232,6 +240,7 @@ impl Connections {
 impl Line for TcpLine {
     fn send(&self, class: Class, frame: Frame) -> Result<()> {
         frame.check()?;
+        self.0.note_fetch(class);
         self.0.credit.take(class, frame.cost_bytes(), &self.0.peer)?;
         self.0.outbox.push(class, frame, &self.0.peer)
     }

@@ -15,7 +15,7 @@ pub(crate) const HEADER_BYTES: usize = 12;
 pub enum Class {
     /// In order, on a connection of its own.
     Control,
-    /// In order, on a connection of its own: it overtakes bulk.
+    /// In any order, on a connection of its own and on the bulk connections: bulk lets it pass.
     Fetch,
     /// In any order, over all bulk connections.
     Bulk,
@@ -27,6 +27,15 @@ impl Class {
 
     pub(crate) fn index(self) -> usize {
         self as usize
+    }
+
+    /// What a connection of this class carries, the most urgent first.
+    pub(crate) fn carries(self) -> &'static [Class] {
+        match self {
+            Class::Control => &[Class::Control],
+            Class::Fetch => &[Class::Fetch],
+            Class::Bulk => &[Class::Fetch, Class::Bulk],
+        }
     }
 }
 

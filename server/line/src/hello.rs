@@ -20,7 +20,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::frame::Class;
 
 const MAGIC: &[u8; 8] = b"coldline";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Length of both messages.
 pub(crate) const HELLO_BYTES: usize = 56;
 

@@ -48,6 +48,7 @@ mod socket;
 mod stream;
 mod tls;
 mod wire;
+mod yielding;
 
 pub use code::{PairingCode, CODE_VALID, MAX_WRONG_CODES};
 pub use connected::TcpLine;

@@ -10,7 +10,7 @@ use crate::frame::{Class, Frame};
 ///
 /// A line that failed stays failed: each later call gives the same error, and its user connects
 /// again. The frames of a class on its way at that moment may have arrived or not; of
-/// [`Class::Control`] and [`Class::Fetch`] a beginning of what was sent has arrived.
+/// [`Class::Control`] a beginning of what was sent has arrived.
 ///
 /// A thread that sends and receives in turn can wait forever for a peer that does the same: both
 /// wait for credit. Receive in a thread of its own.

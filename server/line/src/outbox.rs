@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::failure::End;
 use crate::frame::{Class, Frame};
 use crate::wire::Message;
+use crate::yielding::Yielding;
 
 /// Most that a queue holds, in bytes of credit: enough to keep all connections busy.
 const MAX_QUEUED_BYTES: u64 = 4 << 20;
@@ -29,6 +30,7 @@ struct Content {
     queued_bytes: [u64; 3],
     /// Credit to give back to the peer.
     grants: [u64; 3],
+    yielding: Yielding,
     is_closing: bool,
     end: Option<End>,
 }
@@ -71,6 +73,11 @@ impl Outbox {
         Ok(())
     }
 
+    /// A block was asked for, or is sent: bulk lets it pass.
+    pub(crate) fn fetched(&self, round_trip: Duration) {
+        self.content.lock().yielding.fetched(Instant::now(), round_trip);
+    }
+
     /// Notes credit to give back to the peer.
     pub(crate) fn grant(&self, class: Class, bytes: u64) {
         let mut content = self.content.lock();
@@ -97,19 +104,32 @@ impl Outbox {
                 let bytes = std::mem::take(&mut content.grants[class.index()]);
                 return Work::Send(Message::Grant { class, bytes });
             }
-            if let Some(frame) = content.queues[class.index()].pop_front() {
-                content.queued_bytes[class.index()] -= frame.cost_bytes();
+            let standing = match class {
+                Class::Bulk => content.yielding.wait(Instant::now()),
+                Class::Control | Class::Fetch => None,
+            };
+            let mut carried = class.carries().iter();
+            let next = carried.find(|carried| {
+                let is_standing = **carried == Class::Bulk && standing.is_some();
+                !is_standing && !content.queues[carried.index()].is_empty()
+            });
+            let frame =
+                next.and_then(|next| Some((*next, content.queues[next.index()].pop_front()?)));
+            if let Some((next, frame)) = frame {
+                content.queued_bytes[next.index()] -= frame.cost_bytes();
                 drop(content);
                 self.changed.notify_all();
-                return Work::Send(Message::Frame(frame));
+                return Work::Send(Message::Frame(next, frame));
             }
-            if content.is_closing {
+            if content.is_closing && standing.is_none() {
                 return Work::Close;
             }
             if is_late {
                 return Work::Idle;
             }
-            is_late = self.changed.wait_until(&mut content, until).timed_out();
+            let wait_until = standing.map_or(until, |at| at.min(until));
+            self.changed.wait_until(&mut content, wait_until);
+            is_late = Instant::now() >= until;
         }
     }
 

@@ -219,6 +219,10 @@ fn refusal(error: std::io::Error) -> Error {
         _ if matches!(error.kind(), IoKind::TimedOut | IoKind::WouldBlock) => {
             Error::new(ErrorKind::Io, "it did not answer in time").advise(NETWORK_ADVICE)
         }
+        // rustls would name its manual.
+        _ if error.kind() == IoKind::UnexpectedEof => {
+            Error::new(ErrorKind::Io, "the other side ended the connection").advise(NETWORK_ADVICE)
+        }
         _ => {
             Error::with_source(ErrorKind::Io, "the connection failed", error).advise(NETWORK_ADVICE)
         }

@@ -1,7 +1,7 @@
 //! Messages on a connection, once it belongs to a line, and their reader.
 //!
 //! ```text
-//! what u8 · kind u8 · zero u16 · stream u32 · length u32 · body     (little endian)
+//! what u8 · kind u8 · class u8 · zero u8 · stream u32 · length u32 · body     (little endian)
 //! ```
 
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ const CLOSE: u8 = 3;
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    Frame(Frame),
+    Frame(Class, Frame),
     /// The receiver has room for that many more bytes of a class.
     Grant {
         class: Class,
@@ -28,14 +28,18 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    pub(crate) fn is_frame(&self) -> bool {
-        matches!(self, Message::Frame(_))
+    /// How urgent it is. Messages without a body keep the line alive or moving.
+    pub(crate) fn urgency(&self) -> Class {
+        match self {
+            Message::Frame(class, _) => *class,
+            _ => Class::Control,
+        }
     }
 
     /// Its bytes before the body, and the body.
     pub(crate) fn encode(&self) -> ([u8; HEADER_BYTES], &[u8]) {
         let (what, kind, stream, body): (_, _, _, &[u8]) = match self {
-            Message::Frame(frame) => (FRAME, frame.kind, frame.stream, &frame.body),
+            Message::Frame(_, frame) => (FRAME, frame.kind, frame.stream, &frame.body),
             // In the field of the stream: a grant has no body.
             Message::Grant { class, bytes } => {
                 (GRANT, class.index() as u8, (bytes / GRANT_UNIT_BYTES) as u32, &[])
@@ -46,10 +50,15 @@ impl Message {
         let mut header = [0; HEADER_BYTES];
         header[0] = what;
         header[1] = kind;
+        header[2] = self.urgency().index() as u8;
         header[4..8].copy_from_slice(&stream.to_le_bytes());
         header[8..].copy_from_slice(&(body.len() as u32).to_le_bytes());
         (header, body)
     }
+}
+
+fn unknown() -> Failure {
+    Failure::protocol("it sent an unknown message")
 }
 
 /// Credit is granted in multiples of this.
@@ -70,7 +79,7 @@ impl MessageReader {
     pub(crate) fn read(
         &mut self,
         mut bytes: &[u8],
-        reserve: impl Fn(usize) -> Result<(), Failure>,
+        reserve: impl Fn(Class, usize) -> Result<(), Failure>,
         mut take: impl FnMut(Message) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         loop {
@@ -112,7 +121,7 @@ impl MessageReader {
 
     fn check_header(
         &mut self,
-        reserve: impl Fn(usize) -> Result<(), Failure>,
+        reserve: impl Fn(Class, usize) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let length = self.body_bytes();
         let most = if self.header[0] == FRAME { MAX_BODY_BYTES } else { 0 };
@@ -120,20 +129,23 @@ impl MessageReader {
             return Err(Failure::protocol(format!("a message of {length} bytes is too long")));
         }
         if self.header[0] == FRAME {
-            reserve(length)?;
+            reserve(self.class()?, length)?;
         }
         self.body.reserve_exact(length);
         Ok(())
     }
 
+    fn class(&self) -> Result<Class, Failure> {
+        Class::ALL.get(usize::from(self.header[2])).copied().ok_or_else(unknown)
+    }
+
     fn message(&self, body: Vec<u8>) -> Result<Message, Failure> {
-        let unknown = || Failure::protocol("it sent an unknown message");
-        if self.header[2..4] != [0, 0] {
+        if self.header[3] != 0 {
             return Err(unknown());
         }
         let (kind, stream) = (self.header[1], self.number(4));
         match self.header[0] {
-            FRAME => Ok(Message::Frame(Frame { stream, kind, body })),
+            FRAME => Ok(Message::Frame(self.class()?, Frame { stream, kind, body })),
             GRANT => {
                 let class = Class::ALL.get(usize::from(kind)).copied().ok_or_else(unknown)?;
                 Ok(Message::Grant { class, bytes: u64::from(stream) * GRANT_UNIT_BYTES })

@@ -1,14 +1,16 @@
-//! Follows where copies are: tells clients, keeps the rates of the last minutes, and how far behind each day was.
+//! Follows where copies are, and what is on its way here: tells clients, keeps the rates of the last minutes, and how far behind each day was.
 //!
 //! The state is that of `coldrise copies`: from the records that copies leave and the points that are here. So it does not
 //! matter who copies, a job or somebody on the command line.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use coldrise_block::Result;
+use coldrise_inventory::ComingDetails;
 use coldrise_replica::{CopiesStamp, CopyState, StatusReader, TargetCopies};
+use coldrise_session::Coming;
 use coldrise_store::MachineName;
 use parking_lot::Mutex;
 use rusqlite::params;
@@ -68,9 +70,26 @@ struct Known {
     /// `None` until the repository was read.
     targets: Option<Arc<Vec<TargetCopies>>>,
     rates: HashMap<String, VecDeque<CopyRate>>,
+    coming: Arc<Vec<ComingDetails>>,
 }
 
 impl Copies {
+    /// The points that were on their way here at the last look.
+    pub(crate) fn coming(&self) -> Arc<Vec<ComingDetails>> {
+        self.known.lock().coming.clone()
+    }
+
+    /// Keeps what is on its way now. Returns the machines of points that changed, appeared or went.
+    fn keep_coming(&self, coming: Vec<ComingDetails>) -> BTreeSet<String> {
+        let coming = Arc::new(coming);
+        let before = std::mem::replace(&mut self.known.lock().coming, Arc::clone(&coming));
+        let differing = |some: &[ComingDetails], others: &[ComingDetails]| -> BTreeSet<String> {
+            let is_other = |one: &&ComingDetails| !others.contains(one);
+            some.iter().filter(is_other).map(|one| one.machine.clone()).collect()
+        };
+        &differing(&before, &coming) | &differing(&coming, &before)
+    }
+
     /// The state at the last look; `None` if the repository was not there since the start.
     pub(crate) fn targets(&self) -> Option<Arc<Vec<TargetCopies>>> {
         self.known.lock().targets.clone()
@@ -122,7 +141,7 @@ impl Known {
 /// Follows the copies until the service stops.
 pub(crate) fn run(service: &SharedService) {
     let mut events = service.events.subscribe(None).receiver;
-    let mut last = None;
+    let (mut last, mut last_coming) = (None, None);
     let mut last_error = None;
     while !*service.stop.borrow() {
         let mut is_due = false;
@@ -136,7 +155,8 @@ pub(crate) fn run(service: &SharedService) {
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
         }
-        match look(service, &mut last, is_due) {
+        let looked = look(service, &mut last, is_due);
+        match looked.and_then(|()| look_at_coming(service, &mut last_coming)) {
             Ok(()) => last_error = None,
             // While the repository is away another thread says so.
             Err(error) => {
@@ -147,7 +167,7 @@ pub(crate) fn run(service: &SharedService) {
                     tracing::warn!("the state of copies: {text}");
                 }
                 last_error = Some(text);
-                last = None;
+                (last, last_coming) = (None, None);
             }
         }
         std::thread::sleep(INTERVAL);
@@ -190,6 +210,27 @@ fn look(service: &Service, last: &mut Option<(CopiesStamp, Instant)>, is_due: bo
         let known = service.inventory()?.last_known_machines();
         let names: Vec<String> = known.into_iter().map(|summary| summary.machine).collect();
         service.queue.follow_points(&targets, &names, now_ms())?;
+    }
+    Ok(())
+}
+
+fn look_at_coming(
+    service: &Service,
+    last: &mut Option<(Option<SystemTime>, Instant)>,
+) -> Result<()> {
+    let repository = service.inventory()?.repository()?;
+    let stamp = Coming::stamp(&repository)?;
+    // Whether the other site is connected leaves no mark if its process was killed.
+    let is_running = !service.copies.coming().is_empty();
+    let is_same = last.is_some_and(|(before, at)| {
+        before == stamp && !(is_running && at.elapsed() >= RUNNING_INTERVAL)
+    });
+    if !is_same {
+        // Before the reading: what changes meanwhile is read again.
+        *last = Some((stamp, Instant::now()));
+        for machine in service.copies.keep_coming(ComingDetails::all(&repository, None)?) {
+            service.events.send(What::Coming { machine });
+        }
     }
     Ok(())
 }

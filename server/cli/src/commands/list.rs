@@ -2,11 +2,11 @@
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_inventory::{ListedPoint, Listing};
+use coldrise_inventory::{ComingDetails, ListedPoint, Listing};
 use coldrise_store::{BootVerdict, MachineName};
 use serde::Serialize;
 
-use crate::coming::ComingDetails;
+use crate::coming;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_moment, show_size};
@@ -46,32 +46,22 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
     }
-    if coming.is_empty() {
-        return Ok(report(&listing));
-    }
-    let mut rows = rows(&listing);
-    rows.extend(coming.iter().map(ComingDetails::row));
-    Ok(Report::answer(
-        &LocalListing { listing: &listing, coming },
-        table(shown_headings(&rows), &rows),
-    ))
+    Ok(report(&listing, coming))
 }
 
 /// The list, with the points that are on their way here.
 #[derive(Serialize)]
-struct LocalListing<'a> {
+struct Listed<'a> {
     #[serde(flatten)]
     listing: &'a Listing,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     coming: Vec<ComingDetails>,
 }
 
-fn rows(listing: &Listing) -> Vec<Vec<String>> {
-    listing.machines.iter().flat_map(|machine| &machine.points).map(row).collect()
-}
-
 /// The list for people and for programs.
-pub(crate) fn report(listing: &Listing) -> Report {
-    let rows = rows(listing);
+pub(crate) fn report(listing: &Listing, coming: Vec<ComingDetails>) -> Report {
+    let points = listing.machines.iter().flat_map(|machine| &machine.points);
+    let rows: Vec<_> = points.map(row).chain(coming.iter().map(coming::row)).collect();
     let text = match rows.len() {
         0 if listing.lost.is_empty() => {
             "no restore points yet: make one with coldrise backup".to_owned()
@@ -79,7 +69,7 @@ pub(crate) fn report(listing: &Listing) -> Report {
         0 => String::new(),
         _ => table(shown_headings(&rows), &rows),
     };
-    Report::answer(listing, text)
+    Report::answer(&Listed { listing, coming }, text)
 }
 
 /// A verdict in the words of the list.

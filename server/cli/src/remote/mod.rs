@@ -10,7 +10,9 @@ mod starts;
 
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{Listing, PointDetails, SessionDetails, SessionListing, Stats};
+use coldrise_inventory::{
+    ComingDetails, Listing, PointDetails, SessionDetails, SessionListing, Stats,
+};
 use coldrise_store::Address;
 
 use crate::arguments::Command;
@@ -34,14 +36,16 @@ pub(crate) fn run(
     match command {
         Command::List(arguments) => {
             let mut listing: Listing = client.get("points")?;
+            let mut coming: Vec<ComingDetails> = client.get("coming")?;
             if let Some(machine) = arguments.machine() {
                 listing.machines.retain(|listed| listed.machine == machine.as_str());
-                if listing.machines.is_empty() {
+                coming.retain(|one| one.machine == machine.as_str());
+                if listing.machines.is_empty() && coming.is_empty() {
                     let text = format!("there is no machine {machine}");
                     return Err(Error::new(ErrorKind::NotFound, text));
                 }
             }
-            Ok(list::report(&listing))
+            Ok(list::report(&listing, coming))
         }
         Command::Show(arguments) => match arguments.address()? {
             Address::Point { machine, selector, disk: None } => {

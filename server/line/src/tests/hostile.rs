@@ -62,19 +62,28 @@ fn a_peer_that_breaks_the_protocol_ends_its_line_and_no_other() {
     let sites = Sites::with(LineOptions { bulk_window_bytes, ..LineOptions::default() });
     let (other_near, other_far) = sites.line(&LineOptions::default());
     let mebibyte = 1 << 20;
-    let too_much = [header(0, 0, 0, mebibyte), vec![0; mebibyte as usize]].concat().repeat(9);
+    let of_class = |class: usize, length: u32| {
+        let mut header = header(0, 0, 0, length);
+        header[2] = class as u8;
+        [header, vec![0; length as usize]].concat()
+    };
     let cases: [(&str, Vec<u8>); 8] = [
         ("too long", header(0, 0, 0, mebibyte + 1)),
         ("too long", header(0, 0, 0, u32::MAX)),
         ("too long", header(1, 0, 1, 1)),
         ("unknown", header(9, 0, 0, 0)),
         ("unknown", header(1, 3, 1, 0)),
-        ("unknown", vec![0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-        ("more than it had credit for", too_much),
+        ("unknown", vec![2, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ("unknown", of_class(3, 0)),
         ("credit without bound", header(1, 2, u32::MAX, 0)),
     ];
-    for (word, bytes) in cases {
-        for connection in 0..3 {
+    for connection in 0..3 {
+        // The connections of control, fetch and bulk.
+        let own = [
+            ("more than it had credit for", of_class(connection, mebibyte).repeat(9)),
+            ("of another class", of_class((connection + 1) % 3, 1)),
+        ];
+        for (word, bytes) in cases.iter().cloned().chain(own) {
             let (streams, far) = played_line(&sites);
             // The other side may end it before all is written.
             let _ = write(&streams[connection], &bytes);
@@ -127,7 +136,7 @@ fn an_unknown_session_and_other_versions_are_refused() {
     let stream = connection(&sites, &sites.near);
     let hello = Hello::Join { class: Class::Bulk, session: [9; 32] };
     refused(ask(&stream, &hello, LONG), ErrorKind::Io, "does not know the line");
-    for (at, value) in [(0, b'C'), (8, 2), (9, 1), (9, 200)] {
+    for (at, value) in [(0, b'C'), (8, 1), (9, 1), (9, 200)] {
         let mut message = Hello::Pair { proof: [0; 32] }.encode();
         message[at] = value;
         let stream = connection(&sites, &sites.near);

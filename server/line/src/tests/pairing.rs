@@ -58,7 +58,7 @@ fn a_pairing_that_is_not_accepted_fails_at_the_near_side() {
     std::thread::scope(|scope| {
         let pairing_near = scope.spawn(|| pair_with(&address, &near, &code));
         drop(arrived_pairing(&sites));
-        refused(pairing_near.join().expect("no panic"), ErrorKind::Io, "connection failed");
+        refused(pairing_near.join().expect("no panic"), ErrorKind::Io, "ended the connection");
     });
     refused(sites.connect_as(&near), ErrorKind::Forbidden, "refuses the key");
 }

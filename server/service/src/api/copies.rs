@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind};
+use coldrise_inventory::ComingDetails;
 use coldrise_replica::TargetCopies;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
@@ -17,7 +18,7 @@ use crate::copies::{BehindDay, CopyRate};
 use crate::service::SharedService;
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
-    OpenApiRouter::new().routes(routes!(copies)).routes(routes!(history))
+    OpenApiRouter::new().routes(routes!(copies)).routes(routes!(history)).routes(routes!(coming))
 }
 
 /// Show where copies are and how far behind, as `coldrise copies --json` does.
@@ -41,6 +42,26 @@ async fn copies(
         }
         let seen = targets.iter().map(|target| target.limited_to(|name| caller.sees(name)));
         Ok(seen.filter(|target| !target.machines.is_empty()).collect())
+    });
+    read.await.map(Json)
+}
+
+/// Show the points that are still on their way here from other sites, as `coldrise list --json` does.
+///
+/// They can be booted and recovered by their addresses; what is missing is fetched from the other site when it is read.
+#[utoipa::path(get, path = "/coming", tag = "copies",
+    responses((status = 200, body = [ComingDetails]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn coming(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Json<Vec<ComingDetails>>> {
+    caller.allow(Permission::View)?;
+    let read = blocking(move || {
+        // The reason if the repository is away.
+        service.inventory()?.repository()?;
+        let all = service.copies.coming();
+        Ok(all.iter().filter(|one| caller.sees(&one.machine)).cloned().collect())
     });
     read.await.map(Json)
 }

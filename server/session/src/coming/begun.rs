@@ -143,6 +143,16 @@ impl BegunCopy {
         Ok(found)
     }
 
+    /// When a file beside the notes was made, replaced or removed last.
+    pub(super) fn stamp(repository: &Repository) -> Result<Option<SystemTime>> {
+        let folder = folder(repository);
+        match folder.metadata().and_then(|facts| facts.modified()) {
+            Ok(time) => Ok(Some(time)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context(|| format!("reading {}", folder.display())),
+        }
+    }
+
     /// Replaces the note about the point.
     ///
     /// # Errors

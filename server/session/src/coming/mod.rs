@@ -43,6 +43,7 @@ mod settle;
 mod socket;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_store::{MachineName, MapRoot, PointDocument, PointSelector, Repository, SessionName};
@@ -104,6 +105,14 @@ impl Coming {
         Ok(all)
     }
 
+    /// A sign of changes: it differs when a note or a socket was made, replaced or removed since. `None` without notes.
+    ///
+    /// # Errors
+    /// Errors of the drive.
+    pub fn stamp(repository: &Repository) -> Result<Option<SystemTime>> {
+        BegunCopy::stamp(repository)
+    }
+
     /// One of them: the newest of the machine for `latest`.
     ///
     /// # Errors
@@ -144,17 +153,23 @@ impl Coming {
 
     /// The sum of what has not arrived yet. Pieces that were fetched out of turn count as missing.
     pub fn missing_bytes(&self) -> u64 {
-        let missing = |disk: &BegunDisk| match self.point.differences_of(&self.begun, disk) {
-            Some(ranges) => ranges.bytes_behind(disk.end_bytes),
-            None => disk.size_bytes.saturating_sub(disk.end_bytes),
-        };
-        self.begun.disks.iter().map(missing).sum()
+        self.differing_bytes(|disk| disk.end_bytes)
     }
 
-    /// How much of the point is here, in percent; 100 only for all of it.
+    /// How much of what has to come is here, in percent; 100 only for all of it. Neither holes have to come nor what does not
+    /// differ from the base.
     pub fn percent_here(&self) -> u64 {
-        let (size, missing) = (self.size_bytes().max(1), self.missing_bytes());
-        (u128::from(size - missing.min(size)) * 100 / u128::from(size)) as u64
+        let (all, missing) = (self.differing_bytes(|_| 0).max(1), self.missing_bytes());
+        (u128::from(all - missing.min(all)) * 100 / u128::from(all)) as u64
+    }
+
+    /// What differs from the bases behind an offset of each disk.
+    fn differing_bytes(&self, behind: impl Fn(&BegunDisk) -> u64) -> u64 {
+        let differing = |disk: &BegunDisk| match self.point.differences_of(&self.begun, disk) {
+            Some(ranges) => ranges.bytes_behind(behind(disk)),
+            None => disk.size_bytes.saturating_sub(behind(disk)),
+        };
+        self.begun.disks.iter().map(differing).sum()
     }
 
     /// Whether the other site is connected now, so that what is missing can be fetched.
@@ -232,7 +247,7 @@ impl Coming {
     pub fn sentence(&self, repository: &Repository) -> String {
         let missing_mib = self.missing_bytes().div_ceil(1 << 20);
         let here = format!(
-            "{}/{} is still on its way here: {} % of it is here, {missing_mib} MiB are missing",
+            "{}/{} is still on its way here: {} % of what differs is here, {missing_mib} MiB are missing",
             self.begun.machine,
             self.begun.point,
             self.percent_here()

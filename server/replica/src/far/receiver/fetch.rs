@@ -27,8 +27,16 @@ use crate::far::messages::{
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Reads that are under way.
 const MAX_READS: usize = 64;
-/// Bytes that are read ahead of a front end that reads in order.
+/// Bytes behind what a front end reads that come with it. They have to come anyway, and a reader waits a round trip for each read.
 const AHEAD_BYTES: u64 = 256 << 10;
+/// The same for one that reads in order, at most: it doubles with each read.
+const MAX_AHEAD_BYTES: u64 = 2 << 20;
+/// With more reads under way, whoever reads knows what it needs.
+const FEW_READS: usize = 16;
+/// A read that begins so near the end of another one goes on with it, in bytes.
+const NEAR_BYTES: u64 = 64 << 10;
+/// Readers in order that are known.
+const MAX_STREAMS: usize = 8;
 /// Maximum number of bytes that wait to be noted.
 const MAX_UNNOTED_BYTES: u64 = 64 << 20;
 
@@ -65,8 +73,38 @@ struct Point {
     pieces: HashMap<(usize, u64), Piece>,
     unnoted_bytes: u64,
     notes: u64,
-    /// Of each disk: where the last request ended.
-    last_ends: Vec<u64>,
+    streams: Streams,
+}
+
+/// Reads in order, the youngest last.
+#[derive(Default)]
+struct Streams(VecDeque<Stream>);
+
+struct Stream {
+    disk: usize,
+    /// Where its last read ended.
+    end_bytes: u64,
+    ahead_bytes: u64,
+}
+
+impl Streams {
+    /// A read. Returns how far behind it to read ahead.
+    fn note(&mut self, disk: usize, start_bytes: u64, end_bytes: u64) -> u64 {
+        // Pieces are larger than what a machine reads, so two of its reads can be of the same one.
+        let goes_on = |stream: &Stream| {
+            stream.disk == disk && stream.end_bytes.abs_diff(start_bytes) <= NEAR_BYTES
+        };
+        let before = self.0.iter().position(goes_on).and_then(|at| self.0.remove(at));
+        let ahead_bytes = before
+            .as_ref()
+            .map_or(AHEAD_BYTES, |stream| (stream.ahead_bytes * 2).min(MAX_AHEAD_BYTES));
+        let end_bytes = before.map_or(end_bytes, |stream| stream.end_bytes.max(end_bytes));
+        if self.0.len() >= MAX_STREAMS {
+            self.0.pop_front();
+        }
+        self.0.push_back(Stream { disk, end_bytes, ahead_bytes });
+        ahead_bytes
+    }
 }
 
 #[derive(Default)]
@@ -104,9 +142,8 @@ fn away() -> Error {
 impl Fetches {
     /// Begins with a point; an earlier one is forgotten.
     pub(super) fn begin(&self, number: u32, chunk_bytes: u64, disks: Vec<FetchedDisk>) {
-        let last_ends = disks.iter().map(|_| u64::MAX).collect();
-        let (pieces, unnoted_bytes, notes) = Default::default();
-        let point = Point { number, chunk_bytes, disks, pieces, unnoted_bytes, notes, last_ends };
+        let (pieces, unnoted_bytes, notes, streams) = Default::default();
+        let point = Point { number, chunk_bytes, disks, pieces, unnoted_bytes, notes, streams };
         self.state.lock().point = Some(point);
         self.changed.notify_all();
     }
@@ -131,37 +168,33 @@ impl Fetches {
                 return Err(away());
             }
             let reads = state.outgoing.len() + state.in_flight.len();
-            let next_id = state.next_id;
+            let first_id = state.next_id;
             let Some(point) = state.point.as_mut().filter(|point| point.number == number) else {
                 return Err(away());
             };
+            let mut ahead_bytes = 0;
             if is_first {
                 point.check(disk, offset, length)?;
+                ahead_bytes = point.streams.note(disk, offset, offset + length);
             }
-            let asks = match point.look(disk, offset, length)? {
-                Look::Here(content) => return Ok(content),
-                Look::Missing(runs)
-                    if reads < MAX_READS && point.unnoted_bytes < MAX_UNNOTED_BYTES =>
-                {
-                    point.ask(disk, runs, next_id)
-                }
+            is_first = false;
+            let found = point.look(disk, offset, length)?;
+            let has_room = reads < MAX_READS && point.unnoted_bytes < MAX_UNNOTED_BYTES;
+            let mut runs = match &found {
+                Look::Missing(runs) if has_room => runs.clone(),
                 _ => Vec::new(),
             };
-            let ahead = match is_first && !asks.is_empty() && reads + asks.len() < MAX_READS {
-                true => point.ahead(disk, offset, offset + length),
-                false => Vec::new(),
-            };
-            if is_first {
-                if let Some(last_end) = point.last_ends.get_mut(disk) {
-                    *last_end = offset + length;
-                }
+            if has_room && reads < FEW_READS && ahead_bytes > 0 {
+                runs.extend(point.ahead(disk, offset + length, ahead_bytes));
             }
-            let ahead = point.ask(disk, ahead, next_id.wrapping_add(asks.len() as u32));
-            is_first = false;
-            state.next_id = next_id.wrapping_add((asks.len() + ahead.len()) as u32);
+            let asks = point.ask(disk, runs, first_id);
+            state.next_id = first_id.wrapping_add(asks.len() as u32);
             if !asks.is_empty() {
-                state.outgoing.extend(asks.into_iter().chain(ahead));
+                state.outgoing.extend(asks);
                 self.changed.notify_all();
+            }
+            if let Look::Here(content) = found {
+                return Ok(content);
             }
             self.changed.wait(&mut state);
         }
@@ -370,26 +403,26 @@ impl Point {
         asks
     }
 
-    /// What follows a request that follows another one.
-    fn ahead(&self, disk: usize, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let is_next = self.last_ends.get(disk) == Some(&start);
-        let Some(facts) = self.disks.get(disk).filter(|_| is_next) else { return Vec::new() };
-        let most = (end + AHEAD_BYTES.max(self.chunk_bytes)).min(facts.size_bytes);
-        let (differs, stop) = match end >= facts.end_bytes && end < most {
-            true => facts.differences.at(end, most),
-            false => (false, end),
-        };
-        if !differs {
-            return Vec::new();
+    /// What of the next bytes behind `end` nobody has asked for; nothing while at least half of them is known.
+    fn ahead(&self, disk: usize, end: u64, ahead_bytes: u64) -> Vec<(u64, u64)> {
+        let Some(facts) = self.disks.get(disk) else { return Vec::new() };
+        let most = (end + ahead_bytes.max(self.chunk_bytes)).min(facts.size_bytes);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for at in self.offsets(end.next_multiple_of(self.chunk_bytes), most) {
+            let is_here = at < facts.end_bytes || !facts.differences.at(at, most).0;
+            if is_here || self.pieces.contains_key(&(disk, at)) {
+                continue;
+            }
+            if runs.is_empty() && at > end + ahead_bytes / 2 {
+                break;
+            }
+            let stop = (at + self.chunk_bytes).min(facts.size_bytes);
+            match runs.last_mut() {
+                Some((start, last)) if *last == at && stop - *start <= AHEAD_BYTES => *last = stop,
+                _ => runs.push((at, stop)),
+            }
         }
-        let stop = stop.next_multiple_of(self.chunk_bytes).min(facts.size_bytes);
-        let known = self.offsets(end, stop).find(|at| self.pieces.contains_key(&(disk, *at)));
-        let stop = known.unwrap_or(stop);
-        if stop > end {
-            vec![(end, stop)]
-        } else {
-            Vec::new()
-        }
+        runs
     }
 
     fn arrive(&mut self, ask: ReadAsk, outcome: std::result::Result<Vec<u8>, (bool, String)>) {

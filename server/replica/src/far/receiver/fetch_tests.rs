@@ -38,28 +38,32 @@ fn content(ask: ReadAsk, byte: u8) -> Frame {
     data(ask.id, READ_CONTENT, &zstd::bulk::compress(&plain, 1).unwrap())
 }
 
+/// The next read that begins there; others are left out.
+fn asked(fetches: &Fetches, offset_bytes: u64) -> ReadAsk {
+    loop {
+        let ask = fetches.next_read().unwrap();
+        if ask.offset_bytes == offset_bytes {
+            return ask;
+        }
+    }
+}
+
 #[test]
 fn a_piece_is_asked_for_once_and_what_follows_is_read_ahead() {
     let fetches = fetches();
-    let answer = |fetches: &Fetches| {
-        let ask = fetches.next_read().unwrap();
-        assert_eq!((ask.number, ask.offset_bytes, ask.length_bytes), (7, 0, 4096));
-        fetches.take(&content(ask, 5)).unwrap();
-    };
-    assert_eq!(with_source(0, CHUNK, answer, &fetches).unwrap(), vec![5; 4096]);
-    // The second reader in order: the rest of what differs is read ahead, in one read.
+    // The rest of what differs is read ahead, in one read.
     let answer = |fetches: &Fetches| {
         let (first, ahead) = (fetches.next_read().unwrap(), fetches.next_read().unwrap());
-        assert_eq!((first.offset_bytes, first.length_bytes), (4096, 4096));
-        assert_eq!((ahead.offset_bytes, ahead.length_bytes), (8192, 62 * 4096));
+        assert_eq!((first.number, first.offset_bytes, first.length_bytes), (7, 0, 4096));
+        assert_eq!((ahead.offset_bytes, ahead.length_bytes), (4096, 63 * 4096));
         fetches.take(&content(first, 6)).unwrap();
         fetches.take(&content(ahead, 7)).unwrap();
     };
-    assert_eq!(with_source(CHUNK, CHUNK, answer, &fetches).unwrap(), vec![6; 4096]);
+    assert_eq!(with_source(0, CHUNK, answer, &fetches).unwrap(), vec![6; 4096]);
     // All of it is in memory now, and waits to be noted.
     assert_eq!(fetches.fetch(7, 0, 8192, 8192).unwrap(), vec![7; 8192]);
     assert_eq!(fetches.unnoted_bytes(), 64 * CHUNK);
-    assert_eq!(*fetches.piece(0, 4096).unwrap(), vec![6; 4096]);
+    assert_eq!(*fetches.piece(0, 0).unwrap(), vec![6; 4096]);
     let pieces = fetches.take_unnoted();
     let offsets: Vec<_> = pieces.iter().map(|piece| piece.offset_bytes / CHUNK).collect();
     assert_eq!(offsets, (0..64).collect::<Vec<_>>());
@@ -71,17 +75,82 @@ fn a_piece_is_asked_for_once_and_what_follows_is_read_ahead() {
 }
 
 #[test]
+fn reads_in_order_are_read_further_ahead() {
+    const READ: u64 = 8 * CHUNK;
+    let fetches = fetches();
+    let differences = ByteRanges::union(vec![(0, 4096 * CHUNK)]);
+    let disk = FetchedDisk { size_bytes: 4096 * CHUNK, end_bytes: 0, differences };
+    fetches.begin(7, CHUNK, vec![disk]);
+    let mut known = 0;
+    let mut read = |offset: u64| {
+        let answer = |fetches: &Fetches| {
+            // What is known is not asked for again, and no read is longer than 256 KiB.
+            while !fetches.state.lock().outgoing.is_empty() || known < offset + READ {
+                let ask = fetches.next_read().unwrap();
+                assert!(
+                    ask.length_bytes <= MAX_READ_BYTES && ask.offset_bytes >= known.min(offset)
+                );
+                known = known.max(ask.offset_bytes + u64::from(ask.length_bytes));
+                fetches.take(&content(ask, 1)).unwrap();
+            }
+        };
+        with_source(offset, READ, answer, &fetches).unwrap();
+        known - (offset + READ)
+    };
+    let ahead: Vec<u64> = (0..12).map(|number| read(number * READ)).collect();
+    assert_eq!(ahead[0], AHEAD_BYTES);
+    assert!(ahead.iter().all(|bytes| *bytes <= MAX_AHEAD_BYTES), "{ahead:?}");
+    assert!(ahead[8..].iter().all(|bytes| *bytes >= MAX_AHEAD_BYTES / 2), "{ahead:?}");
+    // Another place is a new reader, and the first one goes on where it was.
+    assert_eq!(read(3000 * CHUNK), AHEAD_BYTES);
+}
+
+#[test]
+fn with_many_reads_under_way_nothing_is_read_ahead() {
+    let fetches = fetches();
+    let differences = ByteRanges::union(vec![(0, 4096 * CHUNK)]);
+    let disk = FetchedDisk { size_bytes: 4096 * CHUNK, end_bytes: 0, differences };
+    fetches.begin(7, CHUNK, vec![disk]);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..FEW_READS as u64)
+            .map(|number| {
+                let fetches = Arc::clone(&fetches);
+                scope.spawn(move || fetches.fetch(7, 0, number * 200 * CHUNK, CHUNK))
+            })
+            .collect();
+        let under_way = || {
+            let state = fetches.state.lock();
+            state.outgoing.len() + state.in_flight.len()
+        };
+        while under_way() < FEW_READS {
+            std::thread::yield_now();
+        }
+        let last = scope.spawn(|| fetches.fetch(7, 0, 4000 * CHUNK, CHUNK));
+        let ask = asked(&fetches, 4000 * CHUNK);
+        fetches.take(&content(ask, 1)).unwrap();
+        assert!(last.join().unwrap().is_ok());
+        let known = |offset: u64| {
+            let state = fetches.state.lock();
+            state.point.as_ref().is_some_and(|point| point.pieces.contains_key(&(0, offset)))
+        };
+        assert!(known(4000 * CHUNK) && !known(4001 * CHUNK) && known(0));
+        fetches.end();
+        readers.into_iter().for_each(|reader| drop(reader.join().unwrap()));
+    });
+}
+
+#[test]
 fn what_the_source_cannot_read_is_asked_for_again() {
     let fetches = fetches();
     for (status, kind) in [(READ_DAMAGED, ErrorKind::Corrupt), (READ_GONE, ErrorKind::Io)] {
         let refuse = |fetches: &Fetches| {
-            let ask = fetches.next_read().unwrap();
+            let ask = asked(fetches, 0);
             fetches.take(&data(ask.id, status, b"why")).unwrap();
         };
         assert_eq!(with_source(0, CHUNK, refuse, &fetches).unwrap_err().kind(), kind);
     }
     let answer = |fetches: &Fetches| {
-        let ask = fetches.next_read().unwrap();
+        let ask = asked(fetches, 0);
         fetches.take(&content(ask, 1)).unwrap();
     };
     assert!(with_source(0, CHUNK, answer, &fetches).is_ok());

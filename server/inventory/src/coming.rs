@@ -1,0 +1,57 @@
+//! Points that are still on their way to the repository.
+
+use coldrise_block::Result;
+use coldrise_session::Coming;
+use coldrise_store::{MachineName, Repository};
+use serde::{Deserialize, Serialize};
+
+/// A point on its way from another site: it can be booted before all of it is here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ComingDetails {
+    /// MACHINE/POINT, as it will be.
+    pub address: String,
+    /// The name of its machine here.
+    pub machine: String,
+    /// When the backup was made at the other site, in milliseconds since 1970.
+    pub created_at_ms: u64,
+    /// The sum of the sizes of its disks.
+    pub size_bytes: u64,
+    /// What has not arrived yet. Parts that were fetched out of turn count as missing.
+    pub missing_bytes: u64,
+    /// 100 only for all of it.
+    pub percent_here: u64,
+    /// The other site is connected: what is missing is fetched when it is read. If not, reading it gives I/O errors.
+    pub is_reachable: bool,
+    /// The names of its disks.
+    pub disks: Vec<String>,
+}
+
+impl ComingDetails {
+    /// Describes one point.
+    pub fn new(repository: &Repository, coming: &Coming) -> ComingDetails {
+        let document = &coming.point.document;
+        ComingDetails {
+            address: format!("{}/{}", document.machine, document.point),
+            machine: document.machine.to_string(),
+            created_at_ms: document.created_at_ms,
+            size_bytes: coming.size_bytes(),
+            missing_bytes: coming.missing_bytes(),
+            percent_here: coming.percent_here(),
+            is_reachable: coming.is_reachable(repository),
+            disks: document.disks.iter().map(|disk| disk.name.to_string()).collect(),
+        }
+    }
+
+    /// Those of one machine, or of all.
+    ///
+    /// # Errors
+    /// As for [`Coming::all`].
+    pub fn all(
+        repository: &Repository,
+        machine: Option<&MachineName>,
+    ) -> Result<Vec<ComingDetails>> {
+        let all = Coming::all(repository)?;
+        let is_meant = |coming: &&Coming| machine.is_none_or(|name| coming.begun.machine == *name);
+        Ok(all.iter().filter(is_meant).map(|one| ComingDetails::new(repository, one)).collect())
+    }
+}
