@@ -142,7 +142,7 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
         dialog.get_by_text("is fetched from the other site").wait_for()
         picture(visitor, "coming-boot")
         dialog.get_by_role("button", name="Boot", exact=True).click()
-        page.wait_for_url(re.compile("#/sessions/"), timeout=60_000)
+        page.get_by_role("heading", level=1, name=re.compile("^mail01-")).wait_for(timeout=60_000)
         (session,) = there.get("sessions")["sessions"]
         assert session["machine"] == "mail01"
         for run in there.get("runs?state=running")["runs"]:

@@ -74,6 +74,11 @@ export function memoryProposal(hardware: Hardware | undefined, host: Host | unde
   return Math.max(STEP_MIB, Math.floor((fitting * 0.9) / STEP_MIB) * STEP_MIB);
 }
 
+/** The proposed name of a session of the machine. */
+export function sessionName(machine: string, at: Date): string {
+  return `${machine.slice(0, 40)}-${at.toISOString().slice(5, 16).replace(/\D/g, '')}`;
+}
+
 export function bootPlan(point: Point, choices: Choices, memory: number | undefined, host: Host | undefined): Plan {
   const { session, cpus, network } = choices;
   const hardware = { ...(memory ? { memory_mib: memory } : {}), ...(cpus ? { cpus } : {}) };
