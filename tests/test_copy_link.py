@@ -281,6 +281,24 @@ def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, far, tmp_path):
     check(far.program, expected, tmp_path)
 
 
+@pytest.mark.parametrize("chunk", ["16K", "64K"])
+def test_disks_that_shrink_and_grow_are_copied(coldrise, site, tmp_path, chunk):
+    pieces = random.Random(31)
+    far = site("far", "--chunk-size", chunk)
+    far.pair(coldrise)
+    content_bytes, expected = bytearray(pieces.randbytes(6 * MIB)), {}
+    # The disk's new size, and what is written to it: also in what a smaller one does not have.
+    for day, size in enumerate([6 * MIB, 3 * MIB + 4096, 5 * MIB, 5 * MIB - 512, 512 * KIB], 1):
+        content_bytes = content_bytes[:size] + bytes(max(0, size - len(content_bytes)))
+        content_bytes[size // 2 : size // 2 + 9000] = pieces.randbytes(9000)
+        (tmp_path / "vda.raw").write_bytes(content_bytes)
+        point = f"2026110{day}T100000Z"
+        coldrise.json("backup", "web01", f"vda=raw:{tmp_path}/vda.raw", "--time", point)
+        expected[point] = {"vda": bytes(content_bytes[:size])}
+        assert coldrise.json("copy", "--to", "far")["points"] == 1, size
+    check(far.program, expected, tmp_path)
+
+
 def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, far, tmp_path):
     proxy = CuttingProxy(far.address)
     far.address = proxy.address

@@ -215,7 +215,7 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, tmp
 def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, tmp_path, monkeypatch, seconds):
     """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
     recover()
-    folder = libvirt.folder / "away"
+    folder = libvirt.folder / f"away-{seconds}"
     folder.mkdir()
     program = tmp_path / "bin" / "virsh"
     program.parent.mkdir()
@@ -237,14 +237,86 @@ exit $code
         assert failed.returncode == 1 and "not moved" in failed.stderr and mark.exists(), failed.stderr
         if seconds > 30:
             assert "may stay suspended" in failed.stderr and "coldrise move" in failed.stderr, failed.stderr
-            assert libvirt.state("web01").startswith("paused")
             wait_until(lambda: time.time() - mark.stat().st_mtime > seconds, "libvirt is back")
+            assert libvirt.state("web01").startswith("paused")
             settled = coldrise.run("move", "live/web01-1")
             assert "was interrupted" in settled.stderr, settled.stderr
     assert libvirt.state("web01").startswith("running") and not list(folder.iterdir())
     assert "cur=" not in libvirt.virsh("blockjob", "web01", "vda", "--info", "--raw")
     grows(coldrise, tmp_path)
     coldrise.json("move", "live/web01-1", folder)
+    libvirt.virsh("destroy", "web01")
+
+
+def test_a_libvirt_that_does_not_know_its_machines_yet_ends_nothing(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    """As after a restart of libvirtd."""
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    starting, asked = tmp_path / "starting", tmp_path / "asked"
+    program.write_text(f"""#!/bin/sh
+if [ -e {starting} ]; then : > {asked}; echo "error: failed to get domain 'web01'" >&2; exit 1; fi
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    running = recover()
+    starting.touch()
+    wait_until(asked.exists, "the next look")
+    time.sleep(2)
+    starting.unlink()
+    grows(coldrise, tmp_path)
+    assert running.process.poll() is None
+    libvirt.virsh("destroy", "web01")
+    running.process.wait(timeout=60)
+    assert "web01" not in libvirt.domains()
+
+
+def test_a_state_that_libvirt_does_not_tell_is_not_off(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    """A libvirtd that ends between two questions."""
+    running = recover()
+    running.process.kill()
+    running.process.wait()
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text("""#!/bin/sh
+case "$*" in *" domstate "*) echo "error: Disconnected from qemu:///system due to end of file" >&2; exit 1;; esac
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        refused = coldrise.run("recover", "live/web01-1", "--undo")
+        assert refused.returncode not in (0, 2) and "Disconnected" in refused.stderr, refused.stderr
+        assert "is off" not in coldrise.run("doctor").stdout
+    assert [session["session"] for session in coldrise.json("sessions")["sessions"]] == ["web01-1"]
+    coldrise.json("recover", "live/web01-1", "--undo")
+    assert libvirt.domains() == []
+
+
+def test_a_moved_machine_that_could_not_be_resumed_is_named(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    recover()
+    folder = libvirt.folder / "held"
+    folder.mkdir()
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    away = tmp_path / "away"
+    # From the moment in which the machine is to run on.
+    program.write_text(f"""#!/bin/sh
+case "$*" in *" resume "*) : > {away};; esac
+if [ -e {away} ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        moved = coldrise.run("move", "live/web01-1", folder)
+    assert moved.returncode == 3 and "may stand still" in moved.stdout, (moved.returncode, moved.stdout, moved.stderr)
+    assert libvirt.state("web01").startswith("paused")
+    for command in ("sessions", "doctor"):
+        assert "coldrise move live/web01-1 lets it run on" in coldrise.run(command).stdout, command
+    coldrise.json("move", "live/web01-1")
+    assert libvirt.state("web01").startswith("running")
+    assert "may stand still" not in coldrise.run("doctor").stdout
     libvirt.virsh("destroy", "web01")
 
 

@@ -55,6 +55,8 @@ impl DiskCopy {
         let mut ranges: Vec<(u64, u64)> = self.source.differences()?.into();
         // No range says what lies behind the end of a smaller base.
         ranges.extend(self.base_end_bytes.map(|end| (end, content.size_bytes())));
+        // Nor is behind the end of this disk what a larger base had there.
+        ranges.iter_mut().for_each(|(_, end)| *end = content.size_bytes().min(*end));
         let differences = ByteRanges::union(ranges).at_most((MAX_RANGES / disks.max(1)).max(16));
         Ok(AnnouncedDisk { base: self.base, differences, content })
     }

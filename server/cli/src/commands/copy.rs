@@ -97,7 +97,8 @@ pub(crate) struct CopyArguments {
     #[arg(long = "window", value_name = "WINDOW=RATE")]
     windows: Vec<RateWindow>,
 
-    /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never.
+    /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never. A site that
+    /// is not reached at first is not waited for.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
     retry: Duration,
 }

@@ -131,7 +131,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
     };
     let mut report = Report::done(&moved, text(&arguments.session, &done));
     let is_withdrawn = note.phase == MovePhase::Copying;
-    if !is_withdrawn && note.disks.iter().any(|disk| !disk.is_moved) {
+    let is_left = note.disks.iter().any(|disk| !disk.is_moved) || note.is_held;
+    if is_left && !is_withdrawn {
         report.exit_code = ErrorKind::Incomplete.exit_code();
     }
     Ok(report)

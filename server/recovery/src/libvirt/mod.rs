@@ -152,18 +152,13 @@ impl Domain {
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
     pub fn state(&self) -> Result<DomainState> {
-        // A list fails only if libvirt does; the state of an unknown domain would fail, too.
-        let listed = self.virsh.run(&["list", "--name", "--uuid"], PATIENCE)?;
-        let is_listed = |line: &str| {
-            let (uuid, name) = line.trim().split_once(' ').unwrap_or_default();
-            [uuid, name.trim()].contains(&self.name.as_str())
-        };
-        if !listed.lines().any(is_listed) {
+        if !self.is_listed()? {
             return Ok(DomainState::Off);
         }
         let state = match self.virsh.run(&["domstate", "--reason", &self.name], PATIENCE) {
             Ok(state) => state,
-            // It ended in between.
+            // Libvirt may have ended in between, and not the domain.
+            Err(error) if self.is_listed()? => return Err(error),
             Err(_) => return Ok(DomainState::Off),
         };
         let state = state.trim();
@@ -173,6 +168,13 @@ impl Domain {
             Some(("shut off" | "crashed", _)) => DomainState::Off,
             _ => DomainState::Paused(state.chars().take(60).collect()),
         })
+    }
+
+    /// Whether it runs, or is paused. A list fails only if libvirt does; the state of an unknown domain would fail, too.
+    fn is_listed(&self) -> Result<bool> {
+        let listed = self.virsh.run(&["list", "--name", "--uuid"], PATIENCE)?;
+        let mut names = listed.lines().map(|line| line.trim().split_once(' ').unwrap_or_default());
+        Ok(names.any(|(uuid, name)| [uuid, name.trim()].contains(&self.name.as_str())))
     }
 
     /// The number of requests that its disks have answered, by the name of the disk in the domain.

@@ -52,7 +52,7 @@ impl MirrorRun<'_> {
             };
         }
         let finalized = settle::finalize(&mut self.machine, &self.note);
-        settle::release(&mut self.machine, &self.note)?;
+        settle::release(&mut self.machine, &mut self.note)?;
         finalized?;
         let held_ms = milliseconds_since(self.pace.held_since().unwrap_or(held));
         settle::note_sides(&mut self.machine, self.notes, &mut self.note)?;
@@ -224,7 +224,7 @@ impl MirrorRun<'_> {
     fn withdraw(&mut self, error: Error) -> Error {
         let prefix = self.note.prefix();
         // First: whatever fails then, the machine runs.
-        let cleaned = settle::release(&mut self.machine, &self.note)
+        let cleaned = settle::release(&mut self.machine, &mut self.note)
             .and_then(|()| self.machine.cancel_all(&prefix))
             .and_then(|()| self.machine.remove_nodes(&prefix));
         if let Err(left) = &cleaned {

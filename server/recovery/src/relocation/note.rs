@@ -149,9 +149,13 @@ impl MoveNote {
                     true => format!("; still in the session, because the switch failed: {}", targets(false)),
                     false => String::new(),
                 };
+                let held = match self.is_held {
+                    true => format!("; it may stand still: coldrise move live/{session} lets it run on"),
+                    false => String::new(),
+                };
                 format!(
                     "the machine of session {session} was moved: {}{kept}; start it from there, not from the \
-                     session; {end}",
+                     session; {end}{held}",
                     targets(true)
                 )
             }

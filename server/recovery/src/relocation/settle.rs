@@ -40,7 +40,7 @@ pub(super) fn settle(
         MovePhase::Copying => {
             if let Some(mut machine) = machine_of(request, &note)? {
                 // First: whatever fails then, the machine runs.
-                release(&mut machine, &note)?;
+                release(&mut machine, &mut note)?;
                 machine.cancel_all(&note.prefix())?;
                 machine.remove_nodes(&note.prefix())?;
             }
@@ -55,7 +55,7 @@ pub(super) fn settle(
         MovePhase::Switching => match machine_of(request, &note)? {
             Some(mut machine) => {
                 let finalized = finalize(&mut machine, &note);
-                release(&mut machine, &note)?;
+                release(&mut machine, &mut note)?;
                 finalized?;
                 note_sides(&mut machine, notes, &mut note)?;
             }
@@ -122,9 +122,10 @@ pub(super) fn finalize(machine: &mut QemuMachine, note: &MoveNote) -> Result<()>
 }
 
 /// Lets the machine run on if the move has stopped it.
-pub(super) fn release(machine: &mut QemuMachine, note: &MoveNote) -> Result<()> {
+pub(super) fn release(machine: &mut QemuMachine, note: &mut MoveNote) -> Result<()> {
     if note.is_held {
         machine.resume()?;
+        note.is_held = false;
     }
     Ok(())
 }

@@ -75,7 +75,8 @@ struct MoveRun<'a> {
 impl MoveRun<'_> {
     fn run(&mut self) -> Result<VsphereMove> {
         if !self.note.is_moved() {
-            self.copy()?;
+            let copied = self.copy();
+            copied.map_err(|error| self.advise_following(error))?;
         }
         self.finish()
     }
@@ -160,11 +161,10 @@ impl MoveRun<'_> {
             Ok(task) => self.follow(&task),
             Err(error) => {
                 let error = error.context(format!("moving {} to {}", machine.name, target.name));
-                // We do not know whether it was begun.
-                if error.kind() == ErrorKind::Io {
-                    return Err(self.advise_following(error));
+                // Without an answer, nobody knows whether it was begun.
+                if error.kind() != ErrorKind::Io {
+                    self.set_phase(VspherePhase::Running)?;
                 }
-                self.set_phase(VspherePhase::Running)?;
                 Err(error)
             }
         }
@@ -202,7 +202,7 @@ impl MoveRun<'_> {
             Ok(_) => Ok(()),
             // We do not know how it ends.
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Incomplete) => {
-                Err(self.advise_following(error))
+                Err(error)
             }
             Err(error) => {
                 self.set_phase(VspherePhase::Running)?;
@@ -212,7 +212,12 @@ impl MoveRun<'_> {
     }
 
     fn advise_following(&self, error: Error) -> Error {
-        error.advise(format!("coldrise move live/{} follows it", self.request.session))
+        match (&self.note.phase, error.kind()) {
+            (VspherePhase::Moving { .. }, ErrorKind::Io | ErrorKind::Incomplete) => {
+                error.advise(format!("coldrise move live/{} follows it", self.request.session))
+            }
+            _ => error,
+        }
     }
 
     /// Removes the datastore, and seals the session: the machine writes it no more.

@@ -82,6 +82,7 @@ impl LineDisk<'_> {
             let names = std::mem::replace(&mut self.names, next);
             let batch = std::mem::replace(&mut self.batch, empty(&self.base));
             self.far.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
+            self.far.gathered(0);
         }
         Ok(())
     }
@@ -114,6 +115,7 @@ impl DiskTarget for LineDisk<'_> {
             self.add(offset_bytes, piece)?;
             offset_bytes += piece.len() as u64;
         }
+        self.far.gathered(self.batch.bytes.len());
         Ok(())
     }
 

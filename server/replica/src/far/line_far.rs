@@ -92,6 +92,8 @@ pub struct LineFar {
     started: Mutex<Option<(Option<MapRoot>, u64)>>,
     /// What has arrived of the announced point's disks.
     begun: Mutex<Vec<Begun>>,
+    /// Content of the disk that is not offered yet, in bytes.
+    gathered_bytes: AtomicU64,
     /// What it has of the base of this disk, read here.
     base: Mutex<Option<Arc<dyn Disk>>>,
     is_paused: AtomicBool,
@@ -149,6 +151,7 @@ impl LineFar {
             points: Mutex::default(),
             started: Mutex::default(),
             begun: Mutex::default(),
+            gathered_bytes: AtomicU64::new(0),
             base: Mutex::default(),
             is_paused: AtomicBool::new(false),
         };
@@ -261,6 +264,11 @@ impl LineFar {
         self.own_error(self.shared.line.send(Class::Control, frame))
     }
 
+    /// Notes how much content is not offered yet.
+    pub(super) fn gathered(&self, bytes: usize) {
+        self.gathered_bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+
     /// A number that no other batch of this line has.
     pub(super) fn next_number(&self) -> u32 {
         self.next_batch.fetch_add(1, Ordering::Relaxed) as u32
@@ -269,6 +277,7 @@ impl LineFar {
     /// Forgets the batches of a disk that was given up.
     pub(super) fn forget_batches(&self) {
         let mut state = self.shared.state.lock();
+        self.gathered(0);
         state.batches.clear();
         state.wanted.clear();
         self.shared.changed.notify_all();
@@ -547,7 +556,8 @@ impl FarSide for LineFar {
 
     fn pending_bytes(&self) -> u64 {
         let state = self.shared.state.lock();
-        state.batches.values().map(|offered| offered.batch.bytes.len() as u64).sum()
+        let offered = state.batches.values().map(|offered| offered.batch.bytes.len() as u64);
+        offered.sum::<u64>() + self.gathered_bytes.load(Ordering::Relaxed)
     }
 
     fn begin_again(&self) -> Result<bool> {

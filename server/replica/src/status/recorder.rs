@@ -489,7 +489,7 @@ impl<'a> Watching<'a> {
         let mut last = self.last.lock();
         let Some(last) = &mut *last else { return };
         let pending_bytes = self.far.pending_bytes();
-        if pending_bytes < last.pending_bytes {
+        if pending_bytes != last.pending_bytes {
             last.pending_bytes = pending_bytes;
             self.tell(last);
         }

@@ -383,6 +383,11 @@ impl Job {
                 "from: it names one machine, and the job has several: write libvirt, or {machine} in the name",
             ));
         }
+        if self.agent.as_deref().is_some_and(|agent| !is_one && !agent.contains("{machine}")) {
+            return Err(invalid(
+                "agent: it is of one guest, and the job has several: write {machine} in the name",
+            ));
+        }
         let Some(from) = &self.from else {
             return match (self.push || self.quiesce, &self.agent) {
                 (false, None) => Ok(()),

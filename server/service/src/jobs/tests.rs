@@ -403,6 +403,7 @@ fn malformed_jobs_are_refused() {
         r#"{"from":"libvirt:web02","machines":["web*"],"disks":{}}"#,
         r#"{"from":"libvirt:web02","machines":["web02","web03"],"disks":{}}"#,
         r#"{"from":"qmp:/run/one.qmp","machines":["web02","web03"],"disks":{}}"#,
+        r#"{"from":"qmp:/run/{machine}.qmp","machines":["web02","web03"],"disks":{},"agent":"/run/x.ga"}"#,
         r#"{"from":"libvirt","disks":{},"agent":"/x"}"#,
         r#"{"from":"qmp:/x/{machine}","disks":{},"quiesce":true}"#,
         r#"{"schedule":["sometimes"]}"#,

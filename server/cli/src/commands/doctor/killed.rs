@@ -39,7 +39,9 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
                 continue;
             }
             ("backup", State::Lost) => backed_up(plan, &mut settled).map(Ok),
-            ("rollback", State::Lost) => rolled_back(&folder, run, &mut settled).map(Ok),
+            ("rollback", State::Lost | State::Cancelled | State::Failed) => {
+                rolled_back(&folder, run, &mut settled).map(Ok)
+            }
             ("attach", State::Running) => {
                 settled.extend(first_progress(&folder, run).map(|begun| seat(&begun)));
                 continue;
@@ -94,7 +96,7 @@ fn rolled_back(
     }
     let address = text(&begun, "address");
     let message = format!(
-        "a rollback to {address} was killed: {} may have parts of two states",
+        "a rollback to {address} has not ended: {} may have parts of two states",
         open.join(", ")
     );
     let advice = format!("coldrise rollback {address}, with the same targets: it writes the rest");

@@ -32,7 +32,8 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
         match move_state(repository, &session.document.name) {
             Ok(None) => {}
             Ok(Some(state)) => {
-                let is_quiet = state.is_running || state.note.phase == MovePhase::Settled;
+                let is_settled = state.note.phase == MovePhase::Settled && !state.note.is_held;
+                let is_quiet = state.is_running || is_settled;
                 let status = if is_quiet { Status::Ok } else { Status::Warn };
                 found.add(CHECK, status, state.sentence, "");
             }

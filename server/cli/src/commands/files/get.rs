@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::PartFiles;
 use coldrise_recovery::files::{
-    other_archive, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems, FilesAddress,
-    LeftOut, Received,
+    other_archive, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems,
+    FilesAddress, LeftOut, Received,
 };
 use serde::Serialize;
 
@@ -161,7 +161,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
                 copied.format.map_or(String::new(), |format| format!("a {format} archive, "));
             let text = format!(
                 "wrote {}: {kind}{files}, {}",
-                path.display(),
+                shown(path.as_os_str().as_bytes()),
                 show_size(copied.size_bytes)
             );
             Report::done(&copied, text)

@@ -29,6 +29,9 @@ const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
 const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
+/// A machine that is off for so long has ended.
+const OFF_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The domain's state as the record of this run shows it.
 struct RecordedState {
     /// `None` before libvirt was asked: a machine that was resumed may pause again.
@@ -204,6 +207,7 @@ impl RecoveryServer {
         signals: &mut ChildSignals,
     ) -> Result<&'static str> {
         let (mut asked, mut resumed) = (None::<Instant>, None::<Instant>);
+        let mut off_since = None::<Instant>;
         let mut recorded = RecordedState::new();
         loop {
             recorded.record(&self.session, &self.note);
@@ -225,8 +229,15 @@ impl RecoveryServer {
             }
             if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
                 asked = Some(Instant::now());
-                match self.look_at_domain(invocation, &mut resumed, &mut recorded) {
+                let looked = self.look_at_domain(invocation, &mut resumed, &mut recorded);
+                off_since = match looked {
+                    Ok(Some("off")) => off_since.or(asked),
+                    _ => None,
+                };
+                match looked {
                     Ok(None) => {}
+                    // A libvirtd that starts does not know its domains yet.
+                    Ok(Some(_)) if off_since.is_some_and(|at| at.elapsed() < OFF_PATIENCE) => {}
                     Ok(Some(end)) => {
                         self.nbdkit.stop(None)?;
                         return Ok(end);
