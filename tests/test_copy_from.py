@@ -180,7 +180,8 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, here, large, tmp_path):
     assert arrived < 2
     # Both sites let the machine go.
     copied = here.json("copy", "--from", "source")
-    assert copied["points"] == 2 - arrived and copied["read_bytes"] < (2 - arrived) * 8 * MIB
+    # Of the second point, nothing may have been noted yet.
+    assert copied["points"] == 2 - arrived and copied["read_bytes"] < (2 - arrived) * 8 * MIB + arrived
     check(here, large, tmp_path)
 
 

@@ -133,9 +133,9 @@ def test_a_rate_holds_from_the_minute_at_which_its_window_begins(source, far, di
     source.pair(far.program, "source", "--may", "fetch")
     noon = Noon(tmp_path)
     noon.set(-3600)
-    copy = Copy(far.program, noon, "--from", "source", "--window", "00:00-12:00=64K")
+    copy = Copy(far.program, noon, "--from", "source", "--window", "00:00-12:00=256K")
     wait_until(lambda: copy.progress > 0, "content")
-    # At 64 KiB per second it would take eight minutes.
+    # At 256 KiB per second it would take two minutes.
     noon.set(60)
     assert copy.end() == 0, copy.said
     assert json.loads(copy.lines[-1])["elapsed_ms"] < 60_000

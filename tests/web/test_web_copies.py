@@ -119,7 +119,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
 
 
 def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
-    big(made, "mail01", 3)
+    big(made, "mail01", 3, 96)
     work = tmp_path / "there"
     work.mkdir()
     with Coldrised(work, far.program.repository, far.program.passphrase_file, options=["--web", str(browser.PAGE)]) as there:

@@ -19,7 +19,9 @@ use coldrise_line::{
 
 const BULK_BYTES: usize = 256 << 10;
 const FETCHED_BYTES: usize = 16 << 10;
-const FETCH_EVERY: Duration = Duration::from_millis(100);
+/// When the first block is fetched, and the time between two: bulk stands still for each, so they are few.
+const FIRST_FETCH: Duration = Duration::from_secs(2);
+const FETCH_EVERY: Duration = Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(60);
 
 fn main() -> std::result::Result<(), String> {
@@ -163,6 +165,7 @@ fn measure(line: &TcpLine, limit: Duration) -> Result<Measured> {
 
 fn fetch_until(line: &TcpLine, until: Instant) -> Result<Vec<Duration>> {
     let mut fetches = Vec::new();
+    std::thread::sleep(FIRST_FETCH.min(until.saturating_duration_since(Instant::now())));
     while Instant::now() < until {
         let asked = Instant::now();
         line.send(Class::Fetch, filled(32))?;
@@ -170,7 +173,8 @@ fn fetch_until(line: &TcpLine, until: Instant) -> Result<Vec<Duration>> {
             return Err(Error::new(ErrorKind::Io, "no block came"));
         }
         fetches.push(asked.elapsed());
-        std::thread::sleep(FETCH_EVERY.saturating_sub(asked.elapsed()));
+        let left = until.saturating_duration_since(Instant::now());
+        std::thread::sleep(FETCH_EVERY.saturating_sub(asked.elapsed()).min(left));
     }
     Ok(fetches)
 }

@@ -105,7 +105,7 @@ pub(super) struct Client<'a> {
 
 /// An answer of any status.
 struct Posted {
-    status: u16,
+    status: ureq::http::StatusCode,
     cookie: Option<String>,
     body: String,
 }
@@ -184,7 +184,7 @@ impl<'a> Client<'a> {
             *self.cookie.borrow_mut() = cookie;
         }
         tracing::debug!(method, %status, elapsed = ?started.elapsed(), "called vSphere");
-        match status {
+        match status.as_u16() {
             200 => Ok(Answer(body)),
             500 => Err(fault(method, &body)),
             _ => {
@@ -332,7 +332,7 @@ fn post(
     let cookie = pairs.flatten().find(|pair| pair.starts_with(COOKIE)).map(str::to_owned);
     let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
     let body = String::from_utf8_lossy(&body).into_owned();
-    Ok(Posted { status: answer.status().as_u16(), cookie, body })
+    Ok(Posted { status: answer.status(), cookie, body })
 }
 
 impl Drop for Client<'_> {

@@ -24,12 +24,14 @@ mod document;
 mod recorder;
 mod report;
 mod sizes;
+mod watching;
 
 use std::time::Duration;
 
 pub use document::{CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy};
-pub(crate) use recorder::{Recorder, Seen, Watching};
+pub(crate) use recorder::{Recorder, Seen};
 pub use report::{CopiesStamp, CopyState, MachineCopies, RunningCopy, StatusReader, TargetCopies};
+pub(crate) use watching::Watching;
 
 /// Interval of writing the record of a copy that runs.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(10);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind};
-use coldrise_ingest::{Phase, Progress, ProgressState};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryId};
 use parking_lot::{Condvar, Mutex};
 
 use super::document::{
     CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, LastCopy, MachineRecord,
 };
+use super::watching::Watching;
 use super::{now_ms, WRITE_INTERVAL};
 use crate::far::{FarSide, Traffic};
 use crate::plan::Plan;
@@ -203,6 +203,16 @@ impl Recorder {
             drop(state);
             shared.write();
         }
+    }
+
+    /// The present disk has reached this. `pending_bytes` of it are not stored at the other site yet.
+    pub(super) fn reached(&self, done_bytes: u64, read_bytes: u64, pending_bytes: u64) {
+        self.change(|state| {
+            let Some(current) = &mut state.current else { return };
+            current.disk_read_bytes = read_bytes;
+            let reached_bytes = if current.disk_has_base { read_bytes } else { done_bytes };
+            current.disk_bytes = reached_bytes.saturating_sub(pending_bytes);
+        });
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -451,92 +461,5 @@ impl Shared {
         if !std::mem::replace(&mut state.has_warned, true) {
             tracing::warn!("how far the copy is cannot be recorded: {}", error.full_message());
         }
-    }
-}
-
-/// A copy's progress on its way to the display. What was read, and is not stored at the other site yet, is not
-/// done: that can be many megabytes.
-pub(crate) struct Watching<'a> {
-    recorder: &'a Recorder,
-    far: &'a dyn FarSide,
-    inner: &'a dyn Progress,
-    last: Mutex<Option<Last>>,
-}
-
-/// What the copy has reached.
-struct Last {
-    phase: Phase,
-    disk: String,
-    done_bytes: u64,
-    total_bytes: u64,
-    read_bytes: u64,
-    stored_bytes: u64,
-    /// As it was told.
-    pending_bytes: u64,
-}
-
-impl<'a> Watching<'a> {
-    pub(crate) fn new(
-        recorder: &'a Recorder,
-        far: &'a dyn FarSide,
-        inner: &'a dyn Progress,
-    ) -> Watching<'a> {
-        Watching { recorder, far, inner, last: Mutex::default() }
-    }
-
-    /// Tells what became done meanwhile: while the copy waits for the line, it reads nothing.
-    fn tell_again(&self) {
-        let mut last = self.last.lock();
-        let Some(last) = &mut *last else { return };
-        let pending_bytes = self.far.pending_bytes();
-        if pending_bytes != last.pending_bytes {
-            last.pending_bytes = pending_bytes;
-            self.tell(last);
-        }
-    }
-
-    /// The disk is stored, or was given up.
-    pub(crate) fn end_disk(&self, is_stored: bool) {
-        let mut last = self.last.lock();
-        if let Some(last) = last.take().filter(|_| is_stored) {
-            self.tell(&Last { pending_bytes: 0, ..last });
-        }
-    }
-
-    fn tell(&self, last: &Last) {
-        let done = |bytes: u64| bytes.saturating_sub(last.pending_bytes);
-        self.recorder.change(|state| {
-            let Some(current) = &mut state.current else { return };
-            current.disk_read_bytes = last.read_bytes;
-            current.disk_bytes = match current.disk_has_base {
-                true => done(last.read_bytes),
-                false => done(last.done_bytes),
-            };
-        });
-        let is_finishing = last.phase == Phase::Finishing && last.pending_bytes > 0;
-        self.inner.update(&ProgressState {
-            phase: if is_finishing { Phase::Storing } else { last.phase },
-            disk: &last.disk,
-            done_bytes: done(last.done_bytes),
-            total_bytes: last.total_bytes,
-            read_bytes: last.read_bytes,
-            stored_bytes: last.stored_bytes,
-        });
-    }
-}
-
-impl Progress for Watching<'_> {
-    fn update(&self, progress: &ProgressState<'_>) {
-        let mut last = self.last.lock();
-        let last = last.insert(Last {
-            phase: progress.phase,
-            disk: progress.disk.to_owned(),
-            done_bytes: progress.done_bytes,
-            total_bytes: progress.total_bytes,
-            read_bytes: progress.read_bytes,
-            stored_bytes: progress.stored_bytes,
-            pending_bytes: self.far.pending_bytes(),
-        });
-        self.tell(last);
     }
 }
