@@ -54,7 +54,7 @@ pub(crate) fn change_points<T>(
         invocation,
         |writer| {
             let (chosen, change) = choose(writer.repository())?;
-            change.apply(&writer).map(|()| chosen)
+            coldrise_session::change_points(&writer, &change).map(|()| chosen)
         },
         |repository| {
             let (chosen, change) = choose(repository)?;

@@ -46,6 +46,7 @@ mod addresses;
 mod background_lock;
 mod boot_trace;
 mod catalog;
+mod change_points;
 mod client_files;
 mod coming;
 mod control;
@@ -101,6 +102,7 @@ pub use activity::{
 pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
 pub use boot_trace::{adopt_boot_trace, boot_trace};
 pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
+pub use change_points::change_points;
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
     FileId, FileKind, FileTree, Removal, SkippedFile, MAX_CLIENT_FILES, MAX_LARGE_BYTES,

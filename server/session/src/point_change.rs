@@ -1,12 +1,7 @@
-//! Changes of points in the catalog. Whichever process holds the writer makes them.
+//! Changes of points in the catalog, as processes tell them to the one that holds the writer.
 
-use coldrise_block::Result;
-use coldrise_store::{MachineName, PointName, Quarantine, RepositoryWriter};
+use coldrise_store::{MachineName, PointName, Quarantine};
 use serde::{Deserialize, Serialize};
-
-use crate::catalog::enter_sealed_points;
-use crate::forget::PointRemoval;
-use crate::quarantine::set_quarantine;
 
 /// Machines and names of points.
 type PointNames = Vec<(MachineName, PointName)>;
@@ -36,31 +31,4 @@ pub enum PointChange {
         /// `None` to release them.
         quarantine: Option<Quarantine>,
     },
-}
-
-impl PointChange {
-    /// Makes the change. Durable on return.
-    ///
-    /// # Errors
-    /// `NotFound` if a point is not in the catalog; `Busy` if a point to be removed is published; `NoSpace`.
-    pub fn apply(&self, writer: &RepositoryWriter) -> Result<()> {
-        match self {
-            PointChange::Remove { points, lost } => {
-                // Lost points need no look at the sessions, which may be damaged.
-                if !points.is_empty() {
-                    PointRemoval::begin(writer)?.commit(points)?;
-                }
-                writer.forget_lost(lost)
-            }
-            // A recently sealed point may still be only in its session's document.
-            PointChange::Protect { points, is_protected } => {
-                enter_sealed_points(writer)?;
-                writer.set_protected(points, *is_protected)
-            }
-            PointChange::Quarantine { points, quarantine } => {
-                enter_sealed_points(writer)?;
-                set_quarantine(writer, points, *quarantine)
-            }
-        }
-    }
 }

@@ -14,6 +14,7 @@ use coldrise_store::{BackupTarget, DiskWriter, RepositoryWriter, WriteOptions};
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use crate::change_points::change_points;
 use crate::gc::answer_gc;
 use crate::local_socket::{send, Answers, LocalSocket};
 use crate::writer_messages::SOCKET;
@@ -229,7 +230,7 @@ impl Service {
                 Ask::Change(change) => {
                     // One of several must not undo what another one has read before.
                     let one = self.change.lock();
-                    change.apply(&self.writer)?;
+                    change_points(&self.writer, &change)?;
                     drop(one);
                     peer.send(&Answer::Changed)?;
                 }

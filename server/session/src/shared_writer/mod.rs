@@ -268,7 +268,7 @@ impl<'a> SharedWriter<'a> {
 /// is none, or if it is about to end.
 ///
 /// # Errors
-/// As for [`PointChange::apply`]; `Interrupted` once `cancel` is set.
+/// As for [`crate::change_points`]; `Interrupted` once `cancel` is set.
 pub fn change_through_backup(
     repository: &Arc<Repository>,
     change: &PointChange,
