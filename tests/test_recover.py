@@ -314,6 +314,9 @@ exec /usr/bin/virsh "$@"
     assert libvirt.state("web01").startswith("paused")
     for command in ("sessions", "doctor"):
         assert "coldrise move live/web01-1 lets it run on" in coldrise.run(command).stdout, command
+    # Only the session knows of it.
+    refused = coldrise.run("unpublish", "web01-1")
+    assert refused.returncode == 11 and "coldrise move live/web01-1 lets it run on" in refused.stderr, refused.stderr
     coldrise.json("move", "live/web01-1")
     assert libvirt.state("web01").startswith("running")
     assert "may stand still" not in coldrise.run("doctor").stdout

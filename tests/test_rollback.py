@@ -202,12 +202,15 @@ def test_a_target_that_fails_is_named_as_a_mixture(coldrise, disk, tmp_path):
     trigger.touch()
     words = ("--filter=error", "file", path, "error=EIO", "error-pwrite-rate=100%",
              "error-zero-rate=100%", f"error-file={trigger}")
+    coldrise.runs = tmp_path / "runs"
     with served(tmp_path, *words) as uri:
         done = coldrise.run("rollback", address, "--onto", uri)
         assert done.returncode == 1 and "mixture" in done.stderr and "the state before is" in done.stderr
         assert address in done.stderr
+        assert f"{uri} may have parts of two states" in coldrise.run("doctor").stdout
         trigger.unlink()
         coldrise.json("rollback", address, "--onto", uri, "--no-safety-point")
+        assert "parts of two states" not in coldrise.run("doctor").stdout
     assert digest(path) == state
 
 

@@ -6,11 +6,13 @@
 
 use std::time::{Duration, Instant};
 
-/// Bulk goes on when no block was asked for or sent for two round trips, within these limits.
+/// Bulk goes on when no block was asked for or sent for two round trips, but not before this time.
 const SHORTEST_HOLD: Duration = Duration::from_millis(100);
+/// And after this time at the latest.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
-/// Longest time without bulk, and what it gets then.
+/// Longest time without bulk.
 const LONGEST_STAND: Duration = Duration::from_secs(1);
+/// The time that bulk gets then.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// Whether bulk may be sent.

@@ -1,11 +1,14 @@
 //! `coldrise unpublish`: ends a session.
 
+use std::sync::Arc;
+
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
+use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::check_no_machine;
 use coldrise_session::{SessionNotes, SkippedFile};
-use coldrise_store::{advise_room, SessionName};
+use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
 
 use super::skipped_files;
@@ -45,6 +48,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
     let recovered = match SessionNotes::of(&repository, session) {
         Ok(notes) => {
             check_no_machine(&repository, session)?;
+            check_not_held(&repository, session)?;
             check_no_domain_uses(invocation, &notes, session)?
         }
         // A session without its documents can be given up nevertheless.
@@ -75,6 +79,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         (None, false) => format!("session {session} ended; it captured nothing new"),
     };
     Ok(Report::done(&ended, text))
+}
+
+/// Checks that no moved machine still waits to be resumed: only the session's note knows of it.
+fn check_not_held(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+    match move_state(repository, session)? {
+        Some(state) if state.note.is_held => Err(Error::new(ErrorKind::Busy, state.sentence)),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that no domain of libvirt runs on the session: a killed `recover` leaves one that waits for its disks.

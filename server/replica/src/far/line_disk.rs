@@ -82,7 +82,6 @@ impl LineDisk<'_> {
             let names = std::mem::replace(&mut self.names, next);
             let batch = std::mem::replace(&mut self.batch, empty(&self.base));
             self.far.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
-            self.far.gathered(0);
         }
         Ok(())
     }

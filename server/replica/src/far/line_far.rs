@@ -259,6 +259,7 @@ impl LineFar {
         state.check()?;
         let known_bytes = batch.bytes.len();
         state.batches.insert(number, Offered { batch: Arc::new(batch), known_bytes });
+        self.gathered(0);
         drop(state);
         let frame = Frame { stream: 0, kind: super::messages::NAMES, body: names };
         self.own_error(self.shared.line.send(Class::Control, frame))
