@@ -143,7 +143,8 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
         picture(visitor, "coming-boot")
         dialog.get_by_role("button", name="Boot", exact=True).click()
         page.get_by_role("heading", level=1, name=re.compile("^mail01-")).wait_for(timeout=60_000)
-        (session,) = there.get("sessions")["sessions"]
+        # The page shows the session's own place before the disks are published.
+        (session,) = wait_until(lambda: there.get("sessions")["sessions"], "the session")
         assert session["machine"] == "mail01"
         for run in there.get("runs?state=running")["runs"]:
             there.call("POST", f"runs/{run['id']}/cancel", {})

@@ -4,7 +4,7 @@
 //!     line_speed send ADDRESS CODE SECONDS [BULK_CONNECTIONS]
 //!
 //! The side that listens prints a code, why a line ended early, and then the next code. The other one sends bulk all the time, and fetches a
-//! block of 16 KiB every 100 ms. Then it prints what arrived, by the time of the side that listens, and the times
+//! block of 16 KiB every 5 s. Then it prints what arrived, by the time of the side that listens, and the times
 //! of the fetches, as JSON; `failed` says why a line ended early.
 
 use std::io::Write;
@@ -19,7 +19,7 @@ use coldrise_line::{
 
 const BULK_BYTES: usize = 256 << 10;
 const FETCHED_BYTES: usize = 16 << 10;
-/// When the first block is fetched, and the time between two: bulk stands still for each, so they are few.
+/// When the first block is fetched, and the time between two: bulk stands still for a series of them.
 const FIRST_FETCH: Duration = Duration::from_secs(2);
 const FETCH_EVERY: Duration = Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(60);

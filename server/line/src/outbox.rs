@@ -73,7 +73,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// A block was asked for, or is sent: bulk lets it pass.
+    /// A block was asked for: bulk lets it pass.
     pub(crate) fn fetched(&self, round_trip: Duration) {
         self.content.lock().yielding.fetched(Instant::now(), round_trip);
     }

@@ -1,8 +1,9 @@
 //! When bulk lets fetched blocks have the line.
 //!
 //! Connections share a line as the network likes, and two that are full leave a third one little. So bulk stands still from
-//! the moment that a block is asked for until none was for a while. Whoever reads block after block asks for the next one
+//! the moment that a second block is asked for until none was for a while. Whoever reads block after block asks for the next one
 //! when the last one has come: a round trip later. Bulk keeps a part of the line, because a machine can go on reading for days.
+//! A single block is not worth it: on a line of 200 ms bulk would stand still for 400 ms.
 
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 const SHORTEST_HOLD: Duration = Duration::from_millis(100);
 /// And after this time at the latest.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
+/// A block that is asked for in this time after another one belongs to a series.
+const SERIES: Duration = Duration::from_secs(2);
 /// Longest time without bulk.
 const LONGEST_STAND: Duration = Duration::from_secs(1);
 /// The time that bulk gets then.
@@ -18,6 +21,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// Whether bulk may be sent.
 #[derive(Default)]
 pub(crate) struct Yielding {
+    last_fetch: Option<Instant>,
     /// No fetch since then: bulk goes on.
     quiet_at: Option<Instant>,
     standing_since: Option<Instant>,
@@ -25,8 +29,12 @@ pub(crate) struct Yielding {
 }
 
 impl Yielding {
-    /// A block was asked for, or sent.
+    /// A block was asked for.
     pub(crate) fn fetched(&mut self, now: Instant, round_trip: Duration) {
+        let last = self.last_fetch.replace(now);
+        if last.is_none_or(|last| now - last > SERIES) {
+            return;
+        }
         self.quiet_at = Some(now + (2 * round_trip).clamp(SHORTEST_HOLD, LONGEST_HOLD));
     }
 
@@ -59,8 +67,10 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(yielding.wait(start), None);
         yielding.fetched(start, Duration::from_millis(60));
-        assert_eq!(yielding.wait(at(1)), Some(at(120)));
-        assert_eq!(yielding.wait(at(120)), None);
+        assert_eq!(yielding.wait(at(1)), None);
+        yielding.fetched(at(10), Duration::from_millis(60));
+        assert_eq!(yielding.wait(at(11)), Some(at(130)));
+        assert_eq!(yielding.wait(at(130)), None);
         // One block after the other, for five seconds.
         let (mut sent, mut last) = (0, None);
         for ms in 1000..6000 {
@@ -75,5 +85,7 @@ mod tests {
         assert!((300..=600).contains(&sent), "{sent} ms of 5 s");
         assert!(last.is_some_and(|last| last > 4800));
         assert_eq!(yielding.wait(at(9000)), None);
+        yielding.fetched(at(9000), Duration::from_millis(60));
+        assert_eq!(yielding.wait(at(9001)), None);
     }
 }
