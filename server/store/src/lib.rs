@@ -20,6 +20,7 @@ mod advice;
 mod aead;
 mod allocator;
 mod attribution;
+pub mod bucket;
 mod cache;
 mod catalog;
 mod catch_up;

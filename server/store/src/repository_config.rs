@@ -29,7 +29,7 @@ pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
 pub(crate) const LOCK_NAME: &str = "repository.lock";
 const FORMAT: &str = "coldrise repository";
 const FORMAT_VERSION: u32 = 2;
-const MAX_FILE_BYTES: u64 = 64 << 10;
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 10;
 /// How long to wait for another process that changes files beside the parts.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -236,7 +236,11 @@ impl RepositoryConfig {
         Err(Error::new(ErrorKind::Corrupt, message))
     }
 
-    fn parse(text: &[u8]) -> Result<Self> {
+    /// Parses and checks the content of `repository.json`.
+    ///
+    /// # Errors
+    /// `Corrupt` for anything that Coldrise did not write; `Unsupported` for another version.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self> {
         let corrupt = |why: String| {
             Error::new(
                 ErrorKind::Corrupt,
@@ -274,10 +278,15 @@ impl RepositoryConfig {
 
     /// Writes `repository.json` so that a crash leaves it whole or absent.
     pub(crate) fn write_synced(&self, repository: &Path) -> Result<()> {
+        replace_file(&repository.join(FILE_NAME), &self.to_text()?)
+    }
+
+    /// The content of `repository.json`.
+    pub(crate) fn to_text(&self) -> Result<Vec<u8>> {
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))?;
         text.push(b'\n');
-        replace_file(&repository.join(FILE_NAME), &text)
+        Ok(text)
     }
 }
 

@@ -1,0 +1,164 @@
+//! Who writes to a bucket, and who tidies it.
+//!
+//! A tidy removes what no point needs; a writer may have found just that, and name it in the next point. So they never
+//! run at the same time. There is no lock in an object store: each puts an object of its own in `busy/` first, and then looks for
+//! those of the other kind. If both begin at once, at least one sees the other. What was not renewed for [`FORGOTTEN`] is of a
+//! process that was killed. All times are the server's.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::objects::Objects;
+use crate::hex;
+
+const FOLDER: &str = "busy/";
+/// An object is renewed in this time.
+const RENEWAL: Duration = Duration::from_secs(60);
+/// One that was not renewed for this time is of a killed process.
+const FORGOTTEN: Duration = Duration::from_secs(15 * 60);
+/// A writer that could not renew its object for this time adds no point: a tidy may have run.
+const LATE: Duration = Duration::from_secs(10 * 60);
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Writer,
+    Tidier,
+}
+
+impl Role {
+    fn prefix(self) -> &'static str {
+        match self {
+            Role::Writer => "busy/w-",
+            Role::Tidier => "busy/t-",
+        }
+    }
+
+    fn others(self) -> &'static [Role] {
+        match self {
+            Role::Writer => &[Role::Tidier],
+            Role::Tidier => &[Role::Writer, Role::Tidier],
+        }
+    }
+}
+
+struct Renewed {
+    /// When this was renewed, by both clocks: the first one stands while the host sleeps.
+    at: (Instant, SystemTime),
+    is_over: bool,
+}
+
+/// The object of this process, renewed until it is dropped.
+pub(super) struct Busy {
+    objects: Arc<dyn Objects>,
+    name: String,
+    renewed: Arc<(Mutex<Renewed>, Condvar)>,
+    renewing: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    /// # Errors
+    /// `Busy` if another process does what excludes this; errors of reaching the store.
+    pub(super) fn begin(objects: &Arc<dyn Objects>, role: Role) -> Result<Busy> {
+        let mut number = [0; 8];
+        crate::aead::random(&mut number)?;
+        let name = format!("{}{}", role.prefix(), hex::encode(&number));
+        let at = (Instant::now(), SystemTime::now());
+        objects.put(&name, Vec::new())?;
+        let renewed = Arc::new((Mutex::new(Renewed { at, is_over: false }), Condvar::new()));
+        let mut busy = Busy { objects: Arc::clone(objects), name, renewed, renewing: None };
+        busy.look_for_others(role)?;
+        let (objects, name, renewed) =
+            (Arc::clone(&busy.objects), busy.name.clone(), Arc::clone(&busy.renewed));
+        busy.renewing = Some(std::thread::spawn(move || renew(&*objects, &name, &renewed)));
+        Ok(busy)
+    }
+
+    fn look_for_others(&self, role: Role) -> Result<()> {
+        let listed = self.objects.list(FOLDER)?;
+        let own = listed.iter().find(|listed| listed.name == self.name);
+        let now_ms = own.map(|own| own.modified_ms).ok_or_else(|| {
+            let text = format!("{}: it does not list what was put just now", self.objects.place());
+            Error::new(ErrorKind::Unsupported, text)
+                .advise("Coldrise needs a store whose lists are up to date, as those of S3 are")
+        })?;
+        for other in &listed {
+            let is_old = other.modified_ms + FORGOTTEN.as_millis() as u64 <= now_ms;
+            let mut roles = role.others().iter();
+            let Some(found) = roles.find(|other_role| other.name.starts_with(other_role.prefix()))
+            else {
+                continue;
+            };
+            if other.name == self.name {
+                continue;
+            }
+            if is_old {
+                self.objects.delete(&other.name)?;
+                continue;
+            }
+            let what = match found {
+                Role::Writer => "a copy writes to it",
+                Role::Tidier => "space in it is being returned",
+            };
+            let minutes = FORGOTTEN.as_secs() / 60;
+            let text = format!(
+                "{}: {what}, or did so until it was killed in the last {minutes} minutes",
+                self.objects.place()
+            );
+            return Err(Error::new(ErrorKind::Busy, text).advise("try again later"));
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `Incomplete` if this process could not say for too long that it is there.
+    pub(super) fn check(&self) -> Result<()> {
+        let (monotonic, wall) = self.renewed.0.lock().at;
+        let age = monotonic.elapsed().max(wall.elapsed().unwrap_or_default());
+        if age < LATE {
+            return Ok(());
+        }
+        let text = format!("{} was out of reach for too long", self.objects.place());
+        Err(Error::new(ErrorKind::Incomplete, text)
+            .advise("run it again: what is there is not sent again"))
+    }
+}
+
+fn renew(objects: &dyn Objects, name: &str, renewed: &(Mutex<Renewed>, Condvar)) {
+    let (state, changed) = renewed;
+    let mut state = state.lock();
+    loop {
+        let until = Instant::now() + RENEWAL;
+        while !state.is_over && !changed.wait_until(&mut state, until).timed_out() {}
+        if state.is_over {
+            return;
+        }
+        let at = (Instant::now(), SystemTime::now());
+        parking_lot::MutexGuard::unlocked(&mut state, || match objects.put(name, Vec::new()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!("{name}: {}", error.full_message());
+                false
+            }
+        })
+        .then(|| state.at = at);
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.renewed.0.lock().is_over = true;
+        self.renewed.1.notify_all();
+        if let Some(renewing) = self.renewing.take() {
+            let _ = renewing.join();
+        }
+        // If it stays, it is forgotten after a while.
+        if let Err(error) = self.objects.delete(&self.name) {
+            tracing::debug!("{}: {}", self.name, error.full_message());
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! A repository in an object store, where copies of points lie without a server of ours.
+//!
+//! ```text
+//!   repository.json        parameters and wrapped keys, as in a directory
+//!   packs/NUMBER           chunks and pages of maps
+//!   points/MACHINE/TIME    a point's document
+//!   files/MACHINE/TIME     the files that it carries, if any
+//!   busy/…                 who writes or tidies
+//! ```
+//!
+//! Chunks, pages, maps and documents have the form that they have in a directory; docs/on-disk-format.md describes packs. There is no
+//! database: everything is found from the points. A writer keeps an index of the contents that are there, which is a cache.
+//!
+//! # Invariants
+//!
+//! 1. A point's document is put last: all that it leads to is in the bucket then.
+//! 2. The content of a value's number never changes. A tidy removes values that no point leads to, never others.
+//! 3. A tidy and a writer never run at the same time ([`busy`]).
+//! 4. Names of machines, points, disks and contents are not readable without the passphrase. Sizes, times and the number of points are.
+
+mod busy;
+mod disk;
+mod disk_writer;
+mod in_parallel;
+mod index;
+mod objects;
+mod pack;
+mod points;
+mod seals;
+mod shelf;
+mod tidy;
+mod uploads;
+mod verify;
+mod walk;
+mod writer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+
+use self::seals::Seals;
+use self::shelf::Shelf;
+use crate::map::MapRoot;
+use crate::passphrase::ReadOnce;
+use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
+use crate::{Compression, DiskDocument, InitOptions, PassphraseSource, RepositoryId};
+
+pub use self::disk::BucketDisk;
+pub use self::objects::{Listed, Objects};
+pub use self::tidy::TidyReport;
+pub use self::verify::{BucketDamage, BucketVerifyReport};
+pub use self::writer::BucketWriter;
+
+const CONFIG: &str = "repository.json";
+
+/// A repository in a bucket.
+pub struct BucketRepository {
+    shelf: Arc<Shelf>,
+}
+
+impl BucketRepository {
+    /// Makes a repository in a bucket that has none.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is one, or packs without one; `InvalidInput` for an impossible chunk size or compression;
+    /// errors of reaching the store.
+    pub fn init(
+        objects: &dyn Objects,
+        options: &InitOptions<'_>,
+        guess_time: Option<Duration>,
+    ) -> Result<()> {
+        let there = |what: &str| {
+            let text = format!("{}: {what} is there already", objects.place());
+            Error::new(ErrorKind::AlreadyExists, text).advise("choose another bucket or prefix")
+        };
+        if !objects.list(pack::FOLDER)?.is_empty() || !objects.list(points::FOLDER)?.is_empty() {
+            return Err(there("a repository, or what is left of one,"));
+        }
+        let config = RepositoryConfig::create(
+            options.chunk_size_bytes,
+            options.compression,
+            options.passphrase,
+            guess_time,
+        )?;
+        objects.create(CONFIG, config.to_text()?).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => there("a repository"),
+            _ => error,
+        })
+    }
+
+    /// Opens the repository in a bucket.
+    ///
+    /// # Errors
+    /// `NoRepository`; `WrongPassphrase`; `Unsupported` for another format version; `Corrupt` for damage; errors of reaching the
+    /// store.
+    pub fn open(
+        objects: Arc<dyn Objects>,
+        passphrase: &PassphraseSource,
+    ) -> Result<Arc<BucketRepository>> {
+        let text = match objects.get(CONFIG, MAX_FILE_BYTES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let is_lost = !objects.list(pack::FOLDER)?.is_empty();
+                let (kind, text) = match is_lost {
+                    true => (ErrorKind::Corrupt, "repository.json is missing: put a copy of it back"),
+                    false => (ErrorKind::NoRepository, "there is no repository: is the prefix right? Only for a new one: coldrise bucket init"),
+                };
+                return Err(Error::new(kind, format!("{}: {text}", objects.place())));
+            }
+            read => read?,
+        };
+        let opened = RepositoryConfig::parse(&text).and_then(|config| {
+            let passphrase = ReadOnce::new(passphrase);
+            Seals::new(config, passphrase.get()?)
+        });
+        let seals = opened.map_err(|error| error.context(objects.place()))?;
+        Ok(Arc::new(BucketRepository { shelf: Arc::new(Shelf::new(objects, seals)) }))
+    }
+
+    /// The repository's id.
+    pub fn id(&self) -> &RepositoryId {
+        self.shelf.seals.id()
+    }
+
+    /// The size of every chunk, in bytes.
+    pub fn chunk_size_bytes(&self) -> u32 {
+        self.shelf.seals.config.chunk_size_bytes
+    }
+
+    /// How chunks are compressed.
+    pub fn compression(&self) -> Compression {
+        self.shelf.seals.config.compression
+    }
+
+    /// Whether a passphrase opens it.
+    pub fn is_encrypted(&self) -> bool {
+        self.shelf.seals.config.is_encrypted()
+    }
+
+    /// Where it is: `s3://bucket/prefix`.
+    pub fn place(&self) -> &str {
+        self.shelf.objects.place()
+    }
+
+    /// A disk of one of its points.
+    pub fn disk(&self, disk: &DiskDocument) -> BucketDisk {
+        self.disk_of(disk.root, disk.size_bytes)
+    }
+
+    fn disk_of(&self, root: MapRoot, size_bytes: u64) -> BucketDisk {
+        BucketDisk::new(Arc::clone(&self.shelf), root, size_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

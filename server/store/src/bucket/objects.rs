@@ -1,0 +1,56 @@
+//! What a bucket's repository needs of an object store.
+
+use coldrise_block::Result;
+
+/// A listed object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its whole name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The time of its last change by the server's clock, in milliseconds since 1970-01-01T00:00:00Z.
+    pub modified_ms: u64,
+}
+
+/// Objects by name. All calls block, and may come from many threads at once. What was put is seen by every later call.
+pub trait Objects: Send + Sync {
+    /// Creates an object, or replaces it whole.
+    ///
+    /// # Errors
+    /// Errors of reaching the store, and its refusals. The object is then the old one or the new one.
+    fn put(&self, name: &str, content: Vec<u8>) -> Result<()>;
+
+    /// Creates an object that is not there yet.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; as for [`Objects::put`].
+    fn create(&self, name: &str, content: Vec<u8>) -> Result<()>;
+
+    /// A whole object of at most `most_bytes`.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt` if it is longer; errors of reaching the store.
+    fn get(&self, name: &str, most_bytes: u64) -> Result<Vec<u8>>;
+
+    /// A part of an object; shorter if the object ends before.
+    ///
+    /// # Errors
+    /// `NotFound`; errors of reaching the store.
+    fn get_range(&self, name: &str, offset_bytes: u64, length_bytes: u64) -> Result<Vec<u8>>;
+
+    /// All objects whose names begin with `prefix`, which ends with a slash, in the order of their names.
+    ///
+    /// # Errors
+    /// Errors of reaching the store.
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
+
+    /// Removes an object; one that is not there is no error.
+    ///
+    /// # Errors
+    /// Errors of reaching the store, and its refusals.
+    fn delete(&self, name: &str) -> Result<()>;
+
+    /// Where that is, for messages: `s3://bucket/prefix`.
+    fn place(&self) -> &str;
+}

@@ -1,0 +1,380 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use coldrise_block::Disk;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{BackupTarget, MachineName, PointDocument, PointName, PointOrigin, WriteOptions};
+
+const CHUNK: usize = 4096;
+
+/// Objects in memory. Its clock goes on by a minute with each call.
+#[derive(Default)]
+struct Memory {
+    objects: Mutex<BTreeMap<String, (Vec<u8>, u64)>>,
+    clock_minutes: AtomicU64,
+    /// Puts that succeed before all later ones fail; below 0: no end.
+    puts_left: AtomicI64,
+    puts: AtomicU64,
+}
+
+impl Memory {
+    fn new() -> Arc<Memory> {
+        let memory = Memory::default();
+        memory.puts_left.store(-1, Ordering::Relaxed);
+        Arc::new(memory)
+    }
+
+    fn count(&self, prefix: &str) -> usize {
+        self.objects.lock().keys().filter(|name| name.starts_with(prefix)).count()
+    }
+
+    fn flip(&self, name: &str, at: usize) {
+        self.objects.lock().get_mut(name).unwrap().0[at] ^= 1;
+    }
+
+    fn largest_pack(&self) -> String {
+        let objects = self.objects.lock();
+        let packs = objects.iter().filter(|(name, _)| name.starts_with(pack::FOLDER));
+        packs.max_by_key(|(_, (content, _))| content.len()).unwrap().0.clone()
+    }
+}
+
+impl Objects for Memory {
+    fn put(&self, name: &str, content: Vec<u8>) -> Result<()> {
+        if self.puts_left.load(Ordering::Relaxed) == 0 {
+            return Err(Error::new(ErrorKind::Io, "the bucket is out of reach"));
+        }
+        self.puts_left.fetch_sub(1, Ordering::Relaxed);
+        self.puts.fetch_add(1, Ordering::Relaxed);
+        let now = self.clock_minutes.fetch_add(1, Ordering::Relaxed) * 60_000;
+        self.objects.lock().insert(name.to_owned(), (content, now));
+        Ok(())
+    }
+
+    fn create(&self, name: &str, content: Vec<u8>) -> Result<()> {
+        if self.objects.lock().contains_key(name) {
+            return Err(Error::new(ErrorKind::AlreadyExists, name.to_owned()));
+        }
+        self.put(name, content)
+    }
+
+    fn get(&self, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
+        self.get_range(name, 0, most_bytes)
+    }
+
+    fn get_range(&self, name: &str, offset_bytes: u64, length_bytes: u64) -> Result<Vec<u8>> {
+        let objects = self.objects.lock();
+        let missing = || Error::new(ErrorKind::NotFound, format!("{name} is not there"));
+        let (content, _) = objects.get(name).ok_or_else(missing)?;
+        let start = (offset_bytes as usize).min(content.len());
+        let end = (offset_bytes.saturating_add(length_bytes) as usize).min(content.len());
+        Ok(content[start..end].to_vec())
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        let objects = self.objects.lock();
+        let below = objects.iter().filter(|(name, _)| name.starts_with(prefix));
+        Ok(below
+            .map(|(name, (content, modified_ms))| Listed {
+                name: name.clone(),
+                size_bytes: content.len() as u64,
+                modified_ms: *modified_ms,
+            })
+            .collect())
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.objects.lock().remove(name);
+        Ok(())
+    }
+
+    fn place(&self) -> &str {
+        "memory"
+    }
+}
+
+struct Bucket {
+    memory: Arc<Memory>,
+    repository: Arc<BucketRepository>,
+    local: TempDir,
+}
+
+impl Bucket {
+    fn new() -> Bucket {
+        let memory = Memory::new();
+        let options = InitOptions {
+            chunk_size_bytes: CHUNK as u32,
+            compression: Compression::Zstd(1),
+            passphrase: None,
+        };
+        BucketRepository::init(&*memory, &options, None).unwrap();
+        let repository = open(&memory);
+        Bucket { memory, repository, local: TempDir::new().unwrap() }
+    }
+
+    fn writer(&self) -> Result<BucketWriter> {
+        BucketWriter::begin_in(&self.repository, &self.local.path().join("index"))
+    }
+
+    /// Adds a point of one disk.
+    fn add(&self, second: u32, base: Option<&PointDocument>, content: &[u8]) -> PointDocument {
+        self.try_add(second, base, content).unwrap()
+    }
+
+    fn try_add(
+        &self,
+        second: u32,
+        base: Option<&PointDocument>,
+        content: &[u8],
+    ) -> Result<PointDocument> {
+        let writer = self.writer()?;
+        let root = base.map(|base| base.disks[0].root);
+        let mut disk = writer.start_disk(root, content.len() as u64, WriteOptions::default())?;
+        disk.write(0, content.to_vec())?;
+        let (root, _) = disk.finish()?;
+        let document = point(second, root, content.len() as u64);
+        writer.put_point(&document, None)?;
+        Ok(document)
+    }
+
+    fn content(&self, point: &PointDocument) -> Result<Vec<u8>> {
+        let disk = open(&self.memory).disk(&point.disks[0]);
+        let mut content = vec![0xff; disk.size_bytes() as usize];
+        disk.read_at(&mut content, 0)?;
+        Ok(content)
+    }
+}
+
+fn open(memory: &Arc<Memory>) -> Arc<BucketRepository> {
+    BucketRepository::open(Arc::clone(memory) as Arc<dyn Objects>, &PassphraseSource::None).unwrap()
+}
+
+fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocument {
+    PointDocument {
+        machine: MachineName::parse("web01").unwrap(),
+        point: PointName::parse(&format!("20261125T1000{second:02}Z")).unwrap(),
+        created_at_ms: u64::from(second) * 1000,
+        origin: PointOrigin::Backup { sources: Vec::new() },
+        disks: vec![DiskDocument {
+            name: crate::DiskName::parse("vda").unwrap(),
+            size_bytes,
+            root,
+            layers: Vec::new(),
+        }],
+        configuration: None,
+        is_protected: false,
+        files: None,
+        quarantine: None,
+        made_in: None,
+    }
+}
+
+/// Chunks that do not compress, different for each seed.
+fn random(seed: u8, chunks: usize) -> Vec<u8> {
+    let mut content = vec![0; chunks * CHUNK];
+    blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut content);
+    content
+}
+
+#[test]
+fn what_was_copied_is_read() {
+    let bucket = Bucket::new();
+    let mut content = random(1, 3000);
+    content[5 * CHUNK..900 * CHUNK].fill(0);
+    content.extend_from_slice(b"the end");
+    let first = bucket.add(1, None, &content);
+    assert!(bucket.content(&first).unwrap() == content);
+    let disk = bucket.repository.disk(&first.disks[0]);
+    let extents = disk.extents(0, disk.size_bytes(), 100).unwrap();
+    let lengths: Vec<_> = extents.iter().map(|extent| extent.length_bytes / CHUNK as u64).collect();
+    assert_eq!(lengths, [5, 895, 2100]);
+    // Parts, at every kind of edge.
+    for (offset, length) in [(0, 1), (4095, 2), (CHUNK * 899 + 7, 9000), (content.len() - 3, 3)] {
+        let mut part = vec![0xff; length];
+        disk.read_at(&mut part, offset as u64).unwrap();
+        assert!(part == content[offset..offset + length], "{offset}");
+    }
+    assert_eq!(bucket.repository.machines().unwrap(), [first.machine.clone()]);
+    assert_eq!(bucket.repository.points(&first.machine).unwrap(), [first]);
+}
+
+#[test]
+fn what_is_there_is_not_sent_again() {
+    let bucket = Bucket::new();
+    let content = random(1, 2000);
+    let first = bucket.add(1, None, &content);
+    let sent = |bucket: &Bucket| {
+        let listed = bucket.memory.list(pack::FOLDER).unwrap();
+        listed.iter().map(|listed| listed.size_bytes).sum::<u64>()
+    };
+    let before = sent(&bucket);
+    // Without a base, and with an index that is made anew.
+    std::fs::remove_dir_all(bucket.local.path().join("index")).unwrap();
+    let second = bucket.add(2, None, &content);
+    assert!(sent(&bucket) - before < 20_000, "{}", sent(&bucket) - before);
+    // With a base, only what was changed.
+    let mut changed = content.clone();
+    changed[7 * CHUNK..9 * CHUNK].copy_from_slice(&random(2, 2));
+    let third = bucket.add(3, Some(&second), &changed);
+    let disk = |point: &PointDocument| bucket.repository.disk(&point.disks[0]);
+    let differences = disk(&third).changed_since(&disk(&second)).unwrap();
+    assert_eq!(differences, [(7 * CHUNK as u64, 2 * CHUNK as u64)]);
+    assert!(disk(&second).changed_since(&disk(&first)).unwrap().is_empty());
+    assert!(bucket.content(&third).unwrap() == changed);
+    assert!(bucket.content(&first).unwrap() == content);
+}
+
+#[test]
+fn disks_grow_and_shrink() {
+    let bucket = Bucket::new();
+    let mut content = random(1, 1500);
+    let first = bucket.add(1, None, &content);
+    // Above the end of the first level of the map, and back.
+    content.resize(CHUNK * 600_000, 0);
+    let writer = bucket.writer().unwrap();
+    let root = Some(first.disks[0].root);
+    let size_bytes = content.len() as u64;
+    let mut disk = writer.start_disk(root, size_bytes, WriteOptions::default()).unwrap();
+    let tail = random(3, 2);
+    disk.write((content.len() - 2 * CHUNK) as u64, tail.clone()).unwrap();
+    let (root, _) = disk.finish().unwrap();
+    drop(writer);
+    let grown = point(2, root, size_bytes);
+    let end = content.len() - tail.len();
+    content[end..].copy_from_slice(&tail);
+    assert!(bucket.content(&grown).unwrap() == content);
+    let small = 10 * CHUNK + 100;
+    let writer = bucket.writer().unwrap();
+    let disk = writer.start_disk(Some(root), small as u64, WriteOptions::default()).unwrap();
+    let (root, _) = disk.finish().unwrap();
+    let mut shown = content[..11 * CHUNK].to_vec();
+    shown[small..].fill(0);
+    assert!(bucket.content(&point(3, root, 11 * CHUNK as u64)).unwrap() == shown);
+}
+
+#[test]
+fn a_copy_that_ends_anywhere_leaves_whole_points() {
+    for puts in 0..12 {
+        let bucket = Bucket::new();
+        let content = random(1, 4200);
+        let first = bucket.add(1, None, &content);
+        let mut changed = content.clone();
+        changed[..4100 * CHUNK].copy_from_slice(&random(2, 4100));
+        bucket.memory.puts_left.store(puts, Ordering::Relaxed);
+        let second = bucket.try_add(2, Some(&first), &changed);
+        bucket.memory.puts_left.store(-1, Ordering::Relaxed);
+        let repository = open(&bucket.memory);
+        let points = repository.points(&first.machine).unwrap();
+        assert_eq!(points.len(), 1 + usize::from(second.is_ok()), "{puts}");
+        assert!(points.iter().all(|point| bucket.content(point).is_ok()));
+        let again = bucket.add(3, Some(&first), &changed);
+        assert!(bucket.content(&again).unwrap() == changed, "{puts}");
+        let report = repository.verify(false).unwrap();
+        assert_eq!(report.damaged, []);
+        repository.tidy().unwrap();
+        assert!(bucket.content(&again).unwrap() == changed, "{puts}");
+    }
+}
+
+#[test]
+fn a_tidy_returns_what_no_point_needs() {
+    let bucket = Bucket::new();
+    let content = random(1, 4000);
+    let first = bucket.add(1, None, &content);
+    let mut changed = random(2, 4000);
+    changed[..400 * CHUNK].copy_from_slice(&content[..400 * CHUNK]);
+    let second = bucket.add(2, Some(&first), &changed);
+    // A reader that knows where everything was.
+    let reader = open(&bucket.memory);
+    let shown = |repository: &Arc<BucketRepository>, point: &PointDocument| {
+        let disk = repository.disk(&point.disks[0]);
+        let mut content = vec![0; disk.size_bytes() as usize];
+        disk.read_at(&mut content, 0).map(|()| content)
+    };
+    assert!(shown(&reader, &second).unwrap() == changed);
+    assert_eq!(bucket.repository.tidy().unwrap().returned_bytes, 0);
+    bucket.repository.remove_point(&first).unwrap();
+    let report = open(&bucket.memory).tidy().unwrap();
+    assert!(report.returned_bytes > 3500 * CHUNK as u64, "{report:?}");
+    assert!(report.rewritten_packs == 1 && report.removed_packs >= 1, "{report:?}");
+    assert!(bucket.content(&second).unwrap() == changed);
+    assert!(shown(&reader, &second).unwrap() == changed);
+    assert_eq!(reader.verify(false).unwrap().damaged, []);
+    // What was removed is stored again: the index has learnt of it.
+    let third = bucket.add(3, None, &content);
+    assert!(bucket.content(&third).unwrap() == content);
+    assert_eq!(open(&bucket.memory).verify(false).unwrap().damaged, []);
+}
+
+#[test]
+fn a_copy_and_a_tidy_exclude_each_other() {
+    let bucket = Bucket::new();
+    let writer = bucket.writer().unwrap();
+    let refused = bucket.repository.tidy().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    let second = bucket.writer().map(|_| ()).unwrap_err();
+    assert_eq!(second.kind(), ErrorKind::Busy, "one copy has the index");
+    drop(writer);
+    bucket.repository.tidy().unwrap();
+    assert_eq!(bucket.memory.count("busy/"), 0);
+    // One that was killed is forgotten after a quarter of an hour.
+    bucket.memory.put("busy/t-killed", Vec::new()).unwrap();
+    assert_eq!(bucket.writer().map(|_| ()).unwrap_err().kind(), ErrorKind::Busy);
+    bucket.memory.clock_minutes.fetch_add(20, Ordering::Relaxed);
+    bucket.writer().unwrap();
+}
+
+#[test]
+fn damage_is_named_and_never_shown() {
+    let bucket = Bucket::new();
+    let content = random(1, 3000);
+    let first = bucket.add(1, None, &content);
+    let name = bucket.memory.largest_pack();
+    let size = bucket.memory.get(&name, u64::MAX).unwrap().len();
+    for at in [0, 9, 13, 25, 2000, size / 2, size - 1] {
+        bucket.memory.flip(&name, at);
+        let failed = bucket.content(&first).map(|shown| shown == content);
+        if let Ok(is_equal) = failed {
+            // The names are not needed to read.
+            assert!(is_equal, "{at}");
+        }
+        let report = open(&bucket.memory).verify(false).unwrap();
+        assert_eq!(report.damaged.len(), 1, "{at}");
+        assert!(report.damaged[0].address.ends_with("/vda"), "{at}");
+        bucket.memory.flip(&name, at);
+    }
+    let kept = bucket.memory.get(&name, u64::MAX).unwrap();
+    bucket.memory.delete(&name).unwrap();
+    assert_eq!(bucket.content(&first).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(open(&bucket.memory).verify(true).unwrap().damaged.len(), 1);
+    // Its content is stored again; the old point stays damaged until the pack is back.
+    let second = bucket.add(2, None, &content);
+    assert!(bucket.content(&second).unwrap() == content);
+    bucket.memory.put(&name, kept).unwrap();
+    assert_eq!(open(&bucket.memory).verify(false).unwrap().damaged, []);
+}
+
+#[test]
+fn a_bucket_is_made_once() {
+    let bucket = Bucket::new();
+    let options = InitOptions {
+        chunk_size_bytes: CHUNK as u32,
+        compression: Compression::None,
+        passphrase: None,
+    };
+    let again = BucketRepository::init(&*bucket.memory, &options, None).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    bucket.add(1, None, &random(1, 10));
+    bucket.memory.delete(CONFIG).unwrap();
+    let again = BucketRepository::init(&*bucket.memory, &options, None).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    let objects = Arc::clone(&bucket.memory) as Arc<dyn Objects>;
+    let lost = BucketRepository::open(objects, &PassphraseSource::None).map(|_| ()).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Corrupt);
+    let objects = Memory::new() as Arc<dyn Objects>;
+    let none = BucketRepository::open(objects, &PassphraseSource::None).map(|_| ()).unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::NoRepository);
+}

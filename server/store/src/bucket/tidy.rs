@@ -1,0 +1,146 @@
+//! Returning the space of what no point needs.
+//!
+//! # Order of writes, and crashes
+//!
+//! Everything that points lead to is found first; if one page of a map cannot be read, nothing is removed. Then packs of
+//! which nothing is needed are removed, and those of which less than half is needed are put anew without the rest: the numbers of the
+//! values stay, and a removed one has the length 0. Each step is one request, and after each of them all points are whole.
+
+use std::collections::HashSet;
+
+use coldrise_block::Result;
+use roaring::RoaringTreemap;
+use serde::Serialize;
+
+use super::busy::{Busy, Role};
+use super::in_parallel::in_parallel;
+use super::pack::{
+    assemble, damaged, id_of, number_of, object_name, PackNumber, FOLDER, MOST_PACK_BYTES,
+};
+use super::points::{FILES_FOLDER, FOLDER as POINTS};
+use super::shelf::REQUESTS;
+use super::walk::Reached;
+use super::BucketRepository;
+
+/// A pack is put anew only if that returns so many bytes.
+const LEAST_RETURNED_BYTES: u64 = 256 << 10;
+
+/// What a tidy has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TidyReport {
+    /// Packs that are there now.
+    pub packs: u64,
+    /// Their size, in bytes.
+    pub size_bytes: u64,
+    /// Packs that were removed.
+    pub removed_packs: u64,
+    /// Packs that were put anew.
+    pub rewritten_packs: u64,
+    /// Bytes that were returned.
+    pub returned_bytes: u64,
+}
+
+/// A pack, and what of it is needed.
+struct Used {
+    pack: PackNumber,
+    size_bytes: u64,
+    values: RoaringTreemap,
+}
+
+impl BucketRepository {
+    /// Returns the space of what no point needs.
+    ///
+    /// # Errors
+    /// `Busy` if a copy writes to the bucket; `Corrupt` if a map cannot be read: then nothing is removed; errors of reaching
+    /// the store.
+    pub fn tidy(&self) -> Result<TidyReport> {
+        let busy = Busy::begin(&self.shelf.objects, Role::Tidier)?;
+        // Before the points are read: what is put later is not looked at.
+        let listed = self.shelf.objects.list(FOLDER)?;
+        let mut reached = Reached::default();
+        for point in self.all_points()? {
+            for disk in &point.disks {
+                reached
+                    .add(&self.shelf, disk.root)
+                    .map_err(|error| error.context(format_args!("{}/{}/{}", point.machine, point.point, disk.name)))?;
+            }
+        }
+        let used = reached.chunks | reached.pages;
+        let packs = listed.into_iter().filter_map(|listed| {
+            let pack = number_of(&listed.name)?;
+            let mut values = used.clone();
+            values.remove_range(..id_of(pack, 0));
+            values.remove_range(id_of(pack + 1, 0)..);
+            Some(Used { pack, size_bytes: listed.size_bytes, values })
+        });
+        let packs: Vec<_> = packs.collect();
+        busy.check()?;
+        let kept = in_parallel(&packs, REQUESTS, |used| self.tidy_pack(&busy, used))?;
+        self.remove_lost_files()?;
+        let mut report = TidyReport::default();
+        for (before, kept_bytes) in packs.iter().zip(kept) {
+            report.packs += u64::from(kept_bytes > 0);
+            report.size_bytes += kept_bytes;
+            report.returned_bytes += before.size_bytes - kept_bytes.min(before.size_bytes);
+            report.removed_packs += u64::from(kept_bytes == 0);
+            report.rewritten_packs += u64::from(kept_bytes > 0 && kept_bytes < before.size_bytes);
+        }
+        Ok(report)
+    }
+
+    /// Returns the size that a pack has then.
+    fn tidy_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
+        busy.check()?;
+        if used.values.is_empty() {
+            self.shelf.objects.delete(&object_name(used.pack))?;
+            return Ok(0);
+        }
+        let table = self.shelf.table(used.pack)?;
+        let size = |place| table.range(place).map_or(0, |range| range.end - range.start);
+        let needed: u64 = (0..table.count())
+            .filter(|place| used.values.contains(id_of(used.pack, *place)))
+            .map(size)
+            .sum();
+        let all: u64 = (0..table.count()).map(size).sum();
+        match needed * 2 < all && all - needed >= LEAST_RETURNED_BYTES {
+            true => self.put_anew(used),
+            false => Ok(used.size_bytes),
+        }
+    }
+
+    /// Puts a pack without what is not needed. Returns its new size.
+    fn put_anew(&self, used: &Used) -> Result<u64> {
+        let name = object_name(used.pack);
+        let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
+        let (table, names) = self.shelf.names(used.pack)?;
+        let (mut sizes, mut values) = (Vec::with_capacity(names.len()), Vec::new());
+        for place in 0..table.count() {
+            let is_needed = used.values.contains(id_of(used.pack, place));
+            let range = table.range(place).filter(|_| is_needed).unwrap_or(0..0);
+            let value = content.get(range.start as usize..range.end as usize);
+            let value = value.ok_or_else(|| damaged("it is too short").context(&name))?;
+            sizes.push(value.len() as u32);
+            values.extend_from_slice(value);
+        }
+        let anew = assemble(&self.shelf.seals, used.pack, &sizes, &names, &values)?;
+        let size_bytes = anew.len() as u64;
+        self.shelf.objects.put(&name, anew)?;
+        Ok(size_bytes)
+    }
+
+    /// Removes files of points that are not there.
+    fn remove_lost_files(&self) -> Result<()> {
+        let files = self.shelf.objects.list(FILES_FOLDER)?;
+        let points: HashSet<_> = self
+            .shelf
+            .objects
+            .list(POINTS)?
+            .into_iter()
+            .map(|listed| listed.name.replacen(POINTS, FILES_FOLDER, 1))
+            .collect();
+        files
+            .iter()
+            .filter(|listed| !points.contains(&listed.name))
+            .try_for_each(|listed| self.shelf.objects.delete(&listed.name))
+    }
+}
