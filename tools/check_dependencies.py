@@ -18,6 +18,7 @@ LAYERS = {
     "coldrise-runs": 1,
     "coldrise-schedule": 1,
     "coldrise-line": 1,
+    "coldrise-objects": 2,
     "coldrise-store": 1,
     "coldrise-qmp": 1,
     "coldrise-session": 2,
