@@ -29,6 +29,7 @@ include packaging/build.mk
 include images/files/build.mk
 include web/build.mk
 include tests/support/vcsim/build.mk
+include tests/support/versitygw/build.mk
 
 # Installs those of its packages that are missing; asks the network only then.
 define install
@@ -59,7 +60,7 @@ run-deps: build-deps ## Install what booting a guest needs
 test-packages: run-deps
 	$(call install,$(TEST_PACKAGES))
 
-TEST_TOOLS := build/python/installed build/schemathesis/installed $(VCSIM)
+TEST_TOOLS := build/python/installed build/schemathesis/installed $(VCSIM) $(VERSITYGW)
 
 .PHONY: test-deps
 test-deps: test-packages ## Install what the tests need
@@ -114,7 +115,7 @@ CARGO_TEST := test --release --locked --workspace --tests
 .PHONY: test-programs
 test-programs: build
 	$(CARGO) $(CARGO_TEST) --no-run
-	$(CARGO) build --release --locked --workspace --example lay_out --example line_speed --example hostile_peer
+	$(CARGO) build --release --locked --workspace --example lay_out --example line_speed --example hostile_peer --example objects
 
 # Images and tools come from the network while the compiler needs the processors. The page is built
 # beside the test programs, and the tests of both kinds run side by side: each leaves processors idle.
@@ -151,6 +152,10 @@ test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 .PHONY: test-copy-kills
 test-copy-kills: build test-deps ## Disturb 500 copies over a line: kills, cuts, full drives, older files, clocks
 	$(PYTHON) -m pytest -q -s tests/test_copy_kills.py --copy-kills 500
+
+.PHONY: test-bucket-kills
+test-bucket-kills: build test-deps ## Kill 200 copies to a bucket
+	$(PYTHON) -m pytest -q -s tests/test_bucket.py -k kills --bucket-kills 200
 
 .PHONY: test-copy-strangers
 test-copy-strangers: build test-deps ## Let 10,000 strangers connect beside a copy over a line

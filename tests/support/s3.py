@@ -1,0 +1,241 @@
+"""A real S3 server, versitygw, with its data in a folder of the test, and a proxy before it that disturbs."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+
+from support.cli import ROOT
+from support.nbdserver import DEADLINE_S, wait_until
+
+VERSITYGW = ROOT / "build/versitygw"
+ACCESS, SECRET = "coldrise-tests", "se+cr/et=of the tests"
+BUSY = (b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%s")
+BUSY_BODY = b"<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+
+
+class S3Server:
+    """One versitygw on the loopback. `env()` leads programs to it through `proxy`, or past it.
+
+    Its data is in `folder`, objects as files in `folder`/data/BUCKET. `certificate` and `key`: paths, for https,
+    which the proxy does not understand.
+    """
+
+    def __init__(self, folder, bucket="vault", access=ACCESS, secret=SECRET, certificate=None, key=None):
+        self.folder, self.bucket, self.access, self.secret = folder, bucket, access, secret
+        self.certificate, self.key = certificate, key
+        self.data, self.log_path, self.output_path = folder / "data", folder / "access.log", folder / "versitygw.log"
+        (self.data / bucket).mkdir(parents=True, exist_ok=True)
+        (folder / "sidecar").mkdir(exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.process = None
+        self.proxy = Proxy(self.port)
+
+    def start(self):
+        """Returns when it answers."""
+        words = [VERSITYGW, "--port", f"127.0.0.1:{self.port}", "--keep-alive", "--quiet", "--health", "/health",
+                 "--access-log", self.log_path]
+        if self.certificate is not None:
+            words += ["--cert", self.certificate, "--key", self.key]
+        # Extended attributes are not in every file system, such as an older tmpfs.
+        words += ["posix", "--sidecar", self.folder / "sidecar", self.data]
+        keys = {"ROOT_ACCESS_KEY_ID": self.access, "ROOT_SECRET_ACCESS_KEY": self.secret}
+        with open(self.output_path, "a", encoding="utf-8") as output:
+            self.process = subprocess.Popen(words, env=os.environ | keys, stdin=subprocess.DEVNULL, stdout=output,
+                                            stderr=output)
+        wait_until(self._answers, "versitygw answers")
+        return self
+
+    def _answers(self):
+        assert self.process.poll() is None, self.output_path.read_text(encoding="utf-8")
+        with contextlib.suppress(OSError):
+            if self.certificate is not None:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return True
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=DEADLINE_S) as answer:
+                return answer.status == 200
+        return False
+
+    def stop(self):
+        """In an orderly way; `start` begins again on the same port."""
+        self._end(signal.SIGTERM)
+
+    def kill(self):
+        """At once, as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number):
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=DEADLINE_S)
+            self.process = None
+
+    def close(self):
+        self.proxy.close()
+        self.kill()
+
+    def url(self, prefix=""):
+        return f"s3://{self.bucket}/{prefix}".rstrip("/")
+
+    def env(self, direct=False, **other):
+        """Variables for coldrise: the keys, and the proxy's address, or with `direct` the server's own."""
+        scheme = "http" if self.certificate is None else "https"
+        port = self.port if direct or self.certificate is not None else self.proxy.port
+        return {"AWS_ACCESS_KEY_ID": self.access, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_REGION": "us-east-1",
+                "AWS_ENDPOINT_URL": f"{scheme}://127.0.0.1:{port}"} | other  # fmt: skip
+
+    def logged(self):
+        """The server's access log, in its order: operations such as "PutObject", object or "-", status."""
+        if not self.log_path.exists():
+            return []
+        found = []
+        for line in self.log_path.read_text(encoding="utf-8").splitlines():
+            if match := re.search(r" s3_(\w+) (\S+) \S+ (\d{3}) ", line):
+                found.append((match[1], match[2], int(match[3])))
+        return found
+
+    def objects(self):
+        """The names of all objects in the bucket, read from the files."""
+        bucket = self.data / self.bucket
+        return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
+
+
+class Proxy:
+    """Passes on HTTP/1.1 to a port of the loopback, and disturbs it as it is told."""
+
+    def __init__(self, target):
+        self.target = target
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = self.listener.getsockname()[1]
+        self.lock = threading.Lock()
+        self.sockets = set()
+        # The first line of each request that arrived.
+        self.requests = []
+        # Bytes that passed, of both directions.
+        self.passed = 0
+        self.left, self.busy, self.delay_s = None, 0, 0.0
+        self.flows = threading.Event()
+        self.flows.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, count):
+        """All connections break once, after `count` bytes of both directions and all connections."""
+        with self.lock:
+            self.left = count
+
+    def has_cut(self):
+        return self.left is None
+
+    def answer_busy(self, count):
+        """The next `count` requests are answered with 503 SlowDown."""
+        with self.lock:
+            self.busy = count
+
+    def delay(self, seconds):
+        """Each piece of at most 64 KiB waits for so long."""
+        self.delay_s = seconds
+
+    def hold(self):
+        """A black hole: connections stay open and come about, and no byte passes."""
+        self.flows.clear()
+
+    def release(self):
+        self.flows.set()
+
+    def cut(self):
+        """All connections break now."""
+        with self.lock:
+            self._cut()
+
+    def _cut(self):
+        for end in self.sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=[near], daemon=True).start()
+
+    def _serve(self, near):
+        far = None
+        with self.lock:
+            self.sockets.add(near)
+        # A server that is stopped refuses connections, and so does this one.
+        with contextlib.suppress(OSError), near:
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+                with self.lock:
+                    self.sockets.add(far)
+                answers = threading.Thread(target=self._answers, args=(far, near), daemon=True)
+                answers.start()
+                self._requests(near, far)
+                far.shutdown(socket.SHUT_WR)
+                answers.join()
+            finally:
+                with self.lock:
+                    self.sockets -= {near, far}
+                if far is not None:
+                    far.close()
+
+    def _requests(self, near, far):
+        begun = b""
+        while True:
+            while b"\r\n\r\n" not in begun:
+                if not (data := near.recv(1 << 16)):
+                    return
+                begun += data
+            head, _, begun = begun.partition(b"\r\n\r\n")
+            match = re.search(rb"(?im)^content-length: *(\d+)", head)
+            left = int(match[1]) if match else 0
+            with self.lock:
+                self.requests.append(head.split(b"\r\n")[0].decode())
+                is_busy, self.busy = self.busy > 0, max(self.busy - 1, 0)
+            target = None if is_busy else far
+            self._pass_on(head + b"\r\n\r\n", target)
+            data, begun = begun[:left], begun[left:]
+            while True:
+                self._pass_on(data, target)
+                left -= len(data)
+                if left == 0:
+                    break
+                if not (data := near.recv(min(1 << 16, left))):
+                    return
+            if is_busy:
+                near.sendall(BUSY % (len(BUSY_BODY), BUSY_BODY))
+
+    def _answers(self, far, near):
+        with contextlib.suppress(OSError):
+            while data := far.recv(1 << 16):
+                self._pass_on(data, near)
+        # The server closed the connection, or it was cut.
+        with contextlib.suppress(OSError):
+            near.shutdown(socket.SHUT_RDWR)
+
+    def _pass_on(self, data, target):
+        time.sleep(self.delay_s)
+        self.flows.wait()
+        with self.lock:
+            self.passed += len(data)
+            if self.left is not None:
+                self.left -= len(data)
+                if self.left <= 0:
+                    self.left = None
+                    self._cut()
+                    raise ConnectionError
+        if target is not None:
+            target.sendall(data)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.release()
+        self.cut()
