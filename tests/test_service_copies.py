@@ -10,6 +10,7 @@ import pytest
 
 from support.far_site import FarSite
 from support.nbdserver import wait_until
+from support.s3 import S3Server
 from support.service import Coldrised
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -253,3 +254,22 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         coldrise.json("copy", "--to", "far")
         wait_until(lambda: there.get("coming") == [], "the end of the copy")
         assert points(far) == {address.split("/")[1]}
+
+
+def test_a_job_copies_to_a_bucket(coldrise, tmp_path):
+    back_up(coldrise, tmp_path, "web01")
+    server = S3Server(tmp_path / "s3").start()
+    with contextlib.closing(server), Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, environment=server.env()) as service:
+        url = server.url("site-a")
+        coldrise.more = server.env()
+        coldrise.json("bucket", "init", url)
+        for wrong, words in (({"to": "s3://a\nb"}, "to:"), ({"to": "s4://bucket"}, "neither")):
+            assert words in service.post("jobs", copy_job(**wrong), expected=(400,))["detail"]
+        service.post("jobs", copy_job(to=url, to_passphrase_file=str(coldrise.passphrase_file), follows="points"))
+        service.post("jobs/offsite/start", {}, expected=(202,))
+        assert reaches(service, "current", url)["is_link"] is False
+        back_up(coldrise, tmp_path, "db01")
+        wait_until(lambda: len(coldrise.json("bucket", "list", url)["points"]) == 2, "the copy of the new point")
+        server.stop()
+        back_up(coldrise, tmp_path, "db01", 1)
+        assert reaches(service, "behind", url)["machines"]

@@ -110,6 +110,7 @@ pub(crate) enum Command {
     Copy(commands::copy::CopyArguments),
     Copies(commands::copies::CopiesArguments),
     Link(commands::link::LinkArguments),
+    Bucket(commands::bucket::BucketArguments),
     List(commands::list::ListArguments),
     Show(commands::show::ShowArguments),
     Stats(commands::stats::StatsArguments),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use coldrise_block::{Disk, Extent, Result, StoredRanges};
 use coldrise_ingest::source::{DirtyRun, Reader, Source};
-use coldrise_inventory::{changed_ranges, Range};
-use coldrise_session::{open_point_disk, ByteRanges};
-use coldrise_store::{DiskName, PointDocument, Repository};
+use coldrise_inventory::Range;
+use coldrise_session::ByteRanges;
+use coldrise_store::{DiskName, PointDocument};
+
+use crate::source::CopySource;
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
@@ -22,20 +24,19 @@ pub(crate) struct PointChanges {
 }
 
 impl PointChanges {
-    /// Opens a disk of `point`. The caller has leased `point` and `base`, which has a disk of the same name.
+    /// Opens a disk of `point`. The caller holds `point` and `base`, which has a disk of the same name.
     ///
     /// # Errors
     /// `Corrupt` for damage; `Interrupted` once `cancel` is set.
     pub(crate) fn open(
-        repository: &Arc<Repository>,
+        source: &dyn CopySource,
         point: &PointDocument,
         base: Option<&PointDocument>,
         name: &DiskName,
         cancel: &AtomicBool,
     ) -> Result<PointChanges> {
-        let changed =
-            base.map(|base| changed_ranges(repository, base, point, name, cancel)).transpose()?;
-        Ok(PointChanges { disk: open_point_disk(repository, point, name)?, changed })
+        let changed = base.map(|base| source.changed(base, point, name, cancel)).transpose()?;
+        Ok(PointChanges { disk: source.disk(point, name)?, changed })
     }
 
     /// The disk.

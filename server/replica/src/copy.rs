@@ -1,12 +1,12 @@
 //! The copy of machines to another repository.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
-use coldrise_session::{boot_trace, Catalog, ReadLease};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +14,11 @@ use crate::disk_copy::DiskCopy;
 use crate::far::messages::error_on_its_way;
 use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
 use crate::plan::{base_of, made_in, Plan, Side, Wanted};
+use crate::source::CopySource;
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
-/// The program's name in leases, for people.
-const PROGRAM: &str = "copy";
-
 /// What to copy.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CopyRequest {
     /// The machines; empty: all.
     pub machines: Vec<MachineName>,
@@ -34,8 +32,8 @@ pub struct CopyRequest {
     pub last: Option<usize>,
     /// The limit on the bytes read; `None`: no limit.
     pub limit: Option<Arc<RateLimit>>,
-    /// Under which target the copy is recorded; `None`: it is not.
-    pub target: Option<CopyTarget>,
+    /// Under which target the copy is recorded, and in which repository; `None`: it is not.
+    pub target: Option<(Arc<Repository>, CopyTarget)>,
 }
 
 /// The result.
@@ -147,21 +145,20 @@ pub struct CopiedPoint {
 /// `InvalidInput` for names that are not possible there, or if both are one repository; `NotFound` for an unknown
 /// machine; `Interrupted` once `cancel` is set, `NoSpace`: what is copied stays, and the next copy continues.
 pub fn copy(
-    source: &Arc<Repository>,
+    source: &dyn CopySource,
     far: &dyn FarSide,
     request: &CopyRequest,
     progress: &dyn CopyProgress,
     cancel: &AtomicBool,
 ) -> Result<CopySummary> {
-    if *source.id() == far.id()? {
+    if source.id() == far.id()? {
         let text = "both are the same repository, or one is a copy of the other's files";
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("make a new repository there with coldrise init"));
     }
-    let catalog = Catalog::new(source);
-    request.machines.iter().try_for_each(|machine| catalog.check_machine(machine))?;
+    request.machines.iter().try_for_each(|machine| source.check_machine(machine))?;
     let machines = match request.machines.is_empty() {
-        true => catalog.machines()?,
+        true => source.machines()?,
         false => request.machines.clone(),
     };
     let machines = machines
@@ -169,7 +166,7 @@ pub fn copy(
         .map(|m| Ok((m.clone(), far_name(request, &m)?)))
         .collect::<Result<Vec<_>>>()?;
     progress.reached(&CopyStep::Machines(&machines));
-    let recorder = Recorder::new(source, request.target.as_ref(), request.machines.is_empty());
+    let recorder = Recorder::new(request.target.as_ref(), request.machines.is_empty());
     let watching = Watching::new(&recorder, far, progress);
     let run =
         CopyRun { source, far, request, progress, watched: &watching, recorder: &recorder, cancel };
@@ -178,7 +175,7 @@ pub fn copy(
 
 /// What the copies of all machines share.
 struct CopyRun<'a> {
-    source: &'a Arc<Repository>,
+    source: &'a dyn CopySource,
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     progress: &'a dyn CopyProgress,
@@ -239,7 +236,7 @@ pub(crate) struct Common {
 }
 
 struct MachineRun<'a> {
-    source: &'a Arc<Repository>,
+    source: &'a dyn CopySource,
     far: &'a dyn FarSide,
     request: &'a CopyRequest,
     pace: Pace<'a>,
@@ -268,11 +265,10 @@ impl MachineRun<'_> {
 
     /// Plans, and copies what is missing.
     fn copy_missing(&mut self) -> Result<()> {
-        let points = Catalog::new(self.source).points(&self.result.machine)?;
-        let far_id = self.far.id()?;
+        let points = self.source.points(&self.result.machine)?;
+        let (here_id, far_id) = (self.source.id(), self.far.id()?);
         let far_points = self.far.points(&self.result.far_machine)?;
-        let here =
-            Side { repository: self.source.id(), machine: &self.result.machine, points: &points };
+        let here = Side { repository: &here_id, machine: &self.result.machine, points: &points };
         let there =
             Side { repository: &far_id, machine: &self.result.far_machine, points: &far_points };
         let horizon = Some(self.source.horizon(&self.result.machine)?);
@@ -323,7 +319,7 @@ impl MachineRun<'_> {
     ) -> Result<CopiedPoint> {
         let started = Instant::now();
         self.recorder.begin_point(self.far, &point.point);
-        let _held = ReadLease::point(self.source, PROGRAM, &mut point)?;
+        let _held = self.source.hold(&mut point)?;
         let base = self.lease_base(&point, commons)?;
         let (common, _held_base) = match base {
             Some((at, lease)) => (Some(&commons[at]), Some(lease)),
@@ -375,11 +371,11 @@ impl MachineRun<'_> {
         &self,
         point: &PointDocument,
         commons: &mut Vec<Common>,
-    ) -> Result<Option<(usize, ReadLease)>> {
+    ) -> Result<Option<(usize, Box<dyn Any>)>> {
         loop {
             let candidates: Vec<_> = commons.iter().map(|common| &common.here).collect();
             let Some(at) = base_of(point, &candidates) else { return Ok(None) };
-            match ReadLease::point(self.source, PROGRAM, &mut commons[at].here) {
+            match self.source.hold(&mut commons[at].here) {
                 Ok(lease) if self.far.keep_base(&commons[at].there)? => {
                     return Ok(Some((at, lease)))
                 }
@@ -396,8 +392,8 @@ impl MachineRun<'_> {
             document: &document,
             machine: &point.machine,
             disks: parts.iter().map(|part| part.announced(parts.len())).collect::<Result<_>>()?,
-            files: &Catalog::new(self.source).files(point)?,
-            trace: boot_trace(self.source, &point.machine),
+            files: &self.source.files(point)?,
+            trace: self.source.boot_trace(&point.machine),
         };
         self.far.announce(&announcement)
     }
@@ -428,7 +424,7 @@ impl MachineRun<'_> {
 
     /// Adds the point to the far side's catalog. Returns its document.
     fn put_point(&self, point: &PointDocument, disks: Vec<DiskDocument>) -> Result<PointDocument> {
-        let files = Catalog::new(self.source).files(point)?;
+        let files = self.source.files(point)?;
         self.far.add_point(self.document_there(point, &disks), &files)
     }
 
@@ -444,7 +440,7 @@ impl MachineRun<'_> {
             is_protected: false,
             files: None,
             quarantine: None,
-            made_in: Some(made_in(self.source.id(), point)),
+            made_in: Some(made_in(&self.source.id(), point)),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Result};
-use coldrise_session::{open_point_disk, ByteRanges};
-use coldrise_store::{DiskDocument, MapRoot, PointDocument, Repository};
+use coldrise_session::ByteRanges;
+use coldrise_store::{DiskDocument, MapRoot, PointDocument};
 
 use crate::changes::PointChanges;
 use crate::copy::Common;
 use crate::far::AnnouncedDisk;
+use crate::source::CopySource;
 
 /// Maximum number of ranges that are announced of a point.
 const MAX_RANGES: usize = 16 << 10;
@@ -26,9 +27,9 @@ pub(crate) struct DiskCopy {
 }
 
 impl DiskCopy {
-    /// Opens a disk of `point`. The caller has leased the point and `common`.
+    /// Opens a disk of `point`. The caller holds the point and `common`.
     pub(crate) fn open(
-        repository: &Arc<Repository>,
+        source: &dyn CopySource,
         point: &PointDocument,
         disk: &DiskDocument,
         common: Option<&Common>,
@@ -42,10 +43,10 @@ impl DiskCopy {
         let common = common.filter(|(_, _, there)| there.layers.is_empty());
         let base = common.map(|(here, ..)| here);
         Ok(DiskCopy {
-            source: PointChanges::open(repository, point, base, name, cancel)?,
+            source: PointChanges::open(source, point, base, name, cancel)?,
             base: common.map(|(_, _, there)| there.root),
             base_end_bytes: common.map(|(_, here, _)| here.size_bytes),
-            compared: base.map(|base| open_point_disk(repository, base, name)).transpose()?,
+            compared: base.map(|base| source.disk(base, name)).transpose()?,
         })
     }
 

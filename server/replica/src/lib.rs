@@ -3,6 +3,7 @@
 //! ```text
 //!   point and base ─▶ PointChanges ─▶ store_source ─┬▶ SharedWriter of the far repository
 //!   (here)            what differs     reads ahead   │  chunks, dedup, encryption of its own
+//!                                                   ├▶ BucketFar ─▶ packs in an object store
 //!                                                   └▶ LineFar ══ line ══▶ Receiver ─▶ SharedWriter
 //! ```
 //!
@@ -29,15 +30,18 @@
 //! are stored again. If the process that holds the far side's writer is killed, the copy becomes the writer and
 //! plans the machine again.
 
+mod bucket;
 mod changes;
 mod copy;
 mod disk_copy;
 mod far;
 mod links;
 mod plan;
+mod source;
 mod status;
 mod windows;
 
+pub use bucket::BucketFar;
 pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
 pub use far::{
     fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,
@@ -45,6 +49,7 @@ pub use far::{
 };
 pub use links::{Invitation, Link, Links, Right};
 pub use plan::Identity;
+pub use source::CopySource;
 pub use status::{
     CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,
     RunningCopy, StatusReader, TargetCopies,

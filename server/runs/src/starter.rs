@@ -13,8 +13,10 @@ use crate::RunId;
 const SYSTEMD: &str = "/run/systemd/system";
 /// The process that systemd has started for a unit.
 const UNIT_PROCESS: &str = "SYSTEMD_EXEC_PID";
-/// What a detached process gets of the environment. Secrets are not among it. The last two are folders for sockets.
+/// What a detached process gets of the environment. Secrets are not among it, but for the keys of buckets. The last two are folders for sockets.
 const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
+/// How the variables begin that lead to buckets.
+const BUCKETS: &str = "AWS_";
 /// Maximum length of a tool's message in an error, in characters.
 const MAX_MESSAGE: usize = 1000;
 
@@ -83,7 +85,10 @@ fn start_detached(program: &Path, folder: &RunsFolder, id: &RunId) -> Result<()>
     let (output, errors) = output.context(|| format!("the output file of run {id}"))?;
     let runs = std::path::absolute(folder.path())
         .context(|| format!("finding {}", folder.path().display()))?;
-    let kept = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    let kept = std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        ENVIRONMENT.contains(&&*name) || name.starts_with(BUCKETS)
+    });
     let mut command = Command::new(program);
     command.args(["run", "--detach", id.as_str()]).current_dir("/");
     command.env_clear().envs(kept).env("COLDRISE_RUNS", runs);

@@ -11,19 +11,20 @@ use coldrise_replica::{
 use coldrise_store::MachineName;
 use serde::Serialize;
 
+use super::bucket;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{now_ms, show_age, show_count, show_duration, show_size};
 
 /// Show where copies of this repository's points are, and how far behind they are.
 ///
-/// For each link and directory to which points were copied: the points that are not there yet and what a copy of them
+/// For each link, directory and bucket to which points were copied: the points that are not there yet and what a copy of them
 /// has to read, the age of the newest point that is there, the rates of a copy that runs, and why the last one failed.
 /// It compares what the last copy saw there with the points that are here now, and asks nobody.
 #[derive(Debug, Args)]
 pub(crate) struct CopiesArguments {
-    /// Only this link or directory.
-    #[arg(value_name = "DIR|LINK")]
+    /// Only this link, directory or bucket.
+    #[arg(value_name = "DIR|LINK|BUCKET")]
     target: Option<PathBuf>,
 
     /// Forget what is on record of this target. A directory is shown no more, until points are copied there again. The
@@ -42,19 +43,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CopiesArguments) -> Resul
     let all = StatusReader::default().targets(&repository)?;
     let Some(wanted) = &arguments.target else {
         let text = match all.is_empty() {
-            true => "no copies: coldrise copy --to DIR|LINK makes them".to_owned(),
+            true => "no copies: coldrise copy --to makes them".to_owned(),
             false => text(&all),
         };
         return Ok(Report::answer(&Copies { targets: all }, text));
     };
-    let directory = CopyTarget::directory(wanted);
+    let place = match bucket::url_of(wanted) {
+        Some(url) => CopyTarget::Bucket(url.to_owned()),
+        None => CopyTarget::directory(wanted),
+    };
     let is_link = |found: &TargetCopies| {
         found.is_link && wanted.to_str().is_some_and(|name| name == found.target)
     };
-    let is_directory =
-        |found: &TargetCopies| !found.is_link && directory.to_string() == found.target;
+    let is_place = |found: &TargetCopies| !found.is_link && place.to_string() == found.target;
     let found = all.iter().find(|found| is_link(found));
-    let found = found.or_else(|| all.iter().find(|found| is_directory(found)));
+    let found = found.or_else(|| all.iter().find(|found| is_place(found)));
     let Some(found) = found else {
         let known: Vec<&str> = all.iter().map(|found| found.target.as_str()).collect();
         let text = match known.is_empty() {
@@ -74,7 +77,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CopiesArguments) -> Resul
     }
     let target = match found.is_link {
         true => CopyTarget::Link(MachineName::parse(&found.target)?),
-        false => directory,
+        false => place,
     };
     CopyRecords::of(&repository).forget(&target)?;
     let text = format!("forgot what was copied to {target}; the copies themselves stay");

@@ -1,6 +1,7 @@
 //! `coldrise copy`: restore points in another repository.
 
 mod attempts;
+mod bucket_copy;
 mod traffic;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use serde::Serialize;
 
 use self::attempts::{Attempts, Site, Way};
 use self::traffic::{savings, Savings};
+use super::bucket;
 use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
@@ -46,13 +48,13 @@ pub(crate) struct CopyArguments {
     machines: Vec<MachineName>,
 
     /// The directory of the other repository, made with coldrise init; or the name of a link to another site,
-    /// see coldrise link. A directory whose name is also a link's: ./NAME.
-    #[arg(long, value_name = "DIR|LINK")]
+    /// see coldrise link; or a bucket, s3://BUCKET/PREFIX, see coldrise bucket. A directory whose name is also a link's: ./NAME.
+    #[arg(long, value_name = "DIR|LINK|BUCKET")]
     to: Option<PathBuf>,
 
-    /// Copy from there to here: the directory of the other repository, or the name of a link. The other site has to allow
-    /// it: coldrise link invite --may fetch.
-    #[arg(long, value_name = "DIR|LINK")]
+    /// Copy from there to here: the directory of the other repository, or a bucket, or the name of a link. The other site has to
+    /// allow it: coldrise link invite --may fetch.
+    #[arg(long, value_name = "DIR|LINK|BUCKET")]
     from: Option<PathBuf>,
 
     /// Read the other repository's passphrase from FILE. Default: the passphrase of this repository.
@@ -282,6 +284,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
     let links = Links::of(&here);
     // One of them is there.
     let place = arguments.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
+    if let Some(url) = bucket::url_of(&place) {
+        let target = CopyTarget::Bucket(url.to_owned());
+        let done = bucket_copy::run(invocation, &here, url, &windows, &arguments, &cancel);
+        return recorded(&here, &target, &arguments, done);
+    }
     let (target, done) = match link_of(&links, &place)? {
         Some(link) => (
             CopyTarget::Link(link.name.clone()),
@@ -292,9 +299,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
             copy_here(invocation, &here, &place, &windows, &arguments, &cancel),
         ),
     };
+    recorded(&here, &target, &arguments, done)
+}
+
+/// Records the failure of a copy from here.
+fn recorded(
+    here: &Arc<Repository>,
+    target: &CopyTarget,
+    arguments: &CopyArguments,
+    done: Result<Report>,
+) -> Result<Report> {
     done.inspect_err(|error| {
         if arguments.to.is_some() {
-            record(&here, &target, &arguments.machines, error);
+            record(here, target, &arguments.machines, error);
         }
     })
 }
@@ -361,7 +378,7 @@ fn copy_here(
         limit.set(flow);
     };
     set(flow);
-    let target = (!is_from).then(|| CopyTarget::directory(place));
+    let target = (!is_from).then(|| (Arc::clone(here), CopyTarget::directory(place)));
     let limited = Some(Arc::clone(&limit));
     let request = CopyRequest { limit: limited, target, ..arguments.request() };
     let view = ProgressView::new(invocation);
@@ -404,7 +421,7 @@ fn copy_over(
         patience: arguments.retry,
         windows,
     };
-    let target = Some(CopyTarget::Link(link.name.clone()));
+    let target = Some((Arc::clone(here), CopyTarget::Link(link.name.clone())));
     let request = CopyRequest { target, ..arguments.request() };
     let wish = arguments.fetch_request();
     let way = match arguments.from.is_some() {

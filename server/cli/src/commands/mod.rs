@@ -6,6 +6,7 @@ pub(crate) mod backup;
 mod backup_live;
 pub(crate) mod bisect;
 pub(crate) mod boot;
+pub(crate) mod bucket;
 pub(crate) mod check_boot;
 pub(crate) mod completion;
 pub(crate) mod copies;
@@ -61,6 +62,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Copy(arguments) => copy::run(invocation, arguments),
         Command::Copies(arguments) => copies::run(invocation, &arguments),
         Command::Link(arguments) => link::run(invocation, arguments),
+        Command::Bucket(arguments) => bucket::run(invocation, &arguments),
         Command::List(arguments) => list::run(invocation, &arguments),
         Command::Show(arguments) => show::run(invocation, &arguments),
         Command::Stats(arguments) => stats::run(invocation, &arguments),

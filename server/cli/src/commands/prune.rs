@@ -44,6 +44,26 @@ pub(crate) struct PruneArguments {
     #[arg(value_name = "MACHINE")]
     machines: Vec<MachineName>,
 
+    #[command(flatten)]
+    rules: RuleArguments,
+
+    /// Only show which points would be removed and about how much space a gc would then free.
+    /// Works during a backup.
+    #[arg(long, short = 'n', group = "space")]
+    dry_run: bool,
+
+    /// Run a gc afterwards, as coldrise gc does.
+    #[arg(long, group = "space")]
+    gc: bool,
+
+    /// As for coldrise gc; applies to --gc and to the estimate of --dry-run.
+    #[arg(long, value_name = "PERCENT", requires = "space")]
+    max_unused: Option<MaxUnused>,
+}
+
+/// The rules of retention.
+#[derive(Debug, Args)]
+pub(crate) struct RuleArguments {
     /// Keep the newest N points.
     #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     keep_last: Option<NonZeroU32>,
@@ -72,19 +92,6 @@ pub(crate) struct PruneArguments {
     /// 3m (months) or 1y.
     #[arg(long, value_name = "DURATION", group = "rules")]
     keep_within: Option<RetentionSpan>,
-
-    /// Only show which points would be removed and about how much space a gc would then free.
-    /// Works during a backup.
-    #[arg(long, short = 'n', group = "space")]
-    dry_run: bool,
-
-    /// Run a gc afterwards, as coldrise gc does.
-    #[arg(long, group = "space")]
-    gc: bool,
-
-    /// As for coldrise gc; applies to --gc and to the estimate of --dry-run.
-    #[arg(long, value_name = "PERCENT", requires = "space")]
-    max_unused: Option<MaxUnused>,
 }
 
 /// A count of periods. A larger number than `u32` holds keeps as much as the largest one.
@@ -99,8 +106,9 @@ fn parse_count(text: &str) -> Result<NonZeroU32> {
     })
 }
 
-impl PruneArguments {
-    fn rules(&self) -> RetentionRules {
+impl RuleArguments {
+    /// The rules.
+    pub(crate) fn rules(&self) -> RetentionRules {
         let rules = Retention {
             keep_last: self.keep_last,
             keep_hourly: self.keep_hourly,
@@ -128,7 +136,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
     let (repository, judged) = if arguments.dry_run {
         let repository = invocation.open()?;
-        let (rules, machines) = (arguments.rules(), &arguments.machines);
+        let (rules, machines) = (arguments.rules.rules(), &arguments.machines);
         let judged = retention_verdicts(&repository, &rules, machines, now_seconds)?;
         (repository, judged)
     } else {
@@ -174,7 +182,7 @@ fn forget(
 ) -> Result<Decision> {
     let alone = |writer: RepositoryWriter| {
         let repository = Arc::clone(writer.repository());
-        let rules = arguments.rules();
+        let rules = arguments.rules.rules();
         let machines = machines_or_all(&Catalog::new(&repository), &arguments.machines)?;
         let removal = PointRemoval::begin(&writer)?;
         let mut judged = Vec::new();
@@ -187,7 +195,7 @@ fn forget(
         Ok((repository, judged))
     };
     beside_backups(invocation, alone, |repository| {
-        let (rules, machines) = (arguments.rules(), &arguments.machines);
+        let (rules, machines) = (arguments.rules.rules(), &arguments.machines);
         let judged = retention_verdicts(repository, &rules, machines, now_seconds)?;
         let change = PointChange::Remove { points: going(&judged), lost: Vec::new() };
         let is_done = change_through_backup(repository, &change, cancel)?;
@@ -202,8 +210,8 @@ fn age(point: &PrunedPoint, now_seconds: u64) -> String {
     seconds.map_or_else(|| "-".to_owned(), show_age)
 }
 
-fn text(pruned: &Pruned, now_seconds: u64) -> String {
-    let plan = &pruned.plan;
+/// What becomes of each point; `None` if there is none.
+pub(crate) fn plan_text(plan: &RetentionPlan, now_seconds: u64) -> Option<String> {
     let rows: Vec<Vec<String>> = plan
         .machines
         .iter()
@@ -219,7 +227,7 @@ fn text(pruned: &Pruned, now_seconds: u64) -> String {
         })
         .collect();
     if rows.is_empty() {
-        return "no restore points yet: make one with coldrise backup".to_owned();
+        return None;
     }
     let mut text = table(&["ADDRESS", ">AGE", "", "BECAUSE"], &rows);
     text.push('\n');
@@ -229,6 +237,14 @@ fn text(pruned: &Pruned, now_seconds: u64) -> String {
             machine.machine, machine.kept, machine.forgotten
         ));
     }
+    Some(text)
+}
+
+fn text(pruned: &Pruned, now_seconds: u64) -> String {
+    let plan = &pruned.plan;
+    let Some(mut text) = plan_text(plan, now_seconds) else {
+        return "no restore points yet: make one with coldrise backup".to_owned();
+    };
     let points = show_count(plan.forgotten, "restore point");
     if let Some(gc) = &pruned.gc {
         text.push_str(&format!("forgot {points}; {}\n", gc.text()));

@@ -1,6 +1,7 @@
 //! `coldrise restore`: writes a disk to a file, a device or an NBD server.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -38,6 +39,13 @@ pub(crate) struct RestoreArguments {
     #[arg(value_name = "TARGET", value_parser = RestoreTarget::parse)]
     target: RestoreTarget,
 
+    #[command(flatten)]
+    written: Written,
+}
+
+/// How a disk is written.
+#[derive(Debug, Args)]
+pub(crate) struct Written {
     /// Format of the image. Default: from the file's extension (raw, img, qcow2, vhd, vhdx,
     /// vmdk); raw for devices and NBD servers.
     #[arg(long, value_name = "FORMAT", value_parser = format_words())]
@@ -68,14 +76,29 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     let repository = invocation.open_for_disks()?;
     refuse_inside(repository.path(), &arguments.target)?;
     let (address, disk, _held) = open_disk(invocation, &repository, &arguments.address)?;
-    let options = RestoreOptions { format: arguments.format, threads: 0, force: arguments.force };
+    restore_disk(invocation, address, disk.as_ref(), &arguments.target, &arguments.written, &cancel)
+}
+
+/// Writes a disk to a target, and says so.
+///
+/// # Errors
+/// As for [`restore`].
+pub(crate) fn restore_disk(
+    invocation: &Invocation,
+    address: String,
+    disk: &dyn Disk,
+    target: &RestoreTarget,
+    written: &Written,
+    cancel: &AtomicBool,
+) -> Result<Report> {
+    let options = RestoreOptions { format: written.format, threads: 0, force: written.force };
     let view = ProgressView::new(invocation);
-    let done = restore(disk.as_ref(), &arguments.target, &options, &view, &cancel);
+    let done = restore(disk, target, &options, &view, cancel);
     drop(view);
-    let summary = done.map_err(|error| match (error.kind(), &arguments.target) {
+    let summary = done.map_err(|error| match (error.kind(), target) {
         (ErrorKind::Interrupted, RestoreTarget::Nbd(_)) => Error::new(
             ErrorKind::Interrupted,
-            format!("cancelled: {} is only partly written", arguments.target),
+            format!("cancelled: {target} is only partly written"),
         ),
         (ErrorKind::Interrupted, RestoreTarget::Path(_)) => {
             Error::new(ErrorKind::Interrupted, "cancelled: no file was made")
@@ -84,7 +107,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     })?;
     let restored = Restored {
         address,
-        target: arguments.target.to_string(),
+        target: target.to_string(),
         format: summary.format.word(),
         size_bytes: summary.size_bytes,
         written_bytes: summary.written_bytes,

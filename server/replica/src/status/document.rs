@@ -16,6 +16,7 @@ use crate::far::Traffic;
 const FOLDER: &str = "copies";
 const LINK: &str = "link";
 const DIRECTORY: &str = "directory";
+const BUCKET: &str = "bucket";
 /// Of the document.
 const VERSION: u32 = 1;
 /// Maximum length of a recorded error, in bytes.
@@ -29,6 +30,8 @@ pub enum CopyTarget {
     Link(MachineName),
     /// A repository on this host, by its absolute path.
     Directory(String),
+    /// A repository in a bucket, by its URL.
+    Bucket(String),
 }
 
 impl CopyTarget {
@@ -43,10 +46,8 @@ impl CopyTarget {
     fn file_name(&self) -> String {
         match self {
             CopyTarget::Link(name) => format!("{name}.{LINK}"),
-            CopyTarget::Directory(path) => {
-                let hash = blake3::hash(path.as_bytes()).to_hex();
-                format!("{}.{DIRECTORY}", &hash.as_str()[..32])
-            }
+            CopyTarget::Directory(path) => format!("{}.{DIRECTORY}", short_hash(path)),
+            CopyTarget::Bucket(url) => format!("{}.{BUCKET}", short_hash(url)),
         }
     }
 }
@@ -55,9 +56,13 @@ impl fmt::Display for CopyTarget {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CopyTarget::Link(name) => name.fmt(formatter),
-            CopyTarget::Directory(path) => path.fmt(formatter),
+            CopyTarget::Directory(place) | CopyTarget::Bucket(place) => place.fmt(formatter),
         }
     }
+}
+
+fn short_hash(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }
 
 /// A failure of a copy.
@@ -336,7 +341,7 @@ impl CopyRecords {
         for entry in entries {
             let entry = entry.context(what)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if ![LINK, DIRECTORY].iter().any(|kind| name.ends_with(&format!(".{kind}"))) {
+            if ![LINK, DIRECTORY, BUCKET].iter().any(|kind| name.ends_with(&format!(".{kind}"))) {
                 continue;
             }
             // It may be replaced or removed at this moment.

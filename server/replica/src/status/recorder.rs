@@ -155,14 +155,10 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for a copy to `target`; `is_of_all` if no machine was named.
-    pub(crate) fn new(
-        source: &Arc<Repository>,
-        target: Option<&CopyTarget>,
-        is_of_all: bool,
-    ) -> Recorder {
-        let shared = target.map(|target| Shared {
-            records: CopyRecords::of(source),
+    /// A recorder for a copy to `target`, in the repository that keeps the record; `is_of_all` if no machine was named.
+    pub(crate) fn new(target: Option<&(Arc<Repository>, CopyTarget)>, is_of_all: bool) -> Recorder {
+        let shared = target.map(|(repository, target)| Shared {
+            records: CopyRecords::of(repository),
             target: target.clone(),
             is_of_all,
             state: Mutex::new(State {

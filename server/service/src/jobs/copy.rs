@@ -20,6 +20,9 @@ use crate::invalid::invalid;
 use crate::pattern::{any_matches, check_list};
 
 const TO: &str = "--to=";
+/// How buckets begin.
+const BUCKET: &str = "s3://";
+const MAX_URL_BYTES: usize = 1024;
 const MAX_RATE_WINDOWS: usize = 16;
 const MAX_WINDOW_BYTES: usize = 200;
 /// When all attempts have failed, or somebody cancelled one, the next one comes after this time.
@@ -58,17 +61,24 @@ impl Job {
         check_list(&self.machines)?;
         check_rate(self.rate_bytes_per_second)?;
         let Some(to) = self.to.as_deref() else {
-            return Err(invalid("to: give the name of a link, or the path of a repository"));
+            return Err(invalid(
+                "to: give the name of a link, the path of a repository, or a bucket",
+            ));
         };
-        let is_path = to.starts_with('/');
+        let (is_path, is_bucket) = (to.starts_with('/'), to.starts_with(BUCKET));
         if is_path {
             check_source(&format!("raw:{to}")).map_err(|error| error.context("to"))?;
+        } else if is_bucket {
+            if to.chars().any(char::is_control) || to.len() > MAX_URL_BYTES {
+                return Err(invalid("to: no URL of a bucket"));
+            }
         } else {
-            MachineName::parse(to)
-                .map_err(|_| invalid("to: neither an absolute path nor the name of a link"))?;
+            MachineName::parse(to).map_err(|_| {
+                invalid("to: neither an absolute path, nor a bucket, nor the name of a link")
+            })?;
         }
         match self.to_passphrase_file.as_deref() {
-            Some(_) if !is_path => {
+            Some(_) if !is_path && !is_bucket => {
                 return Err(invalid(
                     "to_passphrase_file: the other site opens its repository itself",
                 ));

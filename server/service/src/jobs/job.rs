@@ -164,7 +164,7 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
-    /// Copy: where to: the name of a link, or the absolute path of a repository on this host.
+    /// Copy: where to: the name of a link, the absolute path of a repository on this host, or a bucket, s3://BUCKET/PREFIX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<String>,
     /// Copy: the file with the passphrase of a repository on this host; that of the service's repository if absent.

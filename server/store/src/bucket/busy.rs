@@ -97,7 +97,10 @@ impl Busy {
                 continue;
             }
             if is_old {
-                self.objects.delete(&other.name)?;
+                // A key that may not remove anything is a good one for copies.
+                if let Err(error) = self.objects.delete(&other.name) {
+                    tracing::debug!("{}: {}", other.name, error.full_message());
+                }
                 continue;
             }
             let what = match found {
@@ -157,7 +160,7 @@ impl Drop for Busy {
             let _ = renewing.join();
         }
         // If it stays, it is forgotten after a while.
-        if let Err(error) = self.objects.delete(&self.name) {
+        if let Err(error) = self.objects.delete_sign(&self.name) {
             tracing::debug!("{}: {}", self.name, error.full_message());
         }
     }

@@ -101,9 +101,8 @@ impl Disk for BucketDisk {
             (rest, at) = (after, at + length as u64);
         }
         let mut whole = vec![vec![0; chunk_size]; ends.len()];
-        wanted.extend(
-            ends.iter().zip(&mut whole).map(|((id, ..), chunk)| Wanted { id: *id, chunk }),
-        );
+        wanted
+            .extend(ends.iter().zip(&mut whole).map(|((id, ..), chunk)| Wanted { id: *id, chunk }));
         self.shelf.read(wanted)?;
         for ((_, skip, part), chunk) in ends.into_iter().zip(whole) {
             part.copy_from_slice(&chunk[skip..skip + part.len()]);

@@ -51,6 +51,14 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store, and its refusals.
     fn delete(&self, name: &str) -> Result<()>;
 
+    /// Removes an object that said what this process does: also once calls are cancelled, and without much patience.
+    ///
+    /// # Errors
+    /// As for [`Objects::delete`].
+    fn delete_sign(&self, name: &str) -> Result<()> {
+        self.delete(name)
+    }
+
     /// Where that is, for messages: `s3://bucket/prefix`.
     fn place(&self) -> &str;
 }

@@ -80,11 +80,7 @@ impl BucketRepository {
     ///
     /// # Errors
     /// As for [`BucketRepository::machines`].
-    pub fn point(
-        &self,
-        machine: &MachineName,
-        point: &PointName,
-    ) -> Result<Option<PointDocument>> {
+    pub fn point(&self, machine: &MachineName, point: &PointName) -> Result<Option<PointDocument>> {
         self.read_point(&self.name_of(FOLDER, machine, point))
     }
 

@@ -60,9 +60,9 @@ impl BucketRepository {
         let mut reached = Reached::default();
         for point in self.all_points()? {
             for disk in &point.disks {
-                reached
-                    .add(&self.shelf, disk.root)
-                    .map_err(|error| error.context(format_args!("{}/{}/{}", point.machine, point.point, disk.name)))?;
+                reached.add(&self.shelf, disk.root).map_err(|error| {
+                    error.context(format_args!("{}/{}/{}", point.machine, point.point, disk.name))
+                })?;
             }
         }
         let used = reached.chunks | reached.pages;

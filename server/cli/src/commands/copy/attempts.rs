@@ -190,7 +190,7 @@ fn attempt(
                 follow(flow);
             };
             let copied =
-                within(site.windows, follow, || copy(source, &far, request, progress, cancel));
+                within(site.windows, follow, || copy(*source, &far, request, progress, cancel));
             (copied, far.loss(), far.traffic())
         }
         Way::From { path, passphrase, request, prefix } => {

@@ -1,0 +1,160 @@
+//! `coldrise bucket forget` and `coldrise bucket prune`.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use clap::{ArgGroup, Args};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_inventory::{going, RetentionPlan};
+use coldrise_session::{judge, Published};
+use coldrise_store::bucket::{BucketRepository, TidyReport};
+use coldrise_store::{MachineName, PointDocument, PointName};
+use serde::Serialize;
+
+use super::{find, open_for, parse_url};
+use crate::commands::prune::{plan_text, RuleArguments};
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::targets::{parse_target, Target};
+use crate::units::{show_count, show_size};
+
+/// Remove restore points from a bucket, and return the space that no other one needs.
+#[derive(Debug, Args)]
+pub(crate) struct ForgetArguments {
+    /// The bucket: s3://BUCKET/PREFIX.
+    #[arg(value_name = "BUCKET", value_parser = parse_url)]
+    bucket: String,
+
+    /// Restore points.
+    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_target)]
+    points: Vec<Target>,
+}
+
+/// Remove restore points from a bucket by rules, as coldrise prune does, and return the space that no other one needs.
+///
+/// A copy that runs refuses this, and so does one that was killed in the last quarter of an hour.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
+pub(crate) struct PruneArguments {
+    /// The bucket: s3://BUCKET/PREFIX.
+    #[arg(value_name = "BUCKET", value_parser = parse_url)]
+    bucket: String,
+
+    /// Prune only these machines. Default: all machines.
+    #[arg(value_name = "MACHINE")]
+    machines: Vec<MachineName>,
+
+    #[command(flatten)]
+    rules: RuleArguments,
+
+    /// Only show which points would be removed.
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Forgotten {
+    bucket: String,
+    points: Vec<String>,
+    tidied: TidyReport,
+    elapsed_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Pruned {
+    bucket: String,
+    #[serde(flatten)]
+    plan: RetentionPlan,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tidied: Option<TidyReport>,
+}
+
+pub(super) fn forget(
+    invocation: &Invocation,
+    arguments: &ForgetArguments,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Report> {
+    let bucket = open_for(invocation, &arguments.bucket, cancel)?;
+    let points = arguments.points.iter().map(|target| match target {
+        Target::Point(machine, point) => find(&bucket, machine, point),
+        Target::Machine(machine) => {
+            let text = format!("{machine} is a machine: give MACHINE/POINT");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    });
+    let points = points.collect::<Result<Vec<_>>>()?;
+    let tidied = remove(&bucket, &points)?;
+    let forgotten = Forgotten {
+        bucket: arguments.bucket.clone(),
+        points: points.iter().map(|point| format!("{}/{}", point.machine, point.point)).collect(),
+        tidied,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let points = show_count(forgotten.points.len() as u64, "restore point");
+    Ok(Report::done(&forgotten, format!("forgot {points}; {}", tidied_text(&tidied))))
+}
+
+pub(super) fn prune(
+    invocation: &Invocation,
+    arguments: &PruneArguments,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Report> {
+    let bucket = open_for(invocation, &arguments.bucket, cancel)?;
+    let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+    let there = bucket.machines()?;
+    if let Some(unknown) = arguments.machines.iter().find(|machine| !there.contains(machine)) {
+        let text = format!("{}: there is no machine {unknown}", bucket.place());
+        return Err(Error::new(ErrorKind::NotFound, text)
+            .advise("coldrise bucket list shows what is there"));
+    }
+    let machines = match arguments.machines.is_empty() {
+        true => &there,
+        false => &arguments.machines,
+    };
+    let (rules, published) = (arguments.rules.rules(), Published::default());
+    let judge = |machine| Ok(judge(&rules, bucket.points(machine)?, &published, now_seconds));
+    let judged = machines.iter().map(judge).collect::<Result<Vec<_>>>()?;
+    let tidied = match arguments.dry_run {
+        true => None,
+        false => {
+            let going: Vec<(MachineName, PointName)> = going(&judged);
+            let points = judged.iter().flatten().map(|verdict| &verdict.document);
+            let is_going = |point: &&PointDocument| {
+                going.contains(&(point.machine.clone(), point.point.clone()))
+            };
+            let points: Vec<_> = points.filter(is_going).cloned().collect();
+            Some(remove(&bucket, &points)?)
+        }
+    };
+    let mut plan = RetentionPlan::new(arguments.dry_run, &judged);
+    plan.elapsed_ms = invocation.elapsed_ms();
+    let points = show_count(plan.forgotten, "restore point");
+    let end = match &tidied {
+        None => format!("would forget {points}\n"),
+        Some(tidied) => format!("forgot {points}; {}\n", tidied_text(tidied)),
+    };
+    let text = match plan_text(&plan, now_seconds) {
+        Some(text) => text + &end,
+        None => "no restore points yet: coldrise copy --to makes them".to_owned(),
+    };
+    let pruned = Pruned { bucket: arguments.bucket.clone(), plan, tidied };
+    Ok(if arguments.dry_run { Report::answer(&pruned, text) } else { Report::done(&pruned, text) })
+}
+
+/// Removes points, and what no other one needs.
+fn remove(bucket: &BucketRepository, points: &[PointDocument]) -> Result<TidyReport> {
+    points.iter().try_for_each(|point| bucket.remove_point(point))?;
+    bucket.tidy().map_err(|error| match points.is_empty() {
+        true => error,
+        false => error.context("the points are forgotten, but their space is not returned"),
+    })
+}
+
+fn tidied_text(tidied: &TidyReport) -> String {
+    format!(
+        "returned {} in {}, {} are there",
+        show_size(tidied.returned_bytes),
+        show_count(tidied.removed_packs + tidied.rewritten_packs, "pack"),
+        show_size(tidied.size_bytes)
+    )
+}

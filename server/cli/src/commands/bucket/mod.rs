@@ -1,0 +1,138 @@
+//! `coldrise bucket`: a repository in an object store, to which `coldrise copy` copies.
+
+mod clean_up;
+mod init;
+mod list;
+mod restore;
+mod verify;
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_objects::Settings;
+use coldrise_store::bucket::{BucketRepository, Objects};
+use coldrise_store::{Horizon, MachineName, PassphraseSource, PointDocument, PointSelector};
+
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::signals::cancel_flag;
+
+/// How buckets are named.
+const SCHEME: &str = "s3://";
+/// How long a request that fails is tried again.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Keep copies in an object store (S3), where no server of Coldrise runs.
+///
+/// coldrise copy --to s3://BUCKET/PREFIX adds points, coldrise copy --from s3://BUCKET/PREFIX brings them back into a repository, and
+/// coldrise bucket restore writes a disk without one. The key, the endpoint and the region come from the usual variables:
+/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION. The passphrase is the bucket's own.
+#[derive(Debug, Args)]
+pub(crate) struct BucketArguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Init(init::InitArguments),
+    List(list::ListArguments),
+    Restore(restore::RestoreArguments),
+    Forget(clean_up::ForgetArguments),
+    Prune(clean_up::PruneArguments),
+    Verify(verify::VerifyArguments),
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &BucketArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    match &arguments.action {
+        Action::Init(arguments) => init::run(invocation, arguments, &cancel),
+        Action::List(arguments) => list::run(invocation, arguments, &cancel),
+        Action::Restore(arguments) => restore::run(invocation, arguments, &cancel),
+        Action::Forget(arguments) => clean_up::forget(invocation, arguments, &cancel),
+        Action::Prune(arguments) => clean_up::prune(invocation, arguments, &cancel),
+        Action::Verify(arguments) => verify::run(invocation, arguments, &cancel),
+    }
+}
+
+/// The URL of a bucket, if `place` is one.
+pub(crate) fn url_of(place: &Path) -> Option<&str> {
+    place.to_str().filter(|place| place.starts_with(SCHEME))
+}
+
+/// The argument BUCKET.
+fn parse_url(text: &str) -> Result<String> {
+    match text.starts_with(SCHEME) {
+        true => Ok(text.to_owned()),
+        false => {
+            let text =
+                format!("{text} is no bucket: it looks like s3://BUCKET or s3://BUCKET/PREFIX");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
+/// The objects of a bucket.
+pub(crate) fn objects(
+    url: &str,
+    patience: Duration,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Arc<dyn Objects>> {
+    let settings = Settings { patience, ..Settings::default() };
+    coldrise_objects::open(url, &settings, Arc::clone(cancel))
+}
+
+/// The repository in a bucket.
+pub(crate) fn open(
+    url: &str,
+    passphrase: &PassphraseSource,
+    patience: Duration,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Arc<BucketRepository>> {
+    BucketRepository::open(objects(url, patience, cancel)?, passphrase)
+}
+
+/// The repository that a command names, with the passphrase that is given for repositories.
+fn open_for(
+    invocation: &Invocation,
+    url: &str,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Arc<BucketRepository>> {
+    open(url, &invocation.passphrase()?, PATIENCE, cancel)
+}
+
+/// One point of a machine.
+fn find(
+    bucket: &BucketRepository,
+    machine: &MachineName,
+    selector: &PointSelector,
+) -> Result<PointDocument> {
+    let points = bucket.points(machine)?;
+    let found = match selector {
+        PointSelector::Exact(name) => points.iter().find(|point| point.point == *name),
+        PointSelector::Latest(back) => {
+            let horizon = Horizon::new(None);
+            let mut counted =
+                points.iter().rev().filter(|point| !horizon.is_passed_over(&point.point));
+            counted.nth(*back as usize)
+        }
+    };
+    found.cloned().ok_or_else(|| missing(bucket, machine, &points))
+}
+
+fn missing(bucket: &BucketRepository, machine: &MachineName, points: &[PointDocument]) -> Error {
+    let names: Vec<_> = points.iter().map(|point| point.point.as_str()).collect();
+    let text = match &names[..] {
+        [] => format!("{}: there is no machine {machine}", bucket.place()),
+        [.., last] => format!(
+            "{}: {machine} has no such point; it has {}, the newest is {last}",
+            bucket.place(),
+            names.len(),
+        ),
+    };
+    Error::new(ErrorKind::NotFound, text).advise("coldrise bucket list shows what is there")
+}

@@ -1,0 +1,73 @@
+//! `coldrise bucket verify`.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use clap::Args;
+use coldrise_block::{ErrorKind, Result};
+use coldrise_store::bucket::BucketVerifyReport;
+use serde::Serialize;
+
+use super::{open_for, parse_url};
+use crate::invocation::Invocation;
+use crate::report::Report;
+use crate::units::{show_count, show_duration, show_size};
+
+/// Check that all restore points in a bucket can be read.
+///
+/// Reads everything that a point needs, checks it, and names the disks that are damaged.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArguments {
+    /// The bucket: s3://BUCKET/PREFIX.
+    #[arg(value_name = "BUCKET", value_parser = parse_url)]
+    bucket: String,
+
+    /// Read only where everything lies: that all of it is there, not that it is whole.
+    #[arg(long)]
+    quick: bool,
+}
+
+#[derive(Serialize)]
+struct Verified {
+    bucket: String,
+    is_quick: bool,
+    #[serde(flatten)]
+    report: BucketVerifyReport,
+    elapsed_ms: u64,
+}
+
+pub(super) fn run(
+    invocation: &Invocation,
+    arguments: &VerifyArguments,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Report> {
+    let report = open_for(invocation, &arguments.bucket, cancel)?.verify(arguments.quick)?;
+    let what = match arguments.quick {
+        true => "maps checked, content not read".to_owned(),
+        false => format!("{} read", show_size(report.read_bytes)),
+    };
+    let mut text = format!(
+        "checked {} in {}: {what}, in {}",
+        show_count(report.points, "restore point"),
+        show_count(report.packs, "pack"),
+        show_duration(invocation.elapsed())
+    );
+    for damaged in &report.damaged {
+        text.push_str(&format!("\n{} is damaged: {}", damaged.address, damaged.reason));
+    }
+    if !report.damaged.is_empty() {
+        text.push_str("\nget the objects back if the bucket keeps versions of them, or copy these points again under another prefix");
+    }
+    let is_damaged = !report.damaged.is_empty();
+    let verified = Verified {
+        bucket: arguments.bucket.clone(),
+        is_quick: arguments.quick,
+        report,
+        elapsed_ms: invocation.elapsed_ms(),
+    };
+    let mut report = Report::done(&verified, text);
+    if is_damaged {
+        report.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(report)
+}

@@ -1,0 +1,321 @@
+"""Copies in a bucket of a real S3 server: they come back as they were, whatever happens on the way."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from support.cli import Coldrise
+from support.copies import addresses, check, content, make_history
+from support.image import Image
+from support.nbdserver import wait_until
+from support.s3 import S3Server
+
+KIB, MIB = 1 << 10, 1 << 20
+FAILED, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 10, 11, 12, 130
+
+
+class Bucket:
+    """A bucket with a repository, and the programs that use it."""
+
+    def __init__(self, folder, coldrise):
+        self.folder = folder
+        self.server = S3Server(folder / "s3").start()
+        self.url = self.server.url("site a")
+        self.passphrase_file = folder / "bucket-passphrase"
+        self.passphrase_file.write_text("the bucket's\n", encoding="utf-8")
+        # No repository of this host: only the keys and the passphrase.
+        self.program = self.use(Coldrise(folder / "none", self.passphrase_file))
+        self.source = self.use(coldrise)
+        self.to = ["--to", self.url, "--to-passphrase-file", self.passphrase_file]
+
+    def use(self, program, **more):
+        program.more = self.server.env(**more)
+        return program
+
+    def init(self, *arguments):
+        return self.program.json("bucket", "init", self.url, *arguments)
+
+    def copy(self, *arguments):
+        return self.source.json("copy", *self.to, *arguments)
+
+    def json(self, action, *arguments):
+        return self.program.json("bucket", action, self.url, *arguments)
+
+    def points(self):
+        return {point["address"] for point in self.json("list")["points"]}
+
+    def anew(self, name="anew"):
+        """A new repository with all that is in the bucket."""
+        new = self.use(Coldrise(self.folder / name, self.source.passphrase_file))
+        new.init("--chunk-size", "32K")
+        new.json("copy", "--from", self.url, "--from-passphrase-file", self.passphrase_file)
+        return new
+
+    def sent(self):
+        return sum(path.stat().st_size for path in (self.server.data / self.server.bucket).rglob("packs/*"))
+
+
+@pytest.fixture
+def bucket(coldrise, tmp_path):
+    made = Bucket(tmp_path, coldrise)
+    yield made
+    made.server.close()
+
+
+def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(bucket, coldrise, nbdkit, tmp_path):
+    history = make_history(coldrise, nbdkit, tmp_path)
+    bucket.init()
+    copied = bucket.copy()
+    points = copied["machines"][0]["points"]
+    assert len(points) == 4 and points[0]["base"] is None and points[1]["base"] == points[0]["point"]
+    assert points[1]["read_bytes"] <= 4 * 16 * KIB
+    assert bucket.copy()["points"] == 0
+    assert bucket.points() == addresses(coldrise)
+    for point, disks in history.items():
+        for disk, expected in disks.items():
+            target = tmp_path / "direct.raw"
+            bucket.program.json("bucket", "restore", bucket.url, f"web01/{point}/{disk}", target, "--force")
+            assert target.read_bytes() == expected, (point, disk)
+    shutil.rmtree(coldrise.repository)
+    new = bucket.anew()
+    check(new, history, tmp_path)
+    assert new.json("verify")["is_clean"]
+    # The same points: nothing of them is copied to where they came from.
+    new_to_bucket = new.json("copy", *bucket.to)
+    assert (new_to_bucket["points"], new_to_bucket["machines"][0]["already_there"]) == (0, 4)
+
+
+def test_latest_and_other_formats(bucket, coldrise, tmp_path):
+    image = Image(2 * MIB)
+    image.fill(0, MIB, "content")
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.init("--compression", "zstd:9", "--chunk-size", "64K")
+    bucket.copy()
+    target = tmp_path / "disk.qcow2"
+    restored = bucket.json("restore", "web01/latest", target)
+    assert restored["address"].endswith("/vda") and restored["format"] == "qcow2"
+    plain = tmp_path / "plain.raw"
+    subprocess.run(["qemu-img", "convert", "-O", "raw", target, plain], check=True)
+    assert plain.read_bytes() == image.content
+    for address, words in (("web02/latest", "no machine web02"), ("web01/latest~3", "no such point"), ("web01/latest/vdb", "vdb")):
+        refused = bucket.program.run("bucket", "restore", bucket.url, address, tmp_path / "none.raw")
+        assert refused.returncode == FAILED and words in refused.stderr, refused.stderr
+    assert not (tmp_path / "none.raw").exists()
+
+
+def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
+    image = Image(24 * MIB)
+    image.write(0, random.Random(1).randbytes(20 * MIB))
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.init()
+    bucket.copy()
+    first = bucket.sent()
+    # As another machine, from another repository, without the index.
+    other = bucket.use(Coldrise(tmp_path / "other", coldrise.passphrase_file))
+    other.init()
+    other.backup("db01", vda=tmp_path / "vda.raw")
+    other.json("copy", *bucket.to)
+    assert bucket.sent() - first < 64 * KIB
+    # An index that is damaged is made anew.
+    index = next((coldrise.repository / "buckets").iterdir()) / "db"
+    for path in index.glob("MANIFEST*"):
+        path.write_bytes(b"\0" * 100)
+    image.write(5 * MIB, b"changed" * 100)
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    assert bucket.copy()["points"] == 1
+    assert bucket.sent() - first < 200 * KIB
+    assert content(bucket.anew(), "web01/latest", tmp_path) == image.content
+
+
+def test_nothing_readable_lies_in_the_bucket(bucket, coldrise, tmp_path):
+    image = Image(MIB)
+    image.fill(0, MIB, "a sentence that is easy to find")
+    (tmp_path / "machine.xml").write_text("<domain><name>secretname</name></domain>", encoding="utf-8")
+    coldrise.json("backup", "secretname", "--config", tmp_path / "machine.xml", f"secretdisk=raw:{image.save(tmp_path / 'vda.raw')}")
+    bucket.init("--compression", "none")
+    bucket.copy()
+    there = bucket.server.data / bucket.server.bucket
+    for path in there.rglob("*"):
+        told = str(path.relative_to(there)).encode() + (path.read_bytes() if path.is_file() else b"")
+        assert not [word for word in (b"secret", b"easy to find", b"20261") if word in told.replace(b"site a", b"")], path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["bucket", "list", "s3://nobucket/x"], NO_REPOSITORY, "nobucket"),
+        (["bucket", "list", "s3://vault/elsewhere"], NO_REPOSITORY, "coldrise bucket init"),
+        (["bucket", "list", "/a/path"], 2, "s3://BUCKET"),
+        (["bucket", "init", "s3://vault/site a"], None, "already"),
+        (["copy", "--to", "s3://vault/elsewhere"], NO_REPOSITORY, "coldrise bucket init"),
+    ],
+)
+def test_refusals(bucket, coldrise, tmp_path, arguments, code, words):
+    bucket.init()
+    coldrise.backup("web01", vda=Image(MIB).save(tmp_path / "vda.raw"))
+    refused = bucket.use(coldrise).run(*arguments)
+    assert refused.returncode != 0 and words in refused.stderr, (refused.returncode, refused.stderr)
+    assert code is None or refused.returncode == code, refused
+
+
+def test_wrong_keys_and_passphrases(bucket, coldrise, tmp_path):
+    bucket.init()
+    coldrise.backup("web01", vda=Image(MIB).save(tmp_path / "vda.raw"))
+    refused = coldrise.run("copy", "--to", bucket.url)
+    assert refused.returncode == WRONG_PASSPHRASE and bucket.url in refused.stderr
+    bucket.copy()
+    bucket.use(coldrise, AWS_SECRET_ACCESS_KEY="another")
+    refused = coldrise.run("copy", *bucket.to, "--retry", "2s")
+    assert refused.returncode != 0 and "AWS_SECRET_ACCESS_KEY" in refused.stderr, refused.stderr
+    # A failure is on record, and not shown as success.
+    assert bucket.source.json("copies", bucket.url)["targets"][0]["state"] == "failing"
+    bucket.use(coldrise)
+    bucket.copy()
+    assert bucket.source.json("copies", bucket.url)["targets"][0]["state"] == "current"
+    assert bucket.source.json("copies", bucket.url, "--forget")
+    assert bucket.source.json("copies")["targets"] == []
+
+
+def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(32 * MIB)
+    contents = {}
+    for day in range(1, 5):
+        image.write(0, random.Random(day).randbytes(20 * MIB))
+        image.write(20 * MIB, random.Random(99).randbytes(4 * MIB))
+        point = f"2026110{day}T100000Z"
+        coldrise.json("backup", "web01", f"vda=raw:{image.save(tmp_path / 'vda.raw')}", "--time", point)
+        contents[point] = bytes(image.content)
+    bucket.copy()
+    full = bucket.sent()
+    shown = bucket.json("prune", "--keep-last", "1", "--dry-run")
+    assert shown["forgotten"] == 3 and len(bucket.points()) == 4 and bucket.sent() == full
+    # A copy that was killed a moment ago refuses it, and so does one that runs.
+    image.write(0, random.Random(7).randbytes(20 * MIB))
+    coldrise.backup("db01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.server.proxy.hold()
+    copying = coldrise.start("copy", *bucket.to, "--retry", "10s")
+    wait_until(lambda: any(" /vault/" in line for line in bucket.server.proxy.requests[-1:]), "the copy")
+    bucket.server.proxy.release()
+    wait_until(lambda: any("busy/w-" in name for name in bucket.server.objects()), "the copy's object")
+    direct = Coldrise(tmp_path / "none", bucket.passphrase_file)
+    direct.more = bucket.server.env(direct=True)
+    bucket.server.proxy.hold()
+    refused = direct.run("bucket", "prune", bucket.url, "--keep-last", "1")
+    assert refused.returncode == BUSY and "a copy writes to it" in refused.stderr, refused
+    bucket.server.proxy.release()
+    assert copying.wait(60) == 0
+    pruned = bucket.json("prune", "--keep-last", "1")
+    # What was forgotten before the refusal stays forgotten.
+    assert pruned["tidied"]["returned_bytes"] > 50 * MIB
+    assert bucket.sent() < full - 30 * MIB
+    left = bucket.points()
+    assert {point.split("/")[0] for point in left} == {"web01", "db01"} and len(left) == 2
+    assert bucket.json("verify")["damaged"] == []
+    target = tmp_path / "direct.raw"
+    bucket.json("restore", "web01/latest", target)
+    assert target.read_bytes() == contents["20261104T100000Z"]
+    # What was pruned there is not copied again.
+    assert bucket.copy()["points"] == 0
+
+
+def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(64 * MIB)
+    image.write(0, random.Random(3).randbytes(60 * MIB))
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.server.proxy.delay(0.02)
+    copying = coldrise.start("copy", *bucket.to)
+    wait_until(lambda: bucket.sent() > 16 * MIB, "a pack")
+    copying.send_signal(signal.SIGINT)
+    assert copying.wait(30) == INTERRUPTED
+    bucket.server.proxy.delay(0)
+    returned = bucket.json("prune", "--keep-last", "1")["tidied"]
+    assert returned["returned_bytes"] >= 16 * MIB and bucket.sent() == 0
+
+
+def test_damage_is_named(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(8 * MIB)
+    image.write(0, random.Random(1).randbytes(8 * MIB))
+    address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.copy()
+    assert bucket.json("verify")["damaged"] == [] and bucket.json("verify", "--quick")["damaged"] == []
+    packs = sorted((bucket.server.data / bucket.server.bucket).rglob("packs/*"), key=lambda path: path.stat().st_size)
+    kept = packs[-1].read_bytes()
+    packs[-1].write_bytes(kept[:-1000] + bytes([kept[-1000] ^ 1]) + kept[-999:])
+    found = bucket.program.run("--json", "bucket", "verify", bucket.url)
+    assert found.returncode == FAILED and address in found.stdout
+    failed = bucket.program.run("bucket", "restore", bucket.url, "web01/latest", tmp_path / "bad.raw")
+    assert failed.returncode == FAILED and not (tmp_path / "bad.raw").exists()
+    packs[-1].unlink()
+    assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
+
+
+def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(64 * MIB)
+    image.write(0, random.Random(3).randbytes(60 * MIB))
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.server.proxy.cut_after(9 * MIB)
+    bucket.server.proxy.answer_busy(3)
+    bucket.copy()
+    assert bucket.server.proxy.has_cut()
+    bucket.server.proxy.cut_after(9 * MIB)
+    assert content(bucket.anew(), "web01/latest", tmp_path) == image.content
+    # A server that is away is not waited for for ever, and the next copy goes on.
+    image.write(0, random.Random(4).randbytes(60 * MIB))
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    before = bucket.sent()
+    copying = coldrise.start("copy", *bucket.to, "--retry", "3s", stderr=subprocess.PIPE)
+    wait_until(lambda: bucket.sent() - before > 20 * MIB, "some packs")
+    bucket.server.stop()
+    _, told = copying.communicate(timeout=60)
+    assert copying.returncode != 0, told
+    bucket.server.start()
+    assert len(bucket.points()) == 1
+    begun = bucket.sent()
+    bucket.copy()
+    assert bucket.sent() - begun < 45 * MIB, "what was there was sent again"
+    assert content(bucket.anew("again"), "web01/latest", tmp_path) == image.content
+
+
+def test_kills_at_random_moments(bucket, coldrise, tmp_path, request):
+    """The points in the bucket are equal or absent, and the next copy brings the rest."""
+    seed = request.config.getoption("bucket_seed") or int.from_bytes(os.urandom(4))
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    bucket.init()
+    image = Image(40 * MIB)
+    contents, usual_s = {}, 1.0
+    for number in range(request.config.getoption("bucket_kills")):
+        for _ in range(rng.randint(1, 40)):
+            length = rng.randint(1, 100) * 4 * KIB
+            image.write(rng.randrange(0, len(image) - length, 512), rng.randbytes(length))
+        if number % 4 == 0:
+            image.write(0, rng.randbytes(20 * MIB))
+        machine = f"machine{number % 2}"
+        address = coldrise.backup(machine, vda=image.save(tmp_path / "vda.raw"))
+        contents[address] = bytes(image.content)
+        copying = coldrise.start("copy", *bucket.to, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            copying.wait(rng.uniform(0, usual_s))
+        except subprocess.TimeoutExpired:
+            copying.send_signal(rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT]))
+            copying.wait(30)
+        there = bucket.points()
+        assert there <= contents.keys()
+        for address in sorted(there)[-2:]:
+            target = tmp_path / "direct.raw"
+            bucket.json("restore", address, target, "--force")
+            assert target.read_bytes() == contents[address], (seed, address)
+    bucket.copy()
+    assert bucket.points() == contents.keys(), seed
+    assert bucket.json("verify")["damaged"] == [], seed
+    new = bucket.anew()
+    for address, expected in contents.items():
+        assert content(new, address, tmp_path) == expected, (seed, address)
