@@ -157,7 +157,7 @@ def test_a_machine_is_backed_up_by_one_command_at_a_time(coldrise, start, tmp_pa
     for machine in ("web01", "web01"):
         refused = coldrise.run("backup", machine, f"vda=raw:{tmp_path / 'web01.source'}")
         assert refused.returncode == 11
-        assert "another backup of web01 is running" in refused.stderr
+        assert "another backup or copy of web01 is running" in refused.stderr
     assert first.end()["machine"] == "web01"
     assert not list((coldrise.repository / "leases").iterdir())
 

@@ -3,7 +3,7 @@
 //! A process holds `leases/NAME` (flock) while it works. The file is removed at the end; a killed process
 //! leaves it unlocked, which is no claim.
 //!
-//! `backup-HASH` allows one backup at a time of each machine. A backup builds on the machine's latest
+//! `backup-HASH` allows one backup, or copy to this repository, at a time of each machine. A backup builds on the machine's latest
 //! point, its name is the time, and a bitmap counts from the last one, so two at once would conflict.
 //! The claim is held from before the catalog is read until the point is stored, whichever process is the
 //! writer. HASH is keyed, so the file name reveals no machine.
@@ -64,16 +64,17 @@ impl Drop for Claim {
 }
 
 impl Repository {
-    /// Claims a machine for one backup.
+    /// Claims a machine for one backup, or for one copy to this repository.
     ///
     /// # Errors
-    /// `Busy` while another backup has it.
+    /// `Busy` while another backup or copy has it.
     pub fn claim_machine(&self, machine: &MachineName) -> Result<Claim> {
         let hash = self.derive_key("backup of a machine", machine.as_str().as_bytes());
         let name = format!("backup-{}", hex::encode(&hash[..16]));
         Claim::take(self.path(), &name)?.ok_or_else(|| {
-            let text =
-                format!("another backup of {machine} is running: wait for it to end, or stop it");
+            let text = format!(
+                "another backup or copy of {machine} is running: wait for it to end, or stop it"
+            );
             Error::new(ErrorKind::Busy, text)
         })
     }
