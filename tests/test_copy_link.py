@@ -168,6 +168,17 @@ def test_mistakes_are_named(coldrise, far):
         refused = coldrise.run("copy", way, "fra")
         assert refused.returncode == 1 and "there is no link fra; there are: far" in refused.stderr, refused.stderr
         assert "no directory of this name" in refused.stderr and "init" not in refused.stderr
+    code = ["--code", "0000-0000-0000-0000"]
+    for command in (["link", "add", "a/b", far.address, *code], ["link", "invite", "a/b"], ["link", "remove", "a/b"],
+                    ["link", "invite", "live"]):
+        refused = coldrise.run(*command)
+        assert refused.returncode == 2 and f'"{command[2]}" is no name for a link' in refused.stderr, refused.stderr
+        assert "machine name" not in refused.stderr
+    for command in (["copy", "--to", "far"], ["copy", "--from", "far"], ["link", "invite", "other"]):
+        for prefix in ("a/b", "-a", "a" * 63):
+            refused = coldrise.run(*command, f"--prefix={prefix}")
+            assert refused.returncode == 2 and f'"{prefix}" is no prefix' in refused.stderr, refused.stderr
+            assert f"{prefix}x" not in refused.stderr
 
 
 def test_a_slow_copy_is_one_copy(coldrise, far, tmp_path):

@@ -47,7 +47,7 @@ pub use far::{
     fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,
     FetchRequest, Fetched, Greeting, LineFar, Opening, Traffic,
 };
-pub use links::{Invitation, Link, Links, Right};
+pub use links::{parse_link_name, parse_prefix, Invitation, Link, Links, Right};
 pub use plan::Identity;
 pub use source::CopySource;
 pub use status::{

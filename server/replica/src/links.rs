@@ -15,7 +15,7 @@ use std::sync::Arc;
 use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{Identity, PairingCode, PeerKey, CODE_VALID};
-use coldrise_store::{MachineName, Repository};
+use coldrise_store::{MachineName, Repository, MAX_NAME_BYTES};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -84,6 +84,43 @@ impl Right {
             Right::Fetch { machines } => machines,
         }
     }
+}
+
+/// Checks the name of a link. Its form is that of a machine's name.
+///
+/// # Errors
+/// `InvalidInput`, naming the allowed form.
+pub fn parse_link_name(text: &str) -> Result<MachineName> {
+    MachineName::parse(text).map_err(|error| {
+        let text = format!(
+            "{} is no name for a link: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
+             take neither live nor latest",
+            shown(text)
+        );
+        Error::new(error.kind(), text)
+    })
+}
+
+/// Checks what the names of machines are to begin with. An empty prefix is none.
+///
+/// # Errors
+/// `InvalidInput`, naming the allowed form.
+pub fn parse_prefix(text: &str) -> Result<String> {
+    // At least one byte of a name follows.
+    if text.is_empty() || MachineName::parse(&format!("{text}x")).is_ok() {
+        return Ok(text.to_owned());
+    }
+    let text = format!(
+        "{} is no prefix for names of machines: use up to {} of a-z 0-9 . _ - and start with a letter or digit",
+        shown(text),
+        MAX_NAME_BYTES - 1
+    );
+    Err(Error::new(ErrorKind::InvalidInput, text))
+}
+
+/// What a user gave, in quotes and not too long.
+fn shown(text: &str) -> String {
+    format!("{:?}", text.chars().take(80).collect::<String>())
 }
 
 /// A code that was given out and not used yet.
@@ -200,10 +237,7 @@ impl Links {
         now_ms: u64,
     ) -> Result<Invitation> {
         self.check_free(name)?;
-        if !prefix.is_empty() {
-            // A machine's name begins with it.
-            MachineName::parse(&format!("{prefix}x"))?;
-        }
+        parse_prefix(prefix)?;
         let invitation = Invitation {
             name: name.clone(),
             code: PairingCode::generate()?.to_string(),

@@ -13,8 +13,8 @@ use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, Rate, RateLimit};
 use coldrise_replica::{
-    copy, local_time, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest,
-    Link, Links, MachineCopy, RateWindow, RateWindows,
+    copy, local_time, parse_prefix, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget,
+    FetchRequest, Link, Links, MachineCopy, RateWindow, RateWindows,
 };
 use coldrise_session::{Catalog, Openers, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
@@ -74,7 +74,13 @@ pub(crate) struct CopyArguments {
     from_passphrase_command: Option<String>,
 
     /// Let the names of the machines begin with this there, such as site-b-.
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = parse_prefix
+    )]
     prefix: String,
 
     /// Give the machine this name there. Only with one MACHINE.

@@ -4,7 +4,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair_with, PairingCode};
-use coldrise_replica::{CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies};
+use coldrise_replica::{
+    parse_link_name, parse_prefix, CopyRecords, CopyTarget, Link, Links, Right, StatusReader,
+    TargetCopies,
+};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
@@ -31,6 +34,7 @@ enum Action {
     /// Show a code with which another site can pair itself once, within 15 minutes.
     Invite {
         /// The name of the other site here.
+        #[arg(value_parser = parse_link_name)]
         name: MachineName,
         /// What it may do here: send restore points (and read none), or fetch them (and add none). A site that is to do
         /// both gets two links; a newer one of the same kind takes the place of the older.
@@ -38,7 +42,7 @@ enum Action {
         may: RightWord,
 
         /// With --may send: the names of its machines begin with this here, and it sees no others. Without it, it sees all.
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = parse_prefix)]
         prefix: Option<String>,
 
         /// With --may fetch: only points of these machines, such as web* or db0?. Default: all machines.
@@ -48,6 +52,7 @@ enum Action {
     /// Pair this repository with the site that has shown the code.
     Add {
         /// The name of the other site here.
+        #[arg(value_parser = parse_link_name)]
         name: MachineName,
         /// Where its coldrise serve replica listens.
         #[arg(value_name = "HOST:PORT")]
@@ -61,6 +66,7 @@ enum Action {
     /// End a link. The other site has no access any more, within a second.
     Remove {
         /// The link.
+        #[arg(value_parser = parse_link_name)]
         name: MachineName,
     },
 }

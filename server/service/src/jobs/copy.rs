@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use coldrise_block::Result;
-use coldrise_replica::{CopyTarget, RateWindow, RateWindows, TargetCopies};
+use coldrise_replica::{parse_prefix, CopyTarget, RateWindow, RateWindows, TargetCopies};
 use coldrise_runs::State;
 use coldrise_store::MachineName;
 use rusqlite::Connection;
@@ -89,7 +89,7 @@ impl Job {
             _ => {}
         }
         if let Some(prefix) = &self.prefix {
-            MachineName::parse(&format!("{prefix}x")).map_err(|error| error.context("prefix"))?;
+            parse_prefix(prefix).map_err(|error| error.context("prefix"))?;
         }
         if self.last == Some(0) {
             return Err(invalid("last: 1 or more"));
