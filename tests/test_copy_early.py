@@ -129,6 +129,35 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copyin
     assert list((far.program.repository / "begun").iterdir()) == []
 
 
+def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, copying, tmp_path):
+    earlier, unknown = "20261031T100000Z", "20261130T100000Z"
+    disk = tmp_path / "other.raw"
+    disk.write_bytes(random.Random(8).randbytes(MIB))
+    far.program.json("backup", "web02", f"vda=raw:{disk}", "--time", earlier)
+    back_up(coldrise, tmp_path)
+    copying("--rate", "200K")
+    wait_until(lambda: coming(far.program), "the announcement")
+    commands = [["forget"], ["forget", "--dry-run"], ["protect"], ["unprotect"], ["quarantine"], ["release"], ["verify"],
+                ["diff", f"web02/{earlier}"], ["check-boot"]]
+    for command in commands:
+        refused = far.program.run(*command, ADDRESS)
+        assert refused.returncode == 1, (command, refused)
+        assert f"{ADDRESS} is still on its way here" in refused.stderr, (command, refused.stderr)
+        assert "wait for the end of the copy" in refused.stderr and "coldrise list" in refused.stderr
+        # It is the kind of error that any other point gives.
+        assert far.program.run(*command, f"web01/{unknown}").returncode == 1
+    for address in (f"{ADDRESS}/vda", "web01/latest/vda"):
+        refused = far.program.run("restore", address, tmp_path / "no")
+        assert refused.returncode == 1 and "is still on its way here" in refused.stderr, refused.stderr
+    answer = json.loads(far.program.run("--json", "protect", ADDRESS).stdout)
+    assert answer["error"]["kind"] == "not_found"
+    # Other points, and machines of which nothing comes, are not here and not on their way.
+    for address in (f"web01/{unknown}", "web01/latest~1", f"web03/{unknown}"):
+        refused = far.program.run("protect", address)
+        assert refused.returncode == 1 and "on its way" not in refused.stderr, refused.stderr
+    assert coming(far.program)["percent_here"] < 100
+
+
 def test_what_was_fetched_is_not_sent_again(coldrise, far, copying, served, tmp_path):
     # More than the names that are under way at once.
     disk = back_up(coldrise, tmp_path, size=112 * MIB)

@@ -12,6 +12,7 @@ use coldrise_store::{
 
 use crate::addresses::{point_name, session_name};
 use crate::client_files::CarriedFiles;
+use crate::coming::Coming;
 use crate::document::SessionDocument;
 use crate::ended_session::tidy;
 use crate::in_use::remove_layers;
@@ -95,8 +96,8 @@ impl Catalog {
     /// see [`Horizon`](coldrise_store::Horizon).
     ///
     /// # Errors
-    /// `NotFound`, naming the existing machines or points; `Corrupt` if the point must exist and is
-    /// lost.
+    /// `NotFound`, naming the existing machines or points, or saying that the point is still on its
+    /// way here; `Corrupt` if the point must exist and is lost.
     pub fn point(&self, machine: &MachineName, selector: &PointSelector) -> Result<PointDocument> {
         match self.find(machine, selector)? {
             Some(point) => Ok(point),
@@ -305,6 +306,12 @@ impl Catalog {
         };
         if let Some(point) = lost {
             return Ok(Error::new(ErrorKind::Corrupt, self.lost(machine, &point).message()));
+        }
+        // `latest` means a point on its way only if the machine has no restore point.
+        if points.is_empty() || matches!(selector, PointSelector::Exact(_)) {
+            if let Some(coming) = Coming::find(&self.repository, machine, selector)? {
+                return Ok(coming.not_complete());
+            }
         }
         if points.is_empty() {
             let names: Vec<_> = self.machines()?.iter().map(ToString::to_string).collect();

@@ -177,6 +177,20 @@ impl Coming {
         client::is_reachable(repository, &self.begun)
     }
 
+    /// The error of everything that needs a restore point: `NotFound`.
+    pub(crate) fn not_complete(&self) -> Error {
+        let text = format!(
+            "{}/{} is still on its way here and no restore point yet: {} % of what differs is here",
+            self.begun.machine,
+            self.begun.point,
+            self.percent_here()
+        );
+        Error::new(ErrorKind::NotFound, text).advise(
+            "wait for the end of the copy; coldrise list shows how much has arrived. \
+             publish, boot and recover do not wait for it",
+        )
+    }
+
     /// Looks again whether it is on its way. The caller holds the documents' lock: whoever removes the note of a point
     /// that is given up reads the sessions first.
     pub(crate) fn confirm(&self, repository: &Repository) -> Result<()> {
