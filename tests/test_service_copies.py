@@ -42,6 +42,12 @@ def copy_job(name="offsite", **more):
     return {"name": name, "kind": "copy", "to": "far", "retries": 0, "retry_seconds": 1, **more}
 
 
+def printed(program, *arguments):
+    done = program.run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def points(site, machine="web01"):
     listed = {found["machine"]: found["points"] for found in site.program.json("list")["machines"]}
     return {point["point"] for point in listed.get(machine, [])}
@@ -239,9 +245,9 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         assert there.call("GET", "coming", token=there.token("viewer", ["db*"])).json == []
         assert len(there.call("GET", "coming", token=there.token("viewer", ["web*"])).json) == 1
         (work / "token").write_text(there.token("viewer"))
-        asked = far.program.run("--json", "--server", f"https://localhost:{there.port}", "--token-file", work / "token",
-                                "--server-certificate", there.state / "tls" / "cert.pem", "list", "web01")
-        (listed,) = json.loads(asked.stdout)["coming"]
+        remote = ["--server", f"https://localhost:{there.port}", "--token-file", work / "token",
+                  "--server-certificate", there.state / "tls" / "cert.pem"]
+        (listed,) = json.loads(printed(far.program, "--json", *remote, "list", "web01"))["coming"]
         assert listed["address"] == address
         wait_until(lambda: there.get("coming")[0]["percent_here"] >= 20, "a part of it")
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
@@ -251,6 +257,16 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         copy.kill()
         copy.wait()
         wait_until(lambda: not there.get("coming")[0]["is_reachable"], "its loss")
+        # `show` says the same from another host as here.
+        for command in (["show", address], ["show", "web01/latest"], ["--json", "show", address]):
+            def is_same(command=command):
+                return printed(far.program, *remote, *command) == printed(far.program, *command)
+
+            wait_until(is_same, f"the same answer to {command}")
+        shown = printed(far.program, *remote, "show", address)
+        assert f"{address}/vda  24.0 MiB" in shown and "the other site is not connected" in shown, shown
+        unknown = far.program.run(*remote, "show", "web01/20200101T000000Z")
+        assert unknown.returncode == 1 and "on its way" not in unknown.stderr, unknown.stderr
         coldrise.json("copy", "--to", "far")
         wait_until(lambda: there.get("coming") == [], "the end of the copy")
         assert points(far) == {address.split("/")[1]}

@@ -113,29 +113,27 @@ pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct Shown<'a> {
     #[serde(flatten)]
-    details: ComingDetails,
+    details: &'a ComingDetails,
     kind: &'static str,
 }
 
 /// One point on its way.
-pub(crate) fn report(repository: &Repository, coming: &Coming) -> Report {
-    let shown = Shown { details: ComingDetails::new(repository, coming), kind: "coming" };
+pub(crate) fn report(details: &ComingDetails) -> Report {
+    let address = &details.address;
     let mut text = format!(
-        "point        {}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
-        shown.details.address,
-        shown.details.percent_here,
-        show_moment(shown.details.created_at_ms)
+        "point        {address}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
+        details.percent_here,
+        show_moment(details.created_at_ms)
     );
-    for disk in &coming.begun.disks {
-        let size = show_size(disk.size_bytes);
-        text.push_str(&format!("disk         {}/{}  {size}\n", shown.details.address, disk.name));
+    for (name, size_bytes) in details.disks.iter().zip(&details.disk_sizes_bytes) {
+        text.push_str(&format!("disk         {address}/{name}  {}\n", show_size(*size_bytes)));
     }
-    let how = match shown.details.is_reachable {
+    let how = match details.is_reachable {
         true => "fetched from the other site when they are read",
         false => "the other site is not connected: reading them gives I/O errors",
     };
-    text.push_str(&format!("missing      {}: {how}\n", show_size(shown.details.missing_bytes)));
-    Report::answer(&shown, text)
+    text.push_str(&format!("missing      {}: {how}\n", show_size(details.missing_bytes)));
+    Report::answer(&Shown { details, kind: "coming" }, text)
 }

@@ -2,7 +2,7 @@
 
 use coldrise_block::Result;
 use coldrise_session::Coming;
-use coldrise_store::{MachineName, Repository};
+use coldrise_store::{MachineName, PointSelector, Repository};
 use serde::{Deserialize, Serialize};
 
 /// A point on its way from another site: it can be booted before all of it is here.
@@ -24,6 +24,8 @@ pub struct ComingDetails {
     pub is_reachable: bool,
     /// The names of its disks.
     pub disks: Vec<String>,
+    /// Their sizes, in the same order.
+    pub disk_sizes_bytes: Vec<u64>,
 }
 
 impl ComingDetails {
@@ -39,6 +41,23 @@ impl ComingDetails {
             percent_here: coming.percent_here(),
             is_reachable: coming.is_reachable(repository),
             disks: document.disks.iter().map(|disk| disk.name.to_string()).collect(),
+            disk_sizes_bytes: document.disks.iter().map(|disk| disk.size_bytes).collect(),
+        }
+    }
+
+    /// What a selector means among `all`, which are sorted: the newest of the machine for `latest`, as with
+    /// [`Coming::find`].
+    pub fn find<'a>(
+        all: &'a [ComingDetails],
+        machine: &MachineName,
+        selector: &PointSelector,
+    ) -> Option<&'a ComingDetails> {
+        let address = format!("{machine}/{selector}");
+        let mut of_machine = all.iter().filter(|one| one.machine == machine.as_str());
+        match selector {
+            PointSelector::Exact(_) => of_machine.find(|one| one.address == address),
+            PointSelector::Latest(0) => of_machine.next_back(),
+            PointSelector::Latest(_) => None,
         }
     }
 
@@ -53,5 +72,42 @@ impl ComingDetails {
         let all = Coming::all(repository)?;
         let is_meant = |coming: &&Coming| machine.is_none_or(|name| coming.begun.machine == *name);
         Ok(all.iter().filter(is_meant).map(|one| ComingDetails::new(repository, one)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn details(machine: &str, point: &str) -> ComingDetails {
+        ComingDetails {
+            address: format!("{machine}/{point}"),
+            machine: machine.to_owned(),
+            created_at_ms: 0,
+            size_bytes: 0,
+            missing_bytes: 0,
+            percent_here: 0,
+            is_reachable: false,
+            disks: Vec::new(),
+            disk_sizes_bytes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn latest_is_the_newest_of_the_machine() {
+        let all = [
+            details("web01", "20261101T100000Z"),
+            details("web01", "20261102T100000Z"),
+            details("web02", "20261103T100000Z"),
+        ];
+        let found = |machine: &str, selector: &str| {
+            let selector = PointSelector::parse(selector).unwrap();
+            let found = ComingDetails::find(&all, &machine.parse().unwrap(), &selector);
+            found.map(|one| one.address.as_str())
+        };
+        assert_eq!(found("web01", "latest"), Some("web01/20261102T100000Z"));
+        assert_eq!(found("web01", "20261101T100000Z"), Some("web01/20261101T100000Z"));
+        assert_eq!(found("web01", "20261103T100000Z"), None);
+        assert_eq!((found("web01", "latest~1"), found("web03", "latest")), (None, None));
     }
 }

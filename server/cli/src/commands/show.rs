@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{PointDetails, SessionDetails};
+use coldrise_inventory::{ComingDetails, PointDetails, SessionDetails};
 use coldrise_session::{ActivityDetail, Catalog, Coming};
 use coldrise_store::Address;
 
@@ -56,8 +56,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
         Address::Point { machine, selector, disk } => {
             let point = match Catalog::new(&repository).point(machine, selector) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let coming = Coming::find(&repository, machine, selector)?;
-                    return coming.map(|coming| coming::report(&repository, &coming)).ok_or(error);
+                    let coming = Coming::find(&repository, machine, selector)?.ok_or(error)?;
+                    return Ok(coming::report(&ComingDetails::new(&repository, &coming)));
                 }
                 point => point?,
             };

@@ -13,9 +13,10 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
     ComingDetails, Listing, PointDetails, SessionDetails, SessionListing, Stats,
 };
-use coldrise_store::Address;
+use coldrise_store::{Address, MachineName, PointSelector};
 
 use crate::arguments::Command;
+use crate::coming;
 use crate::commands::{list, sessions, show, stats};
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -49,9 +50,7 @@ pub(crate) fn run(
         }
         Command::Show(arguments) => match arguments.address()? {
             Address::Point { machine, selector, disk: None } => {
-                let point: PointDetails =
-                    client.get(&format!("machines/{machine}/points/{selector}"))?;
-                Ok(show::point_report(&point))
+                show_point(&client, machine, selector)
             }
             Address::Live { session, disk: None } => {
                 let found: SessionDetails = client.get(&format!("sessions/{session}"))?;
@@ -73,6 +72,17 @@ pub(crate) fn run(
             let request = starts::request(matches)?;
             client.run(invocation, &request)
         }
+    }
+}
+
+/// Shows a point. If there is none, the point on its way that the address means.
+fn show_point(client: &Client, machine: &MachineName, selector: &PointSelector) -> Result<Report> {
+    match client.get::<PointDetails>(&format!("machines/{machine}/points/{selector}")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let all: Vec<ComingDetails> = client.get("coming")?;
+            ComingDetails::find(&all, machine, selector).map(coming::report).ok_or(error)
+        }
+        point => Ok(show::point_report(&point?)),
     }
 }
 
