@@ -172,6 +172,35 @@ def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldri
     assert (killed["state"], machine_of(killed)["running"]) == ("never", None)
 
 
+def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
+    """Else a thin disk seems to take as long as a full one."""
+    first = bytearray(random_mib(20) + bytes(200 * MIB) + random_mib(4))
+    back_up(coldrise, tmp_path, "web01", 1, first)
+    process = coldrise.start("--json", "copy", "--to", "far", "--rate", "1M", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        target = wait_until(lambda: (found := only(coldrise))["remaining_ms"] and found, "the time that is left")
+        assert (target["bytes_behind"], target["is_exact"]) == (24 * MIB, True)
+        # For the whole disk it would be minutes.
+        assert 0 < target["remaining_ms"] < 60_000, target
+        assert 0 < machine_of(target)["running"]["done_bytes"] <= 24 * MIB
+        told = process.communicate(timeout=120)[0]
+    finally:
+        coldrise.end()
+    assert process.returncode == 0
+    events = [event for event in map(json.loads, told.splitlines()) if event.get("event") == "progress"]
+    assert {event["total_bytes"] for event in events} == {24 * MIB}
+    assert events[-1]["done_bytes"] == 24 * MIB
+    # What became zeroes since takes no time either, and what is new does, wherever it is.
+    second = first.copy()
+    second[MIB : 5 * MIB] = bytes(4 * MIB)
+    second[100 * MIB : 102 * MIB] = random_mib(2)
+    back_up(coldrise, tmp_path, "web01", 2, second)
+    back_up(coldrise, tmp_path, "web01", 3, second + bytes(16 * MIB) + random_mib(1))
+    assert only(coldrise)["bytes_behind"] == 3 * MIB
+    coldrise.json("copy", "--to", "far")
+    assert only(coldrise)["state"] == "current"
+
+
 def test_records_are_sealed_and_a_damaged_one_is_unknown(coldrise, tmp_path):
     there = local(tmp_path)
     back_up(coldrise, tmp_path, "web01", 1, bytes(MIB))

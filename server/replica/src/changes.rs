@@ -1,9 +1,9 @@
 //! What a disk of a point contains, and what of it differs from another point.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use coldrise_block::{Disk, Extent, Result, StoredRanges};
+use coldrise_block::{Disk, Error, ErrorKind, Extent, Result, StoredRanges};
 use coldrise_ingest::source::{DirtyRun, Reader, Source};
 use coldrise_inventory::Range;
 use coldrise_session::ByteRanges;
@@ -11,10 +11,14 @@ use coldrise_store::{DiskName, PointDocument};
 
 use crate::source::CopySource;
 
+use crate::content::Content;
+
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
 /// Maximum number of extents or runs in one answer.
 const MAX_RUNS: usize = 4096;
+/// Bytes of a disk of which one answer says what is content: a large disk takes a while.
+const WALK_BYTES: u64 = 64 << 30;
 
 /// A disk of a point as the source of a copy. It is not limited to blocks: any range can be read.
 pub(crate) struct PointChanges {
@@ -54,6 +58,38 @@ impl PointChanges {
         let ranges = stored.by_ref().map(|range| (range.start, range.end)).collect();
         stored.end()?;
         Ok(ByteRanges::union(ranges))
+    }
+
+    /// What may be content of what differs; behind the end of a smaller base everything does.
+    ///
+    /// # Errors
+    /// As for [`PointChanges::open`].
+    pub(crate) fn content(
+        &self,
+        base_end_bytes: Option<u64>,
+        cancel: &AtomicBool,
+    ) -> Result<Content> {
+        let size_bytes = self.disk.size_bytes();
+        let changed = self.changed.iter().flatten();
+        let mut ranges: Vec<_> = changed.map(|range| (range.offset_bytes, range.end())).collect();
+        ranges.push((base_end_bytes.unwrap_or(0), size_bytes));
+        let mut content = Content::default();
+        for (mut at, end) in Vec::from(ByteRanges::union(ranges)) {
+            while at < end.min(size_bytes) {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+                }
+                let length_bytes = (end.min(size_bytes) - at).min(WALK_BYTES);
+                for extent in self.disk.extents(at, length_bytes, MAX_RUNS)? {
+                    let start = at;
+                    at = extent.end_behind(at)?;
+                    if !extent.kind.reads_zero() {
+                        content.add(start, at);
+                    }
+                }
+            }
+        }
+        Ok(content)
     }
 
     /// Says of everything before `end_bytes` that it has not changed, and what has behind it.

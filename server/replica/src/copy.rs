@@ -405,13 +405,15 @@ impl MachineRun<'_> {
         part: &mut DiskCopy,
         begun: Option<Begun>,
     ) -> Result<StoredDisk> {
-        self.recorder.begin_disk(part.base.is_some());
+        let content = part.source.content(part.base_end_bytes, self.cancel)?;
         let address = format!("{}/{}/{}", point.machine, point.point, disk.name);
         let watch = Watch { disk: &address, progress: self.watched, cancel: self.cancel };
         let (mut root, mut end_bytes) = (part.base, part.base_end_bytes);
         // What lies behind the end of a smaller base counts as changed, and no range says so.
         let is_told = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);
-        if let Some(begun) = begun.filter(|_| is_told) {
+        let begun = begun.filter(|_| is_told);
+        self.watched.begin_disk(content, begun.map_or(0, |begun| begun.end_bytes));
+        if let Some(begun) = begun {
             part.source.go_on(begun.end_bytes);
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }

@@ -32,6 +32,7 @@
 
 mod bucket;
 mod changes;
+mod content;
 mod copy;
 mod disk_copy;
 mod far;

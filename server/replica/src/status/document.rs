@@ -163,8 +163,8 @@ pub(super) struct LastCopy {
     pub(super) ended_at_ms: Option<u64>,
     /// The point on its way.
     pub(super) point: Option<PointName>,
-    /// Bytes of the point that are done, in the measure of how far behind a machine is: what differs from the base,
-    /// or all of its disks.
+    /// Bytes of the point that are done, in the measure of how far behind a machine is: what differs from the base, or
+    /// from zeroes, without holes.
     pub(super) done_bytes: u64,
     /// Per second, of the last minute.
     pub(super) bytes_per_second: u64,

@@ -86,7 +86,8 @@ struct Current {
     before: Option<Traffic>,
     /// What is recorded already.
     counted: CopyCounts,
-    disk_has_base: bool,
+    /// What of the point had arrived before this copy.
+    begun_bytes: u64,
     /// Of the present disk, and of those of its point before.
     disk_bytes: u64,
     disk_read_bytes: u64,
@@ -100,8 +101,9 @@ struct Current {
 }
 
 impl Current {
+    /// What this copy has done.
     fn done_bytes(&self) -> u64 {
-        self.done_bytes + self.point_done_bytes()
+        self.done_bytes + self.point_done_bytes().saturating_sub(self.begun_bytes)
     }
 
     fn point_done_bytes(&self) -> u64 {
@@ -206,8 +208,7 @@ impl Recorder {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
             current.disk_read_bytes = read_bytes;
-            let reached_bytes = if current.disk_has_base { read_bytes } else { done_bytes };
-            current.disk_bytes = reached_bytes.saturating_sub(pending_bytes);
+            current.disk_bytes = done_bytes.saturating_sub(pending_bytes);
         });
     }
 
@@ -252,7 +253,7 @@ impl Recorder {
                 far_machine: far_machine.clone(),
                 before: is_line.then(|| far.traffic()),
                 counted: CopyCounts::default(),
-                disk_has_base: false,
+                begun_bytes: 0,
                 disk_bytes: 0,
                 disk_read_bytes: 0,
                 point_bytes: 0,
@@ -274,6 +275,7 @@ impl Recorder {
             current.sample(far);
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
+            current.begun_bytes = 0;
             let last = state.updates.get_mut(&current.far_machine).and_then(|u| u.last.as_mut());
             if let Some(last) = last {
                 last.point = Some(point.clone());
@@ -281,13 +283,13 @@ impl Recorder {
         });
     }
 
-    /// A disk of the point begins.
-    pub(crate) fn begin_disk(&self, has_base: bool) {
+    /// A disk of the point begins, of which `begun_bytes` have arrived before.
+    pub(super) fn begin_disk(&self, begun_bytes: u64) {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
             current.point_bytes += std::mem::take(&mut current.disk_bytes);
             current.point_read_bytes += std::mem::take(&mut current.disk_read_bytes);
-            current.disk_has_base = has_base;
+            current.begun_bytes += begun_bytes;
         });
     }
 
@@ -299,6 +301,7 @@ impl Recorder {
             current.done_bytes = current.done_bytes();
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
+            current.begun_bytes = 0;
             current.counts.points += 1;
             current.counts.size_bytes += counts.size_bytes;
             current.counts.read_bytes += counts.read_bytes;

@@ -1,4 +1,4 @@
-//! How much a point differs from the one before: bytes that a copy of it has to read.
+//! How much a point differs from the one before, without holes: bytes that a copy of it has to read.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
-use coldrise_inventory::changed_ranges;
 use coldrise_session::{Catalog, ReadLease};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository};
 
 use super::document::Cut;
+use crate::changes::PointChanges;
 use crate::plan::base_of;
 
 /// The program's name in leases, for people.
@@ -109,14 +109,10 @@ fn compare(
     let never = AtomicBool::new(false);
     let mut bytes = 0;
     for disk in &point.disks {
-        let base = base.as_ref().filter(|base| base.disk(&disk.name).is_some());
-        bytes += match base {
-            None => disk.size_bytes,
-            Some(base) => changed_ranges(repository, base, &point, &disk.name, &never)?
-                .iter()
-                .map(|range| range.length_bytes)
-                .sum(),
-        };
+        let base_disk = base.as_ref().and_then(|base| base.disk(&disk.name));
+        let base = base.as_ref().filter(|_| base_disk.is_some());
+        let changes = PointChanges::open(repository, &point, base, &disk.name, &never)?;
+        bytes += changes.content(base_disk.map(|disk| disk.size_bytes), &never)?.bytes();
     }
     Ok(bytes)
 }

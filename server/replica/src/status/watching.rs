@@ -4,18 +4,21 @@ use coldrise_ingest::{Phase, Progress, ProgressState};
 use parking_lot::Mutex;
 
 use super::recorder::Recorder;
+use crate::content::Content;
 use crate::far::FarSide;
 
-/// Passes the progress on. What was read, and is not stored at the other site yet, is not
+/// Passes the progress on, in bytes of what has to come: holes, and what does not differ from the base, take no time and
+/// would hide how much is left. What was read, and is not stored at the other site yet, is not
 /// done: that can be many megabytes.
 pub(crate) struct Watching<'a> {
     recorder: &'a Recorder,
     pub(super) far: &'a dyn FarSide,
     inner: &'a dyn Progress,
+    content: Mutex<Content>,
     last: Mutex<Option<Last>>,
 }
 
-/// What the copy has reached.
+/// What the copy has reached of a disk.
 struct Last {
     phase: Phase,
     disk: String,
@@ -33,7 +36,13 @@ impl<'a> Watching<'a> {
         far: &'a dyn FarSide,
         inner: &'a dyn Progress,
     ) -> Watching<'a> {
-        Watching { recorder, far, inner, last: Mutex::default() }
+        Watching { recorder, far, inner, content: Mutex::default(), last: Mutex::default() }
+    }
+
+    /// A disk begins. What lies before `begun_bytes` has arrived before.
+    pub(crate) fn begin_disk(&self, content: Content, begun_bytes: u64) {
+        self.recorder.begin_disk(content.bytes_before(begun_bytes));
+        *self.content.lock() = content;
     }
 
     /// Tells what became done meanwhile: while the copy waits for the line, it reads nothing.
@@ -72,11 +81,12 @@ impl<'a> Watching<'a> {
 impl Progress for Watching<'_> {
     fn update(&self, progress: &ProgressState<'_>) {
         let mut last = self.last.lock();
+        let content = self.content.lock();
         let last = last.insert(Last {
             phase: progress.phase,
             disk: progress.disk.to_owned(),
-            done_bytes: progress.done_bytes,
-            total_bytes: progress.total_bytes,
+            done_bytes: content.bytes_before(progress.done_bytes),
+            total_bytes: content.bytes(),
             read_bytes: progress.read_bytes,
             stored_bytes: progress.stored_bytes,
             pending_bytes: self.far.pending_bytes(),
