@@ -65,10 +65,12 @@ def reaches(service, state, name="far"):
     return wait_until(lambda: (found := target(service, name)) and found["state"] == state and found, f"{name} is {state}")
 
 
-def metrics(service):
+def metrics(service, **keywords):
+    answer = service.call("GET", "/metrics", **keywords)
+    assert answer.status == 200, answer.body
     found = {}
-    for line in service.call("GET", "/metrics").body.decode().splitlines():
-        if line.startswith("coldrise_copy_"):
+    for line in answer.body.decode().splitlines():
+        if line.startswith(("coldrise_copy_", "coldrise_coming_")):
             name, value = line.rsplit(" ", 1)
             found[name] = float(value)
     return found
@@ -249,6 +251,12 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
                   "--server-certificate", there.state / "tls" / "cert.pem"]
         (listed,) = json.loads(printed(far.program, "--json", *remote, "list", "web01"))["coming"]
         assert listed["address"] == address
+        # The same in the metrics, of each machine.
+        label = '{machine="web01"}'
+        found = metrics(there)
+        assert (found[f"coldrise_coming_points{label}"], found[f"coldrise_coming_connected{label}"]) == (1, 1)
+        assert 0 < found[f"coldrise_coming_missing_bytes{label}"] <= 24 * MIB
+        assert metrics(there, token=there.token("metrics", ["db*"]), over="https") == {}
         wait_until(lambda: there.get("coming")[0]["percent_here"] >= 20, "a part of it")
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
         # A run that has not begun is not known yet.
@@ -257,6 +265,7 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         copy.kill()
         copy.wait()
         wait_until(lambda: not there.get("coming")[0]["is_reachable"], "its loss")
+        assert metrics(there)[f"coldrise_coming_connected{label}"] == 0
         # `show` says the same from another host as here.
         for command in (["show", address], ["show", "web01/latest"], ["--json", "show", address]):
             def is_same(command=command):
@@ -269,6 +278,7 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         assert unknown.returncode == 1 and "on its way" not in unknown.stderr, unknown.stderr
         coldrise.json("copy", "--to", "far")
         wait_until(lambda: there.get("coming") == [], "the end of the copy")
+        assert metrics(there) == {}
         assert points(far) == {address.split("/")[1]}
 
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::MachineSummary;
+use coldrise_inventory::{ComingDetails, MachineSummary};
 use coldrise_replica::{MachineCopies, TargetCopies};
 use coldrise_store::BootVerdict;
 use prometheus_client::encoding::text::encode;
@@ -59,6 +59,7 @@ pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
     jobs(&mut out, service, caller)?;
     alarms(&mut out, service, caller)?;
     copies(&mut out, service, caller);
+    coming(&mut out, service, caller);
     if caller.sees_all() {
         site(&mut out, service)?;
     }
@@ -249,6 +250,35 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
     });
     let help = "What the line did not have to carry, by what saved it";
     out.gauge("coldrise_copy_saved_bytes", help, saved.flatten().collect::<Vec<_>>());
+}
+
+/// Points on their way here. Machines without one have no values.
+fn coming(out: &mut Exposition, service: &Service, caller: &Identity) {
+    let all = service.copies.coming();
+    let mut by_machine: BTreeMap<&str, Vec<&ComingDetails>> = BTreeMap::new();
+    for one in all.iter().filter(|one| caller.sees(&one.machine)) {
+        by_machine.entry(&one.machine).or_default().push(one);
+    }
+    let mut of_each = |name: &str, help: &str, value: &dyn Fn(&[&ComingDetails]) -> u64| {
+        let values = by_machine.iter().map(|(name, points)| (machine(name), value(points) as f64));
+        out.gauge(name, help, values.collect::<Vec<_>>());
+    };
+    of_each(
+        "coldrise_coming_points",
+        "Points that are still on their way here from another site",
+        &|points| points.len() as u64,
+    );
+    of_each(
+        "coldrise_coming_missing_bytes",
+        "What of these points has not arrived yet",
+        &|points| points.iter().map(|one| one.missing_bytes).sum(),
+    );
+    // A point that was given up for another one stays for its session, and no site sends it.
+    of_each(
+        "coldrise_coming_connected",
+        "1 if the other site is connected for one of these points, else 0",
+        &|points| u64::from(points.iter().any(|one| one.is_reachable)),
+    );
 }
 
 /// What concerns all machines.
