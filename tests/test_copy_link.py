@@ -193,7 +193,8 @@ def test_a_slow_copy_is_one_copy(coldrise, far, tmp_path):
     # Only what is there is done, though the names of all were sent in the first second.
     told = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
     assert all(done <= MIB + MIB * elapsed_ms // 1000 for done, elapsed_ms in told), told
-    assert len({done for done, _ in told}) >= 6 and told[-1][0] == 26 * MIB, told
+    # Two connections carry a batch of 4 MiB each, and often both end at the same time.
+    assert len({done for done, _ in told}) >= 4 and told[-1][0] == 26 * MIB, told
     assert "silent" not in far.log_path.read_text(encoding="utf-8")
 
 

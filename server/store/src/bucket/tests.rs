@@ -197,7 +197,7 @@ fn what_was_copied_is_read() {
         disk.read_at(&mut part, offset as u64).unwrap();
         assert!(part == content[offset..offset + length], "{offset}");
     }
-    assert_eq!(bucket.repository.machines().unwrap(), [first.machine.clone()]);
+    assert_eq!(bucket.repository.machines().unwrap(), std::slice::from_ref(&first.machine));
     assert_eq!(bucket.repository.points(&first.machine).unwrap(), [first]);
 }
 
