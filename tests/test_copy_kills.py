@@ -97,6 +97,8 @@ class Disturbed:
             gone = self.machines[-3]
             for program in (self.near, self.far.program):
                 program.run("forget", gone, "--all")
+                # The far drive is small.
+                program.json("gc")
             self.expected = {
                 address: disks for address, disks in self.expected.items() if not address.startswith(f"{gone}/")}
 
