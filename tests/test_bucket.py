@@ -1,5 +1,6 @@
 """Copies in a bucket of a real S3 server: they come back as they were, whatever happens on the way."""
 
+import json
 import os
 import random
 import shutil
@@ -11,11 +12,17 @@ import pytest
 from support.cli import Coldrise
 from support.copies import addresses, check, content, make_history
 from support.image import Image
-from support.nbdserver import wait_until
+from support.nbdserver import Nbdkit, read_all, wait_until
 from support.s3 import S3Server
 
 KIB, MIB = 1 << 10, 1 << 20
 FAILED, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 10, 11, 12, 130
+
+
+def coming(program, address):
+    """What `show` says while it is coming; None before."""
+    done = program.run("--json", "show", address)
+    return json.loads(done.stdout) if done.returncode == 0 and '"coming"' in done.stdout else None
 
 
 class Bucket:
@@ -236,6 +243,62 @@ def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
     bucket.server.proxy.delay(0)
     returned = bucket.json("prune", "--keep-last", "1")["tidied"]
     assert returned["returned_bytes"] >= 16 * MIB and bucket.sent() == 0
+
+
+def test_a_session_over_a_point_that_comes_from_the_bucket(bucket, coldrise, tmp_path):
+    """A machine can boot while its point is fetched; what has come is kept when the copy is killed."""
+    disk = bytearray(random.Random(3).randbytes(48 * MIB))
+    disk[MIB : 3 * MIB] = bytes(2 * MIB)
+    (tmp_path / "vda.raw").write_bytes(disk)
+    coldrise.json("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time", "20261101T100000Z")
+    bucket.init()
+    bucket.copy()
+    new = bucket.use(Coldrise(tmp_path / "anew", coldrise.passphrase_file))
+    new.init()
+    fetch = ["copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file, "--rate", "2M"]
+    copying = new.start(*fetch, stderr=subprocess.PIPE)
+    wait_until(lambda: (found := coming(new, "web01/20261101T100000Z")) and found["percent_here"] > 5, "the beginning")
+    new.json("publish", "web01/latest", "--name", "early")
+    server = Nbdkit(new, tmp_path / "served")
+    with server.connect("live/early/vda") as machine:
+        rng = random.Random(5)
+        for _ in range(60):
+            length = rng.randint(1, 200_000)
+            offset = rng.randrange(0, len(disk) - length)
+            assert bytes(machine.pread(length, offset)) == disk[offset : offset + length], offset
+        machine.pwrite(b"\x5a" * 5000, 40 * MIB + 300)
+        machine.flush()
+        assert coming(new, "web01/20261101T100000Z")["percent_here"] < 90
+        copying.kill()
+        copying.wait()
+        here = coming(new, "web01/20261101T100000Z")
+        assert not here["is_reachable"] and here["percent_here"] > 5
+        new.json(*fetch[:-2])
+        disk[40 * MIB + 300 : 40 * MIB + 5300] = b"\x5a" * 5000
+        assert read_all(machine) == disk
+    server.stop()
+    sealed = new.json("seal", "early")["address"]
+    assert content(new, sealed, tmp_path) == disk
+    assert new.json("verify")["is_clean"]
+
+
+def test_a_boot_trace_comes_with_the_machine(bucket, coldrise, nbdkit, tmp_path):
+    image = Image(8 * MIB)
+    image.fill(0, 8 * MIB, "system")
+    address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    coldrise.publish(address, "trial")
+    with nbdkit() as server, server.connect("live/trial/vda") as machine:
+        for offset in range(0, 4 * MIB, 64 * KIB):
+            machine.pread(4096, offset)
+    coldrise.json("unpublish", "trial", "--discard")
+    assert len(list((coldrise.repository / "traces").iterdir())) == 1
+    bucket.init()
+    bucket.copy()
+    assert len([name for name in bucket.server.objects() if "traces/" in name]) == 1
+    new = bucket.anew()
+    assert len(list((new.repository / "traces").iterdir())) == 1
+    bucket.json("forget", address)
+    assert not [name for name in bucket.server.objects() if "packs/" in name or "traces/" in name]
 
 
 def test_damage_is_named(bucket, coldrise, tmp_path):

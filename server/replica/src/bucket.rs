@@ -1,22 +1,33 @@
 //! A bucket as the place to which points are copied, and as the one from which they come back.
+//!
+//! What comes back does so over a line in memory, as from another site: what has arrived of a point is kept when the copy is
+//! killed, and machines boot from a point while it comes.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
-use coldrise_inventory::Range;
-use coldrise_session::CarriedFiles;
+use coldrise_ingest::RateLimit;
+use coldrise_inventory::{MachinePattern, Range};
+use coldrise_line::pair;
+use coldrise_session::{CarriedFiles, SharedWriter};
 use coldrise_store::bucket::{BucketDisk, BucketRepository, BucketWriter};
 use coldrise_store::{
     BackupTarget, DiskName, Horizon, MachineName, PointDocument, Repository, RepositoryId,
 };
+use parking_lot::Mutex;
 
-use crate::far::FarSide;
+use crate::copy::{CopyProgress, CopySummary};
+use crate::far::{fetch, serve_fetch, Announced, Announcement, FarSide, FetchRequest, Opening};
 use crate::source::CopySource;
 
 /// A bucket to which points are copied.
-pub struct BucketFar(BucketWriter);
+pub struct BucketFar {
+    writer: BucketWriter,
+    /// The machine whose boot trace was put last.
+    traced: Mutex<Option<MachineName>>,
+}
 
 impl BucketFar {
     /// Begins to write. The index of the bucket's contents is kept beside `source`.
@@ -24,17 +35,52 @@ impl BucketFar {
     /// # Errors
     /// As for [`BucketWriter::begin`].
     pub fn begin(bucket: &Arc<BucketRepository>, source: &Repository) -> Result<BucketFar> {
-        BucketWriter::begin(bucket, source).map(BucketFar)
+        let writer = BucketWriter::begin(bucket, source)?;
+        Ok(BucketFar { writer, traced: Mutex::default() })
+    }
+}
+
+/// Fetches points from a bucket. `prefix` begins the names that the machines get; `limit`: on the bytes read there.
+///
+/// # Errors
+/// `NotFound` for an unknown machine; errors of reaching the bucket, and of the repository; `Interrupted` once `cancel` is set.
+pub fn fetch_from_bucket(
+    bucket: &Arc<BucketRepository>,
+    far: &SharedWriter<'_>,
+    request: &FetchRequest,
+    (prefix, limit): (&str, Option<Arc<RateLimit>>),
+    progress: &dyn CopyProgress,
+    cancel: &Arc<AtomicBool>,
+) -> Result<CopySummary> {
+    request.machines.iter().try_for_each(|machine| bucket.check_machine(machine))?;
+    let (near, there) = pair();
+    let fetched = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let all = [MachinePattern::all()];
+            // The question, which is known here.
+            let asked = Opening::of(&there, cancel);
+            let served = asked
+                .and_then(|_| serve_fetch(Arc::new(there), bucket, request, &all, limit, cancel));
+            if let Err(error) = served {
+                // This side hears it, too.
+                tracing::debug!("{}", error.full_message());
+            }
+        });
+        fetch(&near, far, request, prefix, progress, cancel)
+    });
+    match fetched.loss {
+        Some(loss) => Err(loss),
+        None => fetched.copied,
     }
 }
 
 impl FarSide for BucketFar {
     fn target(&self) -> &dyn BackupTarget {
-        &self.0
+        &self.writer
     }
 
     fn id(&self) -> Result<RepositoryId> {
-        Ok(*BucketRepository::id(self.0.repository()))
+        Ok(*BucketRepository::id(self.writer.repository()))
     }
 
     /// There is nothing that could be claimed: points of two copies lie side by side.
@@ -43,12 +89,23 @@ impl FarSide for BucketFar {
     }
 
     fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
-        BucketRepository::points(self.0.repository(), machine)
+        BucketRepository::points(self.writer.repository(), machine)
     }
 
     /// While this writes, no space is returned there.
     fn keep_base(&self, base: &PointDocument) -> Result<bool> {
-        Ok(self.0.repository().point(&base.machine, &base.point)?.is_some())
+        Ok(self.writer.repository().point(&base.machine, &base.point)?.is_some())
+    }
+
+    /// A trace of the machine's boots is kept beside the points.
+    fn announce(&self, announcement: &Announcement<'_>) -> Result<Announced> {
+        let machine = &announcement.document.machine;
+        let mut traced = self.traced.lock();
+        if let (Some(trace), true) = (&announcement.trace, traced.as_ref() != Some(machine)) {
+            self.writer.repository().put_boot_trace(machine, trace)?;
+            *traced = Some(machine.clone());
+        }
+        Ok(Announced::nothing(announcement.disks.len()))
     }
 
     fn add_point(
@@ -63,14 +120,14 @@ impl FarSide for BucketFar {
         document.files = encoded.as_ref().map(|encoded| {
             let contents = files.files.iter().filter_map(|file| file.content.as_ref());
             let size_bytes = contents.map(|content| content.len() as u64).sum();
-            self.0.repository().facts_of_files(files.files.len(), size_bytes, encoded)
+            self.writer.repository().facts_of_files(files.files.len(), size_bytes, encoded)
         });
-        self.0.put_point(&document, encoded.as_deref())?;
+        self.writer.put_point(&document, encoded.as_deref())?;
         Ok(document)
     }
 
     fn pending_bytes(&self) -> u64 {
-        self.0.pending_bytes()
+        self.writer.pending_bytes()
     }
 
     fn begin_again(&self) -> Result<bool> {
@@ -143,8 +200,14 @@ impl CopySource for Arc<BucketRepository> {
             None => Ok(CarriedFiles::default()),
         }
     }
+
+    fn boot_trace(&self, machine: &MachineName) -> Option<Vec<u8>> {
+        let read = BucketRepository::boot_trace(self, machine);
+        read.inspect_err(|error| tracing::debug!("{}", error.full_message())).ok()?
+    }
 }
 
+/// A disk of a point.
 fn disk_of(
     bucket: &Arc<BucketRepository>,
     point: &PointDocument,

@@ -42,7 +42,7 @@ mod source;
 mod status;
 mod windows;
 
-pub use bucket::BucketFar;
+pub use bucket::{fetch_from_bucket, BucketFar};
 pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
 pub use far::{
     fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_ingest::{Phase, Progress, ProgressState, RateLimit};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{Class, Frame, Line, Received};
-use coldrise_session::{Catalog, SharedWriter};
-use coldrise_store::{MachineName, Repository, RepositoryId};
+use coldrise_session::SharedWriter;
+use coldrise_store::{MachineName, RepositoryId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,7 @@ use super::{FarSide, Traffic};
 use crate::copy::{
     copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy,
 };
+use crate::source::CopySource;
 
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -174,20 +175,21 @@ pub(super) fn other_version() -> Error {
     Error::new(ErrorKind::Unsupported, text).advise("install the same version at both")
 }
 
-/// Copies what a fetch asks for, and `allowed` lets it have, to the side that asked.
+/// Copies what a fetch asks for, and `allowed` lets it have, to the side that asked. `limit`: on the bytes read.
 ///
 /// # Errors
 /// Errors of the line, and what ended the copy, which the other side is told; `Interrupted` once `cancel` is set.
 pub fn serve_fetch(
     line: Arc<dyn Line>,
-    source: &Arc<Repository>,
+    source: &dyn CopySource,
     request: &FetchRequest,
     allowed: &[MachinePattern],
+    limit: Option<Arc<RateLimit>>,
     cancel: &Arc<AtomicBool>,
 ) -> Result<()> {
     line.set_rate(request.rate_bytes_per_second);
-    let far = LineFar::for_fetch(line, source.id(), Arc::clone(cancel))?;
-    let copied = wanted(&Catalog::new(source), request, allowed).and_then(|machines| {
+    let far = LineFar::for_fetch(line, &source.id(), Arc::clone(cancel))?;
+    let copied = wanted(source, request, allowed).and_then(|machines| {
         if machines.is_empty() {
             return Ok(CopySummary::default());
         }
@@ -196,6 +198,7 @@ pub fn serve_fetch(
             rename: request.rename.clone(),
             is_all: request.is_all,
             last: request.last,
+            limit,
             ..CopyRequest::default()
         };
         let teller = Teller { far: &far, last: Mutex::default() };
@@ -212,13 +215,13 @@ pub fn serve_fetch(
 
 /// The machines that are copied. Of one that it may not have, the other side does not hear whether it is there.
 fn wanted(
-    catalog: &Catalog,
+    source: &dyn CopySource,
     request: &FetchRequest,
     allowed: &[MachinePattern],
 ) -> Result<Vec<MachineName>> {
     let may =
         |machine: &MachineName| allowed.iter().any(|pattern| pattern.matches(machine.as_str()));
-    let there: Vec<MachineName> = catalog.machines()?.into_iter().filter(may).collect();
+    let there: Vec<MachineName> = source.machines()?.into_iter().filter(may).collect();
     if request.machines.is_empty() {
         return Ok(there);
     }

@@ -199,7 +199,7 @@ fn served(request: &FetchRequest, allowed: &[&str]) -> (Failure, ErrorKind) {
     let cancel = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
         let serving =
-            scope.spawn(|| serve_fetch(Arc::new(far), &source, request, &allowed, &cancel));
+            scope.spawn(|| serve_fetch(Arc::new(far), &source, request, &allowed, None, &cancel));
         assert!(matches!(next_message(&near), Ask::Hello { .. }));
         let welcome =
             Answer::Welcome { repository: other_repository(), chunk_size_bytes: CHUNK as u32 };

@@ -36,6 +36,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const MAX_ANNOUNCED_FILES: usize = 4 << 20;
 /// Threads that compress.
 const PACKERS: u32 = 2;
+/// Threads that answer reads out of turn. A drive or a bucket takes several at once.
+const READERS: u32 = 4;
 /// A batch whose names were sent.
 struct Offered {
     batch: Arc<Batch>,
@@ -166,10 +168,12 @@ impl LineFar {
         for number in 0..PACKERS {
             far.threads.push(start(format!("copy-packer-{number}"), pack, number)?);
         }
-        let (reads, of_thread) = (Arc::clone(&far.reads), Arc::clone(&shared.line));
-        let thread = std::thread::Builder::new().name("copy-reads".to_owned());
-        let thread = thread.spawn(move || reads.answer_until_end(&*of_thread));
-        far.threads.push(thread.context(|| "starting the thread copy-reads")?);
+        for number in 0..READERS {
+            let (reads, of_thread) = (Arc::clone(&far.reads), Arc::clone(&shared.line));
+            let thread = std::thread::Builder::new().name(format!("copy-reads-{number}"));
+            let thread = thread.spawn(move || reads.answer_until_end(&*of_thread));
+            far.threads.push(thread.context(|| "starting a thread for reads")?);
+        }
         match far.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
             Answer::Welcome { repository, chunk_size_bytes }
                 if chunk_size_bytes.is_power_of_two()

@@ -64,6 +64,13 @@ pub struct Announced {
     _reads: Box<dyn Any>,
 }
 
+impl Announced {
+    /// Nothing of so many disks has arrived before.
+    pub(crate) fn nothing(disks: usize) -> Announced {
+        Announced { begun: vec![None; disks], _reads: Box::new(()) }
+    }
+}
+
 /// The repository to which points are copied.
 pub trait FarSide: Sync {
     /// Where the disks are stored.
@@ -105,8 +112,7 @@ pub trait FarSide: Sync {
     /// # Errors
     /// Errors of reaching it.
     fn announce(&self, announcement: &Announcement<'_>) -> Result<Announced> {
-        let begun = announcement.disks.iter().map(|_| None).collect();
-        Ok(Announced { begun, _reads: Box::new(()) })
+        Ok(Announced::nothing(announcement.disks.len()))
     }
 
     /// What the other side has at the base of the disk that is started next: read here. Content can be sent as what differs

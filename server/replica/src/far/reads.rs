@@ -1,7 +1,7 @@
 //! What the far side reads of the announced point out of turn: a machine boots there before its copy has ended.
 //!
-//! One thread answers, beside the threads of the copy, on the line's fetch class. It reads the same disks as the copy,
-//! which has leased them.
+//! Some threads answer, beside those of the copy, on the line's fetch class. They read the same disks as the copy,
+//! which holds them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Reads {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// The thread.
+    /// One of the threads.
     pub(super) fn answer_until_end(&self, line: &dyn Line) {
         while !self.is_over.load(Ordering::Relaxed) {
             let answered = match line.receive(&[Class::Fetch], INTERVAL) {

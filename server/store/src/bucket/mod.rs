@@ -5,6 +5,7 @@
 //!   packs/NUMBER           chunks and pages of maps
 //!   points/MACHINE/TIME    a point's document
 //!   files/MACHINE/TIME     the files that it carries, if any
+//!   traces/MACHINE         what it reads first at a boot
 //!   busy/…                 who writes or tidies
 //! ```
 //!

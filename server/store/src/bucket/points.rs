@@ -12,6 +12,7 @@ use crate::{hex, MachineName, PointDocument, PointFiles, PointName};
 
 pub(super) const FOLDER: &str = "points/";
 pub(super) const FILES_FOLDER: &str = "files/";
+pub(super) const TRACES_FOLDER: &str = "traces/";
 const MOST_DOCUMENT_BYTES: u64 = document::MAX_BYTES as u64 + 64;
 
 impl BucketRepository {
@@ -134,6 +135,31 @@ impl BucketRepository {
             }
             None => Ok(()),
         }
+    }
+
+    /// Keeps what a machine reads first at a boot.
+    ///
+    /// # Errors
+    /// Errors of reaching the store, and its refusals.
+    pub fn put_boot_trace(&self, machine: &MachineName, trace: &[u8]) -> Result<()> {
+        let name = self.trace_of(machine);
+        self.shelf.objects.put(&name, self.shelf.seals.encrypt(&purpose(&name), trace)?)
+    }
+
+    /// What a machine reads first at a boot, if that is known.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged; errors of reaching the store.
+    pub fn boot_trace(&self, machine: &MachineName) -> Result<Option<Vec<u8>>> {
+        let name = self.trace_of(machine);
+        match self.shelf.objects.get(&name, MOST_DOCUMENT_BYTES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            read => self.shelf.seals.decrypt(&purpose(&name), &read?).map(Some),
+        }
+    }
+
+    fn trace_of(&self, machine: &MachineName) -> String {
+        format!("{TRACES_FOLDER}{}", self.shelf.seals.folder_of(machine))
     }
 
     fn name_of(&self, folder: &str, machine: &MachineName, point: &PointName) -> String {

@@ -17,7 +17,7 @@ use super::in_parallel::in_parallel;
 use super::pack::{
     assemble, damaged, id_of, number_of, object_name, PackNumber, FOLDER, MOST_PACK_BYTES,
 };
-use super::points::{FILES_FOLDER, FOLDER as POINTS};
+use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
 use super::shelf::REQUESTS;
 use super::walk::Reached;
 use super::BucketRepository;
@@ -77,6 +77,7 @@ impl BucketRepository {
         busy.check()?;
         let kept = in_parallel(&packs, REQUESTS, |used| self.tidy_pack(&busy, used))?;
         self.remove_lost_files()?;
+        self.remove_lost_traces()?;
         let mut report = TidyReport::default();
         for (before, kept_bytes) in packs.iter().zip(kept) {
             report.packs += u64::from(kept_bytes > 0);
@@ -126,6 +127,18 @@ impl BucketRepository {
         let size_bytes = anew.len() as u64;
         self.shelf.objects.put(&name, anew)?;
         Ok(size_bytes)
+    }
+
+    /// Removes traces of machines without points.
+    fn remove_lost_traces(&self) -> Result<()> {
+        let points = self.shelf.objects.list(POINTS)?;
+        for trace in self.shelf.objects.list(TRACES_FOLDER)? {
+            let folder = trace.name.replacen(TRACES_FOLDER, POINTS, 1) + "/";
+            if !points.iter().any(|point| point.name.starts_with(&folder)) {
+                self.shelf.objects.delete(&trace.name)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes files of points that are not there.

@@ -238,7 +238,7 @@ impl Site<'_> {
                 let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
                 let source = Repository::open(path, passphrase, &options).map_err(refuse)?;
                 let line = Arc::clone(&self.line) as Arc<dyn Line>;
-                serve_fetch(line, &source, request, link.may.machines(), self.cancel)
+                serve_fetch(line, &source, request, link.may.machines(), None, self.cancel)
             }
         }
     }
