@@ -157,6 +157,11 @@ test-copy-kills: build test-deps ## Disturb 500 copies over a line: kills, cuts,
 test-bucket-kills: build test-deps ## Kill 200 copies to a bucket
 	$(PYTHON) -m pytest -q -s tests/test_bucket.py -k kills --bucket-kills 200
 
+.PHONY: test-bucket-garage
+test-bucket-garage: build test-deps ## Copies to a bucket of Garage, which takes ten minutes to build
+	$(CARGO) install --locked --root build/garage --no-default-features --features sqlite,bundled-libs garage@2.5.0
+	$(PYTHON) -m pytest -q tests/test_bucket.py --garage build/garage/bin/garage -k "anew or latest or comes_from or kills"
+
 .PHONY: test-copy-strangers
 test-copy-strangers: build test-deps ## Let 10,000 strangers connect beside a copy over a line
 	$(PYTHON) -m pytest -q -s tests/test_copy_strangers.py --stranger-connections 10000

@@ -53,6 +53,7 @@ def pytest_addoption(parser):
     group.addoption("--copy-kills", type=int, default=12, help="copies over a line that are disturbed (12)")
     group.addoption("--copy-seed", type=int, help="repeat the disturbed copies of this seed")
     group.addoption("--bucket-kills", type=int, default=12, help="copies to a bucket that are killed (12)")
+    group.addoption("--garage", help="a program of Garage, on which the tests of buckets that allow it run")
     group.addoption("--bucket-seed", type=int, help="repeat the killed copies of this seed")
     group.addoption("--stranger-connections", type=int, default=400, help="strangers at the port for copies (400)")
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")

@@ -1,5 +1,6 @@
 """Copies in a bucket of a real S3 server: they come back as they were, whatever happens on the way."""
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import pytest
 
 from support.cli import Coldrise
 from support.copies import addresses, check, content, make_history
+from support.garage import GarageServer
 from support.image import Image
 from support.nbdserver import Nbdkit, read_all, wait_until
 from support.s3 import S3Server
@@ -28,9 +30,8 @@ def coming(program, address):
 class Bucket:
     """A bucket with a repository, and the programs that use it."""
 
-    def __init__(self, folder, coldrise):
-        self.folder = folder
-        self.server = S3Server(folder / "s3").start()
+    def __init__(self, folder, coldrise, server):
+        self.folder, self.server = folder, server.start()
         self.url = self.server.url("site a")
         self.passphrase_file = folder / "bucket-passphrase"
         self.passphrase_file.write_text("the bucket's\n", encoding="utf-8")
@@ -68,12 +69,21 @@ class Bucket:
 
 @pytest.fixture
 def bucket(coldrise, tmp_path):
-    made = Bucket(tmp_path, coldrise)
-    yield made
-    made.server.close()
+    with contextlib.closing(S3Server(tmp_path / "s3")) as server:
+        yield Bucket(tmp_path, coldrise, server)
 
 
-def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(bucket, coldrise, nbdkit, tmp_path):
+@pytest.fixture
+def any_bucket(coldrise, tmp_path, request):
+    """For tests that do not look at what the server has stored."""
+    garage = request.config.getoption("garage")
+    (tmp_path / "s3").mkdir()
+    with contextlib.closing(GarageServer(tmp_path / "s3", garage) if garage else S3Server(tmp_path / "s3")) as server:
+        yield Bucket(tmp_path, coldrise, server)
+
+
+def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(any_bucket, coldrise, nbdkit, tmp_path):
+    bucket = any_bucket
     history = make_history(coldrise, nbdkit, tmp_path)
     bucket.init()
     copied = bucket.copy()
@@ -96,7 +106,8 @@ def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(bucket, coldr
     assert (new_to_bucket["points"], new_to_bucket["machines"][0]["already_there"]) == (0, 4)
 
 
-def test_latest_and_other_formats(bucket, coldrise, tmp_path):
+def test_latest_and_other_formats(any_bucket, coldrise, tmp_path):
+    bucket = any_bucket
     image = Image(2 * MIB)
     image.fill(0, MIB, "content")
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -245,8 +256,9 @@ def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
     assert returned["returned_bytes"] >= 16 * MIB and bucket.sent() == 0
 
 
-def test_a_session_over_a_point_that_comes_from_the_bucket(bucket, coldrise, tmp_path):
+def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise, tmp_path):
     """A machine can boot while its point is fetched; what has come is kept when the copy is killed."""
+    bucket = any_bucket
     disk = bytearray(random.Random(3).randbytes(48 * MIB))
     disk[MIB : 3 * MIB] = bytes(2 * MIB)
     (tmp_path / "vda.raw").write_bytes(disk)
@@ -347,8 +359,9 @@ def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
     assert content(bucket.anew("again"), "web01/latest", tmp_path) == image.content
 
 
-def test_kills_at_random_moments(bucket, coldrise, tmp_path, request):
+def test_kills_at_random_moments(any_bucket, coldrise, tmp_path, request):
     """The points in the bucket are equal or absent, and the next copy brings the rest."""
+    bucket = any_bucket
     seed = request.config.getoption("bucket_seed") or int.from_bytes(os.urandom(4))
     print(f"seed {seed}")
     rng = random.Random(seed)
