@@ -18,7 +18,7 @@ from support.nbdserver import Nbdkit, read_all, wait_until
 from support.s3 import S3Server
 
 KIB, MIB = 1 << 10, 1 << 20
-FAILED, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 10, 11, 12, 130
+FAILED, INCOMPLETE, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 3, 10, 11, 12, 130
 
 
 def coming(program, address):
@@ -327,8 +327,53 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     assert found.returncode == FAILED and address in found.stdout
     failed = bucket.program.run("bucket", "restore", bucket.url, "web01/latest", tmp_path / "bad.raw")
     assert failed.returncode == FAILED and not (tmp_path / "bad.raw").exists()
+    # The next copy would have it as its base. It does not after what is damaged was removed.
+    mended = bucket.program.run("--json", "bucket", "verify", bucket.url, "--mend")
+    assert mended.returncode == FAILED and json.loads(mended.stdout)["mended_packs"] == 1
+    image.write(0, b"changed" * 100)
+    second = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.copy()
+    target = tmp_path / "second.raw"
+    bucket.json("restore", second, target)
+    assert target.read_bytes() == image.content
+    verified = bucket.program.run("--json", "bucket", "verify", bucket.url)
+    assert [found["address"] for found in json.loads(verified.stdout)["damaged"]] == [f"{address}/vda"]
     packs[-1].unlink()
     assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
+
+
+def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(4 * MIB)
+    points = []
+    for seed in range(3):
+        image.write(0, random.Random(seed).randbytes(MIB))
+        points.append(coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw")))
+    bucket.copy()
+    there = bucket.server.data / bucket.server.bucket / "site a"
+    documents = sorted((there / "points").rglob("*"), key=lambda path: path.name if path.is_file() else "")[-3:]
+    documents[1].write_bytes(b"\0" * 100)
+    (there / "points/zzz").write_bytes(b"x")
+    for action in ("list", "verify"):
+        told = bucket.program.run("bucket", action, bucket.url)
+        assert told.returncode == FAILED and documents[1].name in told.stdout and "versions" in told.stdout, told
+    # The others come back.
+    new = bucket.use(Coldrise(tmp_path / "anew", coldrise.passphrase_file))
+    new.init()
+    copied = new.run("copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file)
+    assert copied.returncode == INCOMPLETE and documents[1].name in copied.stderr
+    assert addresses(new) == {points[0], points[2]}
+    refused = bucket.program.run("bucket", "prune", bucket.url, "--keep-last", "1")
+    assert refused.returncode == FAILED and "--damaged" in refused.stderr
+    assert bucket.json("forget", "--damaged")["damaged_points"] == 1
+    left = bucket.points()
+    assert points[2] in left and points[1] not in left
+    for path in documents:
+        path.unlink(missing_ok=True)
+    size = bucket.sent()
+    assert bucket.program.run("bucket", "verify", bucket.url).returncode == INCOMPLETE
+    refused = bucket.program.run("bucket", "prune", bucket.url, "--keep-last", "1")
+    assert refused.returncode == FAILED and "no points" in refused.stderr and bucket.sent() == size
 
 
 def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):

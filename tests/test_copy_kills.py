@@ -6,6 +6,7 @@ is there is read and compared, and the next copy brings the rest. `make test-cop
 
 import contextlib
 import hashlib
+import pathlib
 import random
 import shutil
 import signal
@@ -138,7 +139,9 @@ class Disturbed:
             if not older.exists() or self.random.random() < 0.7:
                 self.far.stop()
                 shutil.rmtree(older, ignore_errors=True)
-                shutil.copytree(self.far.program.repository, older, symlinks=True)
+                # A killed process leaves its sockets.
+                sockets = lambda folder, names: [name for name in names if pathlib.Path(folder, name).is_socket()]
+                shutil.copytree(self.far.program.repository, older, symlinks=True, ignore=sockets)
                 self.far.start()
             for _ in range(self.random.randint(0, 2)):
                 self.back_up()

@@ -106,6 +106,16 @@ impl S3 {
     }
 
     fn store(&self, call: &Call<'_>, content: &Bytes, mode: PutMode) -> Result<Outcome<()>> {
+        self.store_by(&self.attempts, call, content, mode)
+    }
+
+    fn store_by(
+        &self,
+        attempts: &Attempts,
+        call: &Call<'_>,
+        content: &Bytes,
+        mode: PutMode,
+    ) -> Result<Outcome<()>> {
         let path = self.address.path_of(call.name)?;
         if content.len() as u64 > MOST_PUT_BYTES {
             let text = format!("{} bytes are more than {MOST_PUT_BYTES}", content.len());
@@ -114,7 +124,7 @@ impl S3 {
         let parts = (0..content.len()).step_by(PART_BYTES);
         let parts = parts.map(|at| content.slice(at..content.len().min(at + PART_BYTES)));
         let payload: PutPayload = parts.collect();
-        Ok(self.run(call, MOST_ANSWER_BYTES, async || {
+        Ok(self.run_by(attempts, call, MOST_ANSWER_BYTES, async || {
             self.store.put_opts(&path, payload.clone(), mode.clone().into()).await?;
             Ok(())
         }))
@@ -229,8 +239,12 @@ impl Objects for S3 {
         self.delete_by(&self.attempts, name)
     }
 
-    fn delete_sign(&self, name: &str) -> Result<()> {
-        self.delete_by(&self.last_attempts, name)
+    fn end_sign(&self, name: &str, ended: &[u8]) -> Result<()> {
+        self.delete_by(&self.last_attempts, name).or_else(|_| {
+            let call = self.call(Action::Put, name);
+            let content = Bytes::copy_from_slice(ended);
+            self.store_by(&self.last_attempts, &call, &content, PutMode::Overwrite)?.result
+        })
     }
 
     fn place(&self) -> &str {

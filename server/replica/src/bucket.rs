@@ -92,9 +92,20 @@ impl FarSide for BucketFar {
         BucketRepository::points(self.writer.repository(), machine)
     }
 
-    /// While this writes, no space is returned there.
+    /// While this writes, no space is returned there. A point of which something was lost is no base: the next one would lack
+    /// it, too.
     fn keep_base(&self, base: &PointDocument) -> Result<bool> {
-        Ok(self.writer.repository().point(&base.machine, &base.point)?.is_some())
+        let found = self.writer.repository().point(&base.machine, &base.point)?;
+        let is_whole = found.as_ref().map(|found| self.writer.is_whole(found)).transpose()?;
+        if is_whole == Some(false) {
+            tracing::warn!(
+                "{}: {}/{} is damaged, and no base: coldrise bucket verify shows what is",
+                self.writer.repository().place(),
+                base.machine,
+                base.point
+            );
+        }
+        Ok(is_whole == Some(true))
     }
 
     /// A trace of the machine's boots is kept beside the points.

@@ -49,7 +49,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CopiesArguments) -> Resul
         return Ok(Report::answer(&Copies { targets: all }, text));
     };
     let place = match bucket::url_of(wanted) {
-        Some(url) => CopyTarget::Bucket(url.to_owned()),
+        Some(url) => CopyTarget::Bucket(url),
         None => CopyTarget::directory(wanted),
     };
     let is_link = |found: &TargetCopies| {

@@ -291,8 +291,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<R
     // One of them is there.
     let place = arguments.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
     if let Some(url) = bucket::url_of(&place) {
-        let target = CopyTarget::Bucket(url.to_owned());
-        let done = bucket_copy::run(invocation, &here, url, &windows, &arguments, &cancel);
+        let target = CopyTarget::Bucket(url.clone());
+        let done = bucket_copy::run(invocation, &here, &url, &windows, &arguments, &cancel);
         return recorded(&here, &target, &arguments, done);
     }
     let (target, done) = match link_of(&links, &place)? {

@@ -10,6 +10,9 @@ use coldrise_store::{
     PointOrigin, Quarantine, RepositoryWriter,
 };
 
+use coldrise_session::Catalog;
+use coldrise_store::Repository;
+
 use super::*;
 use crate::far::content::{encode_head, Coding};
 use crate::far::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};

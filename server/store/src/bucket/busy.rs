@@ -23,6 +23,9 @@ const FORGOTTEN: Duration = Duration::from_secs(15 * 60);
 /// A writer that could not renew its object for this time adds no point: a tidy may have run.
 const LATE: Duration = Duration::from_secs(10 * 60);
 
+/// The content of an object whose process has ended, and may not remove it.
+const ENDED: &[u8] = b"ended";
+
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -87,13 +90,14 @@ impl Busy {
                 .advise("Coldrise needs a store whose lists are up to date, as those of S3 are")
         })?;
         for other in &listed {
-            let is_old = other.modified_ms + FORGOTTEN.as_millis() as u64 <= now_ms;
+            // Or put while the server's clock was wrong.
+            let is_old = now_ms.abs_diff(other.modified_ms) >= FORGOTTEN.as_millis() as u64;
             let mut roles = role.others().iter();
             let Some(found) = roles.find(|other_role| other.name.starts_with(other_role.prefix()))
             else {
                 continue;
             };
-            if other.name == self.name {
+            if other.name == self.name || other.size_bytes > 0 {
                 continue;
             }
             if is_old {
@@ -118,16 +122,29 @@ impl Busy {
     }
 
     /// # Errors
-    /// `Incomplete` if this process could not say for too long that it is there.
+    /// `Incomplete` if this process could not say for too long that it is there, or somebody has removed what says so; errors
+    /// of reaching the store.
     pub(super) fn check(&self) -> Result<()> {
+        match self.objects.get(&self.name, 1) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(self.late()),
+            read => read.and_then(|_| self.check_time()),
+        }
+    }
+
+    /// [`Busy::check`] without a request.
+    pub(super) fn check_time(&self) -> Result<()> {
         let (monotonic, wall) = self.renewed.0.lock().at;
         let age = monotonic.elapsed().max(wall.elapsed().unwrap_or_default());
-        if age < LATE {
-            return Ok(());
+        match age < LATE {
+            true => Ok(()),
+            false => Err(self.late()),
         }
+    }
+
+    fn late(&self) -> Error {
         let text = format!("{} was out of reach for too long", self.objects.place());
-        Err(Error::new(ErrorKind::Incomplete, text)
-            .advise("run it again: what is there is not sent again"))
+        Error::new(ErrorKind::Incomplete, text)
+            .advise("run it again: what is there is not sent again")
     }
 }
 
@@ -159,8 +176,8 @@ impl Drop for Busy {
         if let Some(renewing) = self.renewing.take() {
             let _ = renewing.join();
         }
-        // If it stays, it is forgotten after a while.
-        if let Err(error) = self.objects.delete_sign(&self.name) {
+        if let Err(error) = self.objects.end_sign(&self.name, ENDED) {
+            // It is forgotten after a while.
             tracing::debug!("{}: {}", self.name, error.full_message());
         }
     }

@@ -2,15 +2,18 @@
 //!
 //! It is a database in the directory of the repository that is copied, and a cache: without it, it is made anew from the
 //! packs' names. A copy begins by comparing it with the list of packs.
+//!
+//! When a pack has vanished, or has another size, a tidy was there, or something was lost. Then what points lead to is looked at
+//! before one of them becomes a base: the generation grows, and a point counts as whole for one generation only.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use super::in_parallel::in_parallel;
-use super::pack::{id_of, number_of, parts_of, Name, Pack, PackNumber, FOLDER, NAME_BYTES};
+use super::pack::{id_of, number_of, parts_of, Name, Pack, PackNumber, Table, FOLDER, NAME_BYTES};
 use super::shelf::{Shelf, REQUESTS};
 use crate::log_directory::LogDirectory;
 use crate::rocks::{Database, Family, ReadMode};
@@ -21,15 +24,20 @@ const NO_NAME: Name = [0; NAME_BYTES];
 /// The format of the entries.
 const VERSION_KEY: &[u8] = b"version";
 const VERSION: &[u8] = b"1";
+const GENERATION_KEY: &[u8] = b"generation";
 
 /// The index. One process has it.
 ///
-/// `dedup` has the number of the value (8, big endian) and a tag (8) for each name (16); `default` the size of each pack
-/// (8, big endian) whose names are there, for its number (8, big endian).
+/// `dedup` has the number of the value (8, big endian) and a tag (8) for each name (16). `default` has, for the number (8, big endian) of
+/// each pack whose names are there, its size (8, big endian) and 1 if that has changed, and for `whole` and the name of a point's
+/// document the generation in which it was whole.
 pub(super) struct Index {
     database: Database,
-    /// The packs in the bucket.
+    /// The packs in the bucket that can be read.
     packs: HashSet<PackNumber>,
+    /// Those that were put anew: values may be missing.
+    changed: HashSet<PackNumber>,
+    generation: u64,
     _log: LogDirectory,
     _lock: HeldLock,
 }
@@ -63,50 +71,142 @@ impl Index {
                 database
             }
         };
-        let mut index = Index { database, packs: HashSet::new(), _log: log, _lock: lock };
+        let (packs, changed) = Default::default();
+        let mut index = Index { database, packs, changed, generation: 0, _log: log, _lock: lock };
         index.update(shelf)?;
         Ok(index)
     }
 
     /// Compares with the packs that are there.
     fn update(&mut self, shelf: &Shelf) -> Result<()> {
+        let listed = shelf.objects.list(FOLDER)?;
+        let there: HashMap<PackNumber, u64> = listed
+            .into_iter()
+            .filter_map(|listed| Some((number_of(&listed.name)?, listed.size_bytes)))
+            .collect();
+        let known = self.known()?;
+        let has_changed = |(pack, (size_bytes, _)): (&PackNumber, &(u64, bool))| {
+            there.get(pack).is_none_or(|found| found != size_bytes)
+        };
+        self.generation = self.number(GENERATION_KEY)?;
+        let mut batch = self.database.batch();
+        if known.iter().any(has_changed) {
+            self.generation += 1;
+            batch.put(Family::State, GENERATION_KEY, &self.generation.to_be_bytes())?;
+        }
+        for pack in known.keys().filter(|pack| !there.contains_key(pack)) {
+            batch.delete(Family::State, &pack.to_be_bytes())?;
+        }
+        self.database.write(batch, true)?;
         let mut news = Vec::new();
-        for listed in shelf.objects.list(FOLDER)? {
-            let Some(pack) = number_of(&listed.name) else { continue };
-            self.packs.insert(pack);
-            let known = self.database.get(Family::State, &pack.to_be_bytes(), ReadMode::Cached)?;
-            if known.is_none_or(|known| *known != listed.size_bytes.to_be_bytes()) {
-                news.push((pack, listed.size_bytes));
+        for (pack, size_bytes) in &there {
+            match known.get(pack) {
+                Some((before, is_changed)) if before == size_bytes => {
+                    self.packs.insert(*pack);
+                    if *is_changed {
+                        self.changed.insert(*pack);
+                    }
+                }
+                known => news.push((*pack, *size_bytes, known.is_some())),
             }
         }
         for news in news.chunks(STEP_PACKS) {
-            let names = in_parallel(news, REQUESTS, |(pack, _)| match shelf.names(*pack) {
-                // What it has is stored again. A verify tells of it.
-                Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::warn!("{}", error.full_message());
-                    Ok(None)
+            self.learn(shelf, news)?;
+        }
+        if self.packs.is_empty() && !news.is_empty() {
+            let text = format!(
+                "{}: none of its {} packs opens with its repository.json: it may be another repository's",
+                shelf.objects.place(),
+                news.len()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, text).advise("put the right one back"));
+        }
+        Ok(())
+    }
+
+    /// Takes over the names of packs. Each with its size, and whether it had another one before.
+    fn learn(&mut self, shelf: &Shelf, news: &[(PackNumber, u64, bool)]) -> Result<()> {
+        let names = in_parallel(news, REQUESTS, |(pack, ..)| match shelf.names(*pack) {
+            // What it has is stored again. A verify tells of it.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                tracing::warn!("{}", error.full_message());
+                Ok(None)
+            }
+            read => read.map(Some),
+        })?;
+        for ((pack, size_bytes, is_changed), names) in news.iter().zip(names) {
+            let Some((table, names)) = names else { continue };
+            let mut batch = self.database.batch();
+            for (place, name) in names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
+                let id = id_of(*pack, place);
+                if has_value(&table, place, *size_bytes) {
+                    self.put(&mut batch, shelf, name, id)?;
+                } else if self.entry(shelf, name)? == Some(id) {
+                    batch.delete(Family::Dedup, name)?;
                 }
-                read => read.map(Some),
-            })?;
-            for ((pack, size_bytes), names) in news.iter().zip(names) {
-                let Some((table, names)) = names else { continue };
-                let mut batch = self.database.batch();
-                for (place, name) in names.iter().enumerate().filter(|(_, name)| **name != NO_NAME)
-                {
-                    let id = id_of(*pack, place);
-                    match table.range(place) {
-                        Some(_) => self.put(&mut batch, shelf, name, id)?,
-                        None if self.find(shelf, name)? == Some(id) => {
-                            batch.delete(Family::Dedup, name)?;
-                        }
-                        None => {}
-                    }
-                }
-                batch.put(Family::State, &pack.to_be_bytes(), &size_bytes.to_be_bytes())?;
-                self.database.write(batch, false)?;
+            }
+            // A part of it may be missing.
+            let is_changed = *is_changed || table.end_bytes() != *size_bytes;
+            put_pack(&mut batch, *pack, *size_bytes, is_changed)?;
+            self.database.write(batch, false)?;
+            self.packs.insert(*pack);
+            if is_changed {
+                self.changed.insert(*pack);
             }
         }
         Ok(())
+    }
+
+    /// The packs whose names are there: their sizes, and whether these have changed.
+    fn known(&self) -> Result<HashMap<PackNumber, (u64, bool)>> {
+        let mut known = HashMap::new();
+        let mut cursor = self.database.cursor(Family::State, ReadMode::Cached)?;
+        cursor.seek(&[])?;
+        while let Some((key, value)) = cursor.entry() {
+            let pack = key.try_into().ok().map(u64::from_be_bytes);
+            if let (Some(pack), Some((size_bytes, flag))) = (pack, value.split_first_chunk::<8>()) {
+                known.insert(pack, (u64::from_be_bytes(*size_bytes), flag == [1]));
+            }
+            cursor.next()?;
+        }
+        Ok(known)
+    }
+
+    /// A stored number; 0 if there is none.
+    fn number(&self, key: &[u8]) -> Result<u64> {
+        let stored = self.database.get(Family::State, key, ReadMode::Cached)?;
+        let number = stored.and_then(|stored| Some(u64::from_be_bytes((*stored).try_into().ok()?)));
+        Ok(number.unwrap_or(0))
+    }
+
+    /// Whether all that a point leads to was there, and nothing has changed since.
+    pub(super) fn is_whole(&self, point: &str) -> Result<bool> {
+        Ok(self.number(&whole_key(point))? == self.generation + 1)
+    }
+
+    /// Notes that all that a point leads to is there.
+    pub(super) fn note_whole(&self, point: &str) -> Result<()> {
+        let mut batch = self.database.batch();
+        batch.put(Family::State, &whole_key(point), &(self.generation + 1).to_be_bytes())?;
+        self.database.write(batch, false)
+    }
+
+    /// Whether a value is there, as far as lists and tables say.
+    pub(super) fn has(&self, shelf: &Shelf, id: u64) -> Result<bool> {
+        let (pack, place) = parts_of(id);
+        if !self.packs.contains(&pack) {
+            return Ok(false);
+        }
+        if !self.changed.contains(&pack) {
+            return Ok(true);
+        }
+        Ok(has_value(&*shelf.table(pack)?, place, self.size_of(pack)?))
+    }
+
+    fn size_of(&self, pack: PackNumber) -> Result<u64> {
+        let stored = self.database.get(Family::State, &pack.to_be_bytes(), ReadMode::Cached)?;
+        let size = stored.and_then(|stored| stored.first_chunk::<8>().copied());
+        Ok(size.map_or(0, u64::from_be_bytes))
     }
 
     fn put(
@@ -122,15 +222,20 @@ impl Index {
         batch.put(Family::Dedup, name, &entry)
     }
 
-    /// The value with that content. A damaged entry is none.
+    /// The value with that content, if its pack is there.
     pub(super) fn find(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
+        let found = self.entry(shelf, name)?;
+        Ok(found.filter(|id| self.packs.contains(&parts_of(*id).0)))
+    }
+
+    /// The entry of a content. A damaged one is none.
+    fn entry(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
         let Some(entry) = self.database.get(Family::Dedup, name, ReadMode::Cached)? else {
             return Ok(None);
         };
         let Some((id, tag)) = entry.split_first_chunk::<8>() else { return Ok(None) };
         let id = u64::from_be_bytes(*id);
-        let is_whole = *tag == shelf.seals.index_tag(name, id);
-        Ok((is_whole && self.packs.contains(&parts_of(id).0)).then_some(id))
+        Ok((*tag == shelf.seals.index_tag(name, id)).then_some(id))
     }
 
     /// Adds a pack that is in the bucket now.
@@ -139,12 +244,31 @@ impl Index {
         for (place, name) in pack.names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
             self.put(&mut batch, shelf, name, id_of(pack.number, place))?;
         }
-        let size_bytes = pack.size_bytes.to_be_bytes();
-        batch.put(Family::State, &pack.number.to_be_bytes(), &size_bytes)?;
+        put_pack(&mut batch, pack.number, pack.size_bytes, false)?;
         self.database.write(batch, false)?;
         self.packs.insert(pack.number);
         Ok(())
     }
+}
+
+fn put_pack(
+    batch: &mut crate::rocks::Batch<'_>,
+    pack: PackNumber,
+    size_bytes: u64,
+    is_changed: bool,
+) -> Result<()> {
+    let mut value = size_bytes.to_be_bytes().to_vec();
+    value.push(u8::from(is_changed));
+    batch.put(Family::State, &pack.to_be_bytes(), &value)
+}
+
+/// Whether a pack of that size has the value at a place.
+fn has_value(table: &Table, place: usize, size_bytes: u64) -> bool {
+    table.range(place).is_some_and(|range| range.end <= size_bytes)
+}
+
+fn whole_key(point: &str) -> Vec<u8> {
+    [b"whole ", point.as_bytes()].concat()
 }
 
 /// The database, if it is one of this version that can be opened.

@@ -1,7 +1,7 @@
 //! A repository in an object store, where copies of points lie without a server of ours.
 //!
 //! ```text
-//!   repository.json        parameters and wrapped keys, as in a directory
+//!   repository.json        parameters and wrapped keys, as in a directory; repository.copy.json is the same
 //!   packs/NUMBER           chunks and pages of maps
 //!   points/MACHINE/TIME    a point's document
 //!   files/MACHINE/TIME     the files that it carries, if any
@@ -35,10 +35,12 @@ mod verify;
 mod walk;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 
 use self::seals::Seals;
 use self::shelf::Shelf;
@@ -50,14 +52,18 @@ use crate::{Compression, DiskDocument, InitOptions, PassphraseSource, Repository
 pub use self::disk::BucketDisk;
 pub use self::objects::{Listed, Objects};
 pub use self::tidy::TidyReport;
-pub use self::verify::{BucketDamage, BucketVerifyReport};
+pub use self::verify::{BucketCheck, BucketDamage, BucketVerifyReport};
 pub use self::writer::BucketWriter;
 
 const CONFIG: &str = "repository.json";
+/// The same once more: nothing opens without it.
+const CONFIG_COPY: &str = "repository.copy.json";
 
 /// A repository in a bucket.
 pub struct BucketRepository {
     shelf: Arc<Shelf>,
+    /// Documents of points that could not be read, and why.
+    damaged: Mutex<BTreeMap<String, String>>,
 }
 
 impl BucketRepository {
@@ -87,7 +93,8 @@ impl BucketRepository {
         objects.create(CONFIG, config.to_text()?).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => there("a repository"),
             _ => error,
-        })
+        })?;
+        objects.put(CONFIG_COPY, config.to_text()?)
     }
 
     /// Opens the repository in a bucket.
@@ -99,23 +106,12 @@ impl BucketRepository {
         objects: Arc<dyn Objects>,
         passphrase: &PassphraseSource,
     ) -> Result<Arc<BucketRepository>> {
-        let text = match objects.get(CONFIG, MAX_FILE_BYTES) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let is_lost = !objects.list(pack::FOLDER)?.is_empty();
-                let (kind, text) = match is_lost {
-                    true => (ErrorKind::Corrupt, "repository.json is missing: put a copy of it back"),
-                    false => (ErrorKind::NoRepository, "there is no repository: is the prefix right? Only for a new one: coldrise bucket init"),
-                };
-                return Err(Error::new(kind, format!("{}: {text}", objects.place())));
-            }
-            read => read?,
-        };
-        let opened = RepositoryConfig::parse(&text).and_then(|config| {
-            let passphrase = ReadOnce::new(passphrase);
-            Seals::new(config, passphrase.get()?)
-        });
+        let passphrase = ReadOnce::new(passphrase);
+        let opened = configuration(&*objects)
+            .and_then(|configuration| Seals::new(configuration, passphrase.get()?));
         let seals = opened.map_err(|error| error.context(objects.place()))?;
-        Ok(Arc::new(BucketRepository { shelf: Arc::new(Shelf::new(objects, seals)) }))
+        let shelf = Arc::new(Shelf::new(objects, seals));
+        Ok(Arc::new(BucketRepository { shelf, damaged: Mutex::default() }))
     }
 
     /// The repository's id.
@@ -153,5 +149,37 @@ impl BucketRepository {
     }
 }
 
+/// The parameters and wrapped keys of the repository in a bucket, from one of their two objects.
+fn configuration(objects: &dyn Objects) -> Result<RepositoryConfig> {
+    let read =
+        |name| objects.get(name, MAX_FILE_BYTES).and_then(|text| RepositoryConfig::parse(&text));
+    let failed = match read(CONFIG) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => error,
+        read => return read,
+    };
+    match read(CONFIG_COPY) {
+        Ok(config) => {
+            tracing::warn!(
+                "{}: {CONFIG} is damaged or missing, {CONFIG_COPY} is used",
+                objects.place()
+            );
+            return Ok(config);
+        }
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+            return Err(error);
+        }
+        Err(_) => {}
+    }
+    if failed.kind() == ErrorKind::NotFound && objects.list(pack::FOLDER)?.is_empty() {
+        let text =
+            "there is no repository: is the prefix right? Only for a new one: coldrise bucket init";
+        return Err(Error::new(ErrorKind::NoRepository, text));
+    }
+    let text = format!("{CONFIG} and {CONFIG_COPY} are damaged or missing: put a copy of one back");
+    Err(Error::new(ErrorKind::Corrupt, text))
+}
+
+#[cfg(test)]
+mod damage_tests;
 #[cfg(test)]
 mod tests;

@@ -51,12 +51,13 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store, and its refusals.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Removes an object that said what this process does: also once calls are cancelled, and without much patience.
+    /// Removes an object that said what this process does, or puts `ended` in its place if it may not be removed: also once calls
+    /// are cancelled, and without much patience.
     ///
     /// # Errors
-    /// As for [`Objects::delete`].
-    fn delete_sign(&self, name: &str) -> Result<()> {
-        self.delete(name)
+    /// As for [`Objects::put`].
+    fn end_sign(&self, name: &str, ended: &[u8]) -> Result<()> {
+        self.delete(name).or_else(|_| self.put(name, ended.to_vec()))
     }
 
     /// Where that is, for messages: `s3://bucket/prefix`.

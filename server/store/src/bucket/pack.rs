@@ -225,6 +225,11 @@ impl Table {
         self.ends.len()
     }
 
+    /// The length of the pack.
+    pub(super) fn end_bytes(&self) -> u64 {
+        u64::from(self.ends.last().copied().unwrap_or(self.begin))
+    }
+
     /// The bytes of a value; `None` if it was removed, or was never there.
     pub(super) fn range(&self, place: usize) -> Option<Range<u64>> {
         let end = *self.ends.get(place)?;

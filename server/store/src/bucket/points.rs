@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::in_parallel::in_parallel;
+use super::pack::NAME_BYTES;
 use super::shelf::REQUESTS;
 use super::BucketRepository;
 use crate::aead::document;
@@ -13,27 +14,38 @@ use crate::{hex, MachineName, PointDocument, PointFiles, PointName};
 pub(super) const FOLDER: &str = "points/";
 pub(super) const FILES_FOLDER: &str = "files/";
 pub(super) const TRACES_FOLDER: &str = "traces/";
+/// The time and number of a point, in bytes.
+const TIME_BYTES: usize = 12;
 const MOST_DOCUMENT_BYTES: u64 = document::MAX_BYTES as u64 + 64;
 
 impl BucketRepository {
     /// The machines that have points, in the order of their names.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged document; errors of reaching the store.
+    /// Errors of reaching the store.
     pub fn machines(&self) -> Result<Vec<MachineName>> {
         // One document of each folder says whose it is.
-        let listed = self.shelf.objects.list(FOLDER)?;
-        let folder = |name: &str| name.rsplit_once('/').map(|(folder, _)| folder.to_owned());
-        let newest: BTreeMap<_, _> =
-            listed.into_iter().map(|listed| (folder(&listed.name), listed.name)).collect();
-        let newest: Vec<_> = newest.into_values().collect();
-        let points = in_parallel(&newest, REQUESTS, |name| self.read_point(name))?;
-        let mut machines: Vec<_> = points.into_iter().flatten().map(|p| p.machine).collect();
+        let mut folders: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for name in self.names_below(FOLDER)? {
+            if let Some((folder, _)) = name.rsplit_once('/') {
+                folders.entry(folder.to_owned()).or_default().push(name);
+            }
+        }
+        let folders: Vec<_> = folders.into_values().collect();
+        let machines = in_parallel(&folders, REQUESTS, |names| {
+            for name in names.iter().rev() {
+                if let Some(point) = self.read_listed(name)? {
+                    return Ok(Some(point.machine));
+                }
+            }
+            Ok(None)
+        })?;
+        let mut machines: Vec<_> = machines.into_iter().flatten().collect();
         machines.sort();
         Ok(machines)
     }
 
-    /// The points of a machine, oldest first; none if it is not known.
+    /// The points of a machine, oldest first; none if it is not known. Damaged ones are left out, and noted.
     ///
     /// # Errors
     /// As for [`BucketRepository::machines`].
@@ -41,7 +53,7 @@ impl BucketRepository {
         self.points_below(&format!("{FOLDER}{}/", self.shelf.seals.folder_of(machine)))
     }
 
-    /// All points, those of one machine together, oldest first.
+    /// All points, those of one machine together, oldest first. Damaged ones are left out, and noted.
     ///
     /// # Errors
     /// As for [`BucketRepository::machines`].
@@ -50,9 +62,51 @@ impl BucketRepository {
     }
 
     fn points_below(&self, prefix: &str) -> Result<Vec<PointDocument>> {
-        let listed = self.shelf.objects.list(prefix)?;
-        let points = in_parallel(&listed, REQUESTS, |listed| self.read_point(&listed.name))?;
+        let names = self.names_below(prefix)?;
+        let points = in_parallel(&names, REQUESTS, |name| self.read_listed(name))?;
         Ok(points.into_iter().flatten().collect())
+    }
+
+    /// The names of documents of points. What else lies there is not ours.
+    fn names_below(&self, prefix: &str) -> Result<Vec<String>> {
+        let listed = self.shelf.objects.list(prefix)?;
+        Ok(listed.into_iter().map(|listed| listed.name).filter(|name| is_name(name)).collect())
+    }
+
+    /// A listed point; `None` if it was removed meanwhile, or is damaged: then it is noted.
+    fn read_listed(&self, name: &str) -> Result<Option<PointDocument>> {
+        match self.read_point(name) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.damaged.lock().insert(name.to_owned(), error.full_message());
+                Ok(None)
+            }
+            read => {
+                self.damaged.lock().remove(name);
+                read
+            }
+        }
+    }
+
+    /// The documents of points that could not be read so far, by the names of their objects, and why.
+    pub fn damaged_points(&self) -> BTreeMap<String, String> {
+        self.damaged.lock().clone()
+    }
+
+    /// Removes the documents that [`BucketRepository::damaged_points`] names. Returns their number.
+    ///
+    /// # Errors
+    /// Errors of reaching the store, and its refusals.
+    pub fn remove_damaged_points(&self) -> Result<u64> {
+        let names = self.damaged_points();
+        for name in names.keys() {
+            self.shelf.objects.delete(name)?;
+            self.damaged.lock().remove(name);
+        }
+        Ok(names.len() as u64)
+    }
+
+    pub(super) fn name_of_point(&self, machine: &MachineName, point: &PointName) -> String {
+        self.name_of(FOLDER, machine, point)
     }
 
     /// `None` if it was removed meanwhile.
@@ -166,6 +220,15 @@ impl BucketRepository {
         let machine = self.shelf.seals.folder_of(machine);
         format!("{folder}{machine}/{}", hex::encode(&point.sort_key()))
     }
+}
+
+/// Whether an object has the name of a point's document.
+fn is_name(name: &str) -> bool {
+    let parts = name.strip_prefix(FOLDER).and_then(|name| name.split_once('/'));
+    let is_hex = |text: &str, bytes: usize| {
+        text.len() == 2 * bytes && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    parts.is_some_and(|(machine, time)| is_hex(machine, NAME_BYTES) && is_hex(time, TIME_BYTES))
 }
 
 fn purpose(name: &str) -> String {

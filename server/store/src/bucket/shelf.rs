@@ -16,6 +16,7 @@ use super::seals::Seals;
 use crate::cache::PageCache;
 use crate::map::{Page, PageId, PageSource};
 
+const VERIFY: &str = "coldrise bucket verify shows what it affects";
 /// Requests at the same time.
 pub(super) const REQUESTS: usize = 8;
 /// The first read of a pack: most have their sizes in it, and small ones everything.
@@ -146,10 +147,13 @@ impl Shelf {
             .map_err(|error| self.lost_pack(request.pack, error))?;
         for (range, wanted) in &mut request.chunks {
             let place = (range.start - start) as usize..(range.end - start) as usize;
-            let value = content.get(place).ok_or_else(|| damaged("it is too short"));
-            value
-                .and_then(|value| self.seals.decode(wanted.id, value, wanted.chunk))
-                .map_err(|error| error.context(&name))?;
+            let is_read = content
+                .get(place)
+                .is_some_and(|value| self.seals.decode(wanted.id, value, wanted.chunk).is_ok());
+            if !is_read {
+                let text = format!("{name}: value {} is damaged", parts_of(wanted.id).1);
+                return Err(Error::new(ErrorKind::Corrupt, text).advise(VERIFY));
+            }
         }
         Ok(())
     }
@@ -159,8 +163,7 @@ impl Shelf {
         match error.kind() {
             ErrorKind::NotFound => {
                 let text = format!("{}: the pack {pack:012x} is missing", self.objects.place());
-                Error::new(ErrorKind::Corrupt, text)
-                    .advise("coldrise bucket verify shows what it affects")
+                Error::new(ErrorKind::Corrupt, text).advise(VERIFY)
             }
             _ => error,
         }
@@ -238,8 +241,13 @@ impl Shelf {
             let part = content.get(from as usize..to);
             value.extend_from_slice(part.ok_or_else(|| damaged("it is too short"))?);
         }
-        let slots = self.seals.page(id, level, &value);
-        let page: Page = slots.map_err(|error| error.context(object_name(pack)))?.into();
+        let page: Page = match self.seals.page(id, level, &value) {
+            Ok(slots) => slots.into(),
+            Err(_) => {
+                let text = format!("{}: the page {place} is damaged", object_name(pack));
+                return Err(Error::new(ErrorKind::Corrupt, text).advise(VERIFY));
+            }
+        };
         self.pages.insert(id, level, Arc::clone(&page));
         Ok(page)
     }
@@ -268,5 +276,5 @@ impl PageSource for Shelf {
 fn lost(id: u64) -> Error {
     let (pack, place) = parts_of(id);
     let text = format!("the pack {pack:012x} does not have its value {place} any more");
-    Error::new(ErrorKind::Corrupt, text).advise("coldrise bucket verify shows what it affects")
+    Error::new(ErrorKind::Corrupt, text).advise(VERIFY)
 }

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use coldrise_block::Disk;
 use parking_lot::Mutex;
@@ -8,34 +8,35 @@ use tempfile::TempDir;
 use super::*;
 use crate::{BackupTarget, MachineName, PointDocument, PointName, PointOrigin, WriteOptions};
 
-const CHUNK: usize = 4096;
+pub(super) const CHUNK: usize = 4096;
 
 /// Objects in memory. Its clock goes on by a minute with each call.
 #[derive(Default)]
-struct Memory {
+pub(super) struct Memory {
     objects: Mutex<BTreeMap<String, (Vec<u8>, u64)>>,
-    clock_minutes: AtomicU64,
+    pub(super) clock_minutes: AtomicU64,
     /// Puts that succeed before all later ones fail; below 0: no end.
     puts_left: AtomicI64,
     puts: AtomicU64,
+    pub(super) refuses_removal: AtomicBool,
 }
 
 impl Memory {
-    fn new() -> Arc<Memory> {
+    pub(super) fn new() -> Arc<Memory> {
         let memory = Memory::default();
         memory.puts_left.store(-1, Ordering::Relaxed);
         Arc::new(memory)
     }
 
-    fn count(&self, prefix: &str) -> usize {
+    pub(super) fn count(&self, prefix: &str) -> usize {
         self.objects.lock().keys().filter(|name| name.starts_with(prefix)).count()
     }
 
-    fn flip(&self, name: &str, at: usize) {
+    pub(super) fn flip(&self, name: &str, at: usize) {
         self.objects.lock().get_mut(name).unwrap().0[at] ^= 1;
     }
 
-    fn largest_pack(&self) -> String {
+    pub(super) fn largest_pack(&self) -> String {
         let objects = self.objects.lock();
         let packs = objects.iter().filter(|(name, _)| name.starts_with(pack::FOLDER));
         packs.max_by_key(|(_, (content, _))| content.len()).unwrap().0.clone()
@@ -87,6 +88,9 @@ impl Objects for Memory {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
+        if self.refuses_removal.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Forbidden, "it may not be removed"));
+        }
         self.objects.lock().remove(name);
         Ok(())
     }
@@ -96,14 +100,14 @@ impl Objects for Memory {
     }
 }
 
-struct Bucket {
-    memory: Arc<Memory>,
-    repository: Arc<BucketRepository>,
-    local: TempDir,
+pub(super) struct Bucket {
+    pub(super) memory: Arc<Memory>,
+    pub(super) repository: Arc<BucketRepository>,
+    pub(super) local: TempDir,
 }
 
 impl Bucket {
-    fn new() -> Bucket {
+    pub(super) fn new() -> Bucket {
         let memory = Memory::new();
         let options = InitOptions {
             chunk_size_bytes: CHUNK as u32,
@@ -115,12 +119,17 @@ impl Bucket {
         Bucket { memory, repository, local: TempDir::new().unwrap() }
     }
 
-    fn writer(&self) -> Result<BucketWriter> {
+    pub(super) fn writer(&self) -> Result<BucketWriter> {
         BucketWriter::begin_in(&self.repository, &self.local.path().join("index"))
     }
 
     /// Adds a point of one disk.
-    fn add(&self, second: u32, base: Option<&PointDocument>, content: &[u8]) -> PointDocument {
+    pub(super) fn add(
+        &self,
+        second: u32,
+        base: Option<&PointDocument>,
+        content: &[u8],
+    ) -> PointDocument {
         self.try_add(second, base, content).unwrap()
     }
 
@@ -140,7 +149,7 @@ impl Bucket {
         Ok(document)
     }
 
-    fn content(&self, point: &PointDocument) -> Result<Vec<u8>> {
+    pub(super) fn content(&self, point: &PointDocument) -> Result<Vec<u8>> {
         let disk = open(&self.memory).disk(&point.disks[0]);
         let mut content = vec![0xff; disk.size_bytes() as usize];
         disk.read_at(&mut content, 0)?;
@@ -148,11 +157,11 @@ impl Bucket {
     }
 }
 
-fn open(memory: &Arc<Memory>) -> Arc<BucketRepository> {
+pub(super) fn open(memory: &Arc<Memory>) -> Arc<BucketRepository> {
     BucketRepository::open(Arc::clone(memory) as Arc<dyn Objects>, &PassphraseSource::None).unwrap()
 }
 
-fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocument {
+pub(super) fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocument {
     PointDocument {
         machine: MachineName::parse("web01").unwrap(),
         point: PointName::parse(&format!("20261125T1000{second:02}Z")).unwrap(),
@@ -173,7 +182,7 @@ fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocument {
 }
 
 /// Chunks that do not compress, different for each seed.
-fn random(seed: u8, chunks: usize) -> Vec<u8> {
+pub(super) fn random(seed: u8, chunks: usize) -> Vec<u8> {
     let mut content = vec![0; chunks * CHUNK];
     blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut content);
     content
@@ -272,9 +281,9 @@ fn a_copy_that_ends_anywhere_leaves_whole_points() {
         assert!(points.iter().all(|point| bucket.content(point).is_ok()));
         let again = bucket.add(3, Some(&first), &changed);
         assert!(bucket.content(&again).unwrap() == changed, "{puts}");
-        let report = repository.verify(false).unwrap();
+        let report = repository.verify(BucketCheck::Full).unwrap();
         assert_eq!(report.damaged, []);
-        repository.tidy().unwrap();
+        repository.tidy(false).unwrap();
         assert!(bucket.content(&again).unwrap() == changed, "{puts}");
     }
 }
@@ -295,30 +304,30 @@ fn a_tidy_returns_what_no_point_needs() {
         disk.read_at(&mut content, 0).map(|()| content)
     };
     assert!(shown(&reader, &second).unwrap() == changed);
-    assert_eq!(bucket.repository.tidy().unwrap().returned_bytes, 0);
+    assert_eq!(bucket.repository.tidy(false).unwrap().returned_bytes, 0);
     bucket.repository.remove_point(&first).unwrap();
-    let report = open(&bucket.memory).tidy().unwrap();
+    let report = open(&bucket.memory).tidy(false).unwrap();
     assert!(report.returned_bytes > 3500 * CHUNK as u64, "{report:?}");
     assert!(report.rewritten_packs == 1 && report.removed_packs >= 1, "{report:?}");
     assert!(bucket.content(&second).unwrap() == changed);
     assert!(shown(&reader, &second).unwrap() == changed);
-    assert_eq!(reader.verify(false).unwrap().damaged, []);
+    assert_eq!(reader.verify(BucketCheck::Full).unwrap().damaged, []);
     // What was removed is stored again: the index has learnt of it.
     let third = bucket.add(3, None, &content);
     assert!(bucket.content(&third).unwrap() == content);
-    assert_eq!(open(&bucket.memory).verify(false).unwrap().damaged, []);
+    assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);
 }
 
 #[test]
 fn a_copy_and_a_tidy_exclude_each_other() {
     let bucket = Bucket::new();
     let writer = bucket.writer().unwrap();
-    let refused = bucket.repository.tidy().unwrap_err();
+    let refused = bucket.repository.tidy(false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Busy);
     let second = bucket.writer().map(|_| ()).unwrap_err();
     assert_eq!(second.kind(), ErrorKind::Busy, "one copy has the index");
     drop(writer);
-    bucket.repository.tidy().unwrap();
+    bucket.repository.tidy(false).unwrap();
     assert_eq!(bucket.memory.count("busy/"), 0);
     // One that was killed is forgotten after a quarter of an hour.
     bucket.memory.put("busy/t-killed", Vec::new()).unwrap();
@@ -341,7 +350,7 @@ fn damage_is_named_and_never_shown() {
             // The names are not needed to read.
             assert!(is_equal, "{at}");
         }
-        let report = open(&bucket.memory).verify(false).unwrap();
+        let report = open(&bucket.memory).verify(BucketCheck::Full).unwrap();
         assert_eq!(report.damaged.len(), 1, "{at}");
         assert!(report.damaged[0].address.ends_with("/vda"), "{at}");
         bucket.memory.flip(&name, at);
@@ -349,12 +358,12 @@ fn damage_is_named_and_never_shown() {
     let kept = bucket.memory.get(&name, u64::MAX).unwrap();
     bucket.memory.delete(&name).unwrap();
     assert_eq!(bucket.content(&first).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(open(&bucket.memory).verify(true).unwrap().damaged.len(), 1);
+    assert_eq!(open(&bucket.memory).verify(BucketCheck::Quick).unwrap().damaged.len(), 1);
     // Its content is stored again; the old point stays damaged until the pack is back.
     let second = bucket.add(2, None, &content);
     assert!(bucket.content(&second).unwrap() == content);
     bucket.memory.put(&name, kept).unwrap();
-    assert_eq!(open(&bucket.memory).verify(false).unwrap().damaged, []);
+    assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);
 }
 
 #[test]
@@ -369,6 +378,9 @@ fn a_bucket_is_made_once() {
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     bucket.add(1, None, &random(1, 10));
     bucket.memory.delete(CONFIG).unwrap();
+    // The copy serves.
+    open(&bucket.memory);
+    bucket.memory.delete(CONFIG_COPY).unwrap();
     let again = BucketRepository::init(&*bucket.memory, &options, None).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     let objects = Arc::clone(&bucket.memory) as Arc<dyn Objects>;

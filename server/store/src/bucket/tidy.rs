@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use roaring::RoaringTreemap;
 use serde::Serialize;
 
@@ -50,15 +50,32 @@ struct Used {
 impl BucketRepository {
     /// Returns the space of what no point needs.
     ///
+    /// Without any point, `is_meant` says that this is no accident: nothing is needed then.
+    ///
     /// # Errors
-    /// `Busy` if a copy writes to the bucket; `Corrupt` if a map cannot be read: then nothing is removed; errors of reaching
-    /// the store.
-    pub fn tidy(&self) -> Result<TidyReport> {
+    /// `Busy` if a copy writes to the bucket; `Corrupt` if a point or a map cannot be read, or all points have vanished: then
+    /// nothing is removed; errors of reaching the store.
+    pub fn tidy(&self, is_meant: bool) -> Result<TidyReport> {
         let busy = Busy::begin(&self.shelf.objects, Role::Tidier)?;
         // Before the points are read: what is put later is not looked at.
         let listed = self.shelf.objects.list(FOLDER)?;
         let mut reached = Reached::default();
-        for point in self.all_points()? {
+        let points = self.all_points()?;
+        if let Some((name, why)) = self.damaged_points().first_key_value() {
+            let text = format!("{}: {name} cannot be read: {why}", self.place());
+            return Err(Error::new(ErrorKind::Corrupt, text).advise(
+                "nothing is removed, because its data may be needed: get the object back, or give the point up with coldrise \
+                 bucket forget --damaged",
+            ));
+        }
+        if points.is_empty() && !listed.is_empty() && !is_meant {
+            let text = format!("{}: {} packs are there, and no points", self.place(), listed.len());
+            return Err(Error::new(ErrorKind::Corrupt, text).advise(
+                "nothing is removed: get the points back if the bucket keeps versions, run a copy again, or remove all objects below \
+                 the prefix",
+            ));
+        }
+        for point in points {
             for disk in &point.disks {
                 reached.add(&self.shelf, disk.root).map_err(|error| {
                     error.context(format_args!("{}/{}/{}", point.machine, point.point, disk.name))
@@ -91,7 +108,7 @@ impl BucketRepository {
 
     /// Returns the size that a pack has then.
     fn tidy_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
-        busy.check()?;
+        busy.check_time()?;
         if used.values.is_empty() {
             self.shelf.objects.delete(&object_name(used.pack))?;
             return Ok(0);
@@ -104,26 +121,38 @@ impl BucketRepository {
             .sum();
         let all: u64 = (0..table.count()).map(size).sum();
         match needed * 2 < all && all - needed >= LEAST_RETURNED_BYTES {
-            true => self.put_anew(used),
+            true => match self.put_anew(used.pack, |id| used.values.contains(id)) {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::warn!("{}", error.full_message());
+                    Ok(used.size_bytes)
+                }
+                put => put,
+            },
             false => Ok(used.size_bytes),
         }
     }
 
-    /// Puts a pack without what is not needed. Returns its new size.
-    fn put_anew(&self, used: &Used) -> Result<u64> {
-        let name = object_name(used.pack);
+    /// Puts a pack with the values that are kept only. Returns its new size.
+    ///
+    /// # Errors
+    /// `Corrupt` if one of these cannot be read: then the pack stays as it is.
+    pub(super) fn put_anew(&self, pack: PackNumber, is_kept: impl Fn(u64) -> bool) -> Result<u64> {
+        let name = object_name(pack);
         let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
-        let (table, names) = self.shelf.names(used.pack)?;
+        let (table, names) = self.shelf.names(pack)?;
         let (mut sizes, mut values) = (Vec::with_capacity(names.len()), Vec::new());
+        let mut chunk = vec![0; self.shelf.seals.chunk_size()];
         for place in 0..table.count() {
-            let is_needed = used.values.contains(id_of(used.pack, place));
-            let range = table.range(place).filter(|_| is_needed).unwrap_or(0..0);
-            let value = content.get(range.start as usize..range.end as usize);
-            let value = value.ok_or_else(|| damaged("it is too short").context(&name))?;
+            let id = id_of(pack, place);
+            let range = table.range(place).filter(|_| is_kept(id)).unwrap_or(0..0);
+            let value = content.get(range.start as usize..range.end as usize).unwrap_or_default();
+            if range.start < range.end && !self.shelf.seals.authenticates(id, value, &mut chunk) {
+                return Err(damaged("a value that is needed cannot be read").context(name));
+            }
             sizes.push(value.len() as u32);
             values.extend_from_slice(value);
         }
-        let anew = assemble(&self.shelf.seals, used.pack, &sizes, &names, &values)?;
+        let anew = assemble(&self.shelf.seals, pack, &sizes, &names, &values)?;
         let size_bytes = anew.len() as u64;
         self.shelf.objects.put(&name, anew)?;
         Ok(size_bytes)

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::busy::{Busy, Role};
@@ -22,6 +22,7 @@ use super::index::Index;
 use super::pack::{Name, Pack, PackBuilder};
 use super::shelf::Shelf;
 use super::uploads::Uploads;
+use super::walk::Reached;
 use super::BucketRepository;
 use crate::chunk::EncoderState;
 use crate::map::MapRoot;
@@ -94,6 +95,32 @@ impl BucketWriter {
     /// The repository.
     pub fn repository(&self) -> &Arc<BucketRepository> {
         &self.repository
+    }
+
+    /// Whether all that a point leads to is there, so that it can be a base.
+    ///
+    /// # Errors
+    /// Errors of reaching the store.
+    pub fn is_whole(&self, point: &PointDocument) -> Result<bool> {
+        let name = self.repository.name_of_point(&point.machine, &point.point);
+        let index = self.known.index.lock();
+        if index.is_whole(&name)? {
+            return Ok(true);
+        }
+        let mut reached = Reached::default();
+        for disk in &point.disks {
+            match reached.add(&self.shelf, disk.root) {
+                Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
+                added => added?,
+            }
+        }
+        for id in reached.chunks.iter().chain(reached.pages.iter()) {
+            if !index.has(&self.shelf, id)? {
+                return Ok(false);
+            }
+        }
+        index.note_whole(&name)?;
+        Ok(true)
     }
 
     /// Bytes that are on their way to the bucket.
@@ -207,6 +234,8 @@ impl BackupTarget for BucketWriter {
     fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()> {
         self.uploads.wait()?;
         self.busy.check()?;
-        self.repository.put_point(document, files)
+        self.repository.put_point(document, files)?;
+        let name = self.repository.name_of_point(&document.machine, &document.point);
+        self.known.index.lock().note_whole(&name)
     }
 }

@@ -26,8 +26,12 @@ pub(crate) struct ForgetArguments {
     bucket: String,
 
     /// Restore points.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_target)]
+    #[arg(value_name = "MACHINE/POINT", required_unless_present = "damaged", value_parser = parse_target)]
     points: Vec<Target>,
+
+    /// Give up the points that cannot be read any more. Nothing says what they needed.
+    #[arg(long)]
+    damaged: bool,
 }
 
 /// Remove restore points from a bucket by rules, as coldrise prune does, and return the space that no other one needs.
@@ -56,6 +60,7 @@ pub(crate) struct PruneArguments {
 struct Forgotten {
     bucket: String,
     points: Vec<String>,
+    damaged_points: u64,
     tidied: TidyReport,
     elapsed_ms: u64,
 }
@@ -83,14 +88,20 @@ pub(super) fn forget(
         }
     });
     let points = points.collect::<Result<Vec<_>>>()?;
-    let tidied = remove(&bucket, &points)?;
+    let damaged_points = match arguments.damaged {
+        true => bucket.all_points().and_then(|_| bucket.remove_damaged_points())?,
+        false => 0,
+    };
+    let is_last = !points.is_empty() || damaged_points > 0;
+    let tidied = remove(&bucket, &points, is_last)?;
     let forgotten = Forgotten {
         bucket: arguments.bucket.clone(),
         points: points.iter().map(|point| format!("{}/{}", point.machine, point.point)).collect(),
+        damaged_points,
         tidied,
         elapsed_ms: invocation.elapsed_ms(),
     };
-    let points = show_count(forgotten.points.len() as u64, "restore point");
+    let points = show_count(forgotten.points.len() as u64 + damaged_points, "restore point");
     Ok(Report::done(&forgotten, format!("forgot {points}; {}", tidied_text(&tidied))))
 }
 
@@ -123,7 +134,7 @@ pub(super) fn prune(
                 going.contains(&(point.machine.clone(), point.point.clone()))
             };
             let points: Vec<_> = points.filter(is_going).cloned().collect();
-            Some(remove(&bucket, &points)?)
+            Some(remove(&bucket, &points, false)?)
         }
     };
     let mut plan = RetentionPlan::new(arguments.dry_run, &judged);
@@ -135,16 +146,20 @@ pub(super) fn prune(
     };
     let text = match plan_text(&plan, now_seconds) {
         Some(text) => text + &end,
-        None => "no restore points yet: coldrise copy --to makes them".to_owned(),
+        None => format!("no restore points: coldrise copy --to makes them\n{end}"),
     };
     let pruned = Pruned { bucket: arguments.bucket.clone(), plan, tidied };
     Ok(if arguments.dry_run { Report::answer(&pruned, text) } else { Report::done(&pruned, text) })
 }
 
-/// Removes points, and what no other one needs.
-fn remove(bucket: &BucketRepository, points: &[PointDocument]) -> Result<TidyReport> {
+/// Removes points, and what no other one needs; `is_meant`: all points may be gone then.
+fn remove(
+    bucket: &BucketRepository,
+    points: &[PointDocument],
+    is_meant: bool,
+) -> Result<TidyReport> {
     points.iter().try_for_each(|point| bucket.remove_point(point))?;
-    bucket.tidy().map_err(|error| match points.is_empty() {
+    bucket.tidy(is_meant).map_err(|error| match points.is_empty() {
         true => error,
         false => error.context("the points are forgotten, but their space is not returned"),
     })

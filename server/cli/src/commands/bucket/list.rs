@@ -8,7 +8,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{MachineName, PointDocument};
 use serde::Serialize;
 
-use super::{open_for, parse_url};
+use super::{open_for, parse_url, tell_damaged};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_moment, show_size};
@@ -29,6 +29,8 @@ pub(crate) struct ListArguments {
 struct Listed {
     bucket: String,
     points: Vec<ListedPoint>,
+    /// The objects of points that cannot be read.
+    damaged: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -91,5 +93,13 @@ pub(super) fn run(
         true => "no restore points yet: coldrise copy --to makes them".to_owned(),
         false => table(&["ADDRESS", "STORED AT", "DISKS", ">SIZE"], &rows),
     };
-    Ok(Report::answer(&Listed { bucket: arguments.bucket.clone(), points }, text))
+    let damaged: Vec<String> = bucket.damaged_points().into_keys().collect();
+    let text = text + &tell_damaged(&bucket);
+    let is_damaged = !damaged.is_empty();
+    let listed = Listed { bucket: arguments.bucket.clone(), points, damaged };
+    let mut report = Report::answer(&listed, text);
+    if is_damaged {
+        report.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(report)
 }

@@ -59,21 +59,20 @@ pub(crate) fn run(invocation: &Invocation, arguments: &BucketArguments) -> Resul
     }
 }
 
-/// The URL of a bucket, if `place` is one.
-pub(crate) fn url_of(place: &Path) -> Option<&str> {
-    place.to_str().filter(|place| place.starts_with(SCHEME))
+/// The URL of a bucket in one form, if `place` is one.
+pub(crate) fn url_of(place: &Path) -> Option<String> {
+    let rest = place.to_str()?.strip_prefix(SCHEME)?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let url = format!("{SCHEME}{bucket}/{}", prefix.trim_matches('/'));
+    Some(url.trim_end_matches('/').to_owned())
 }
 
 /// The argument BUCKET.
 fn parse_url(text: &str) -> Result<String> {
-    match text.starts_with(SCHEME) {
-        true => Ok(text.to_owned()),
-        false => {
-            let text =
-                format!("{text} is no bucket: it looks like s3://BUCKET or s3://BUCKET/PREFIX");
-            Err(Error::new(ErrorKind::InvalidInput, text))
-        }
-    }
+    url_of(Path::new(text)).ok_or_else(|| {
+        let text = format!("{text} is no bucket: it looks like s3://BUCKET or s3://BUCKET/PREFIX");
+        Error::new(ErrorKind::InvalidInput, text)
+    })
 }
 
 /// The objects of a bucket.
@@ -122,6 +121,22 @@ fn find(
         }
     };
     found.cloned().ok_or_else(|| missing(bucket, machine, &points))
+}
+
+/// What is said of points that cannot be read; empty without any.
+pub(crate) fn tell_damaged(bucket: &BucketRepository) -> String {
+    let damaged = bucket.damaged_points();
+    if damaged.is_empty() {
+        return String::new();
+    }
+    let mut text = String::new();
+    for (name, why) in &damaged {
+        text.push_str(&format!("\na point of {} cannot be read: {name}: {why}", bucket.place()));
+    }
+    text.push_str(
+        "\nget these objects back if the bucket keeps versions of them; else coldrise bucket forget --damaged gives the points up",
+    );
+    text
 }
 
 fn missing(bucket: &BucketRepository, machine: &MachineName, points: &[PointDocument]) -> Error {

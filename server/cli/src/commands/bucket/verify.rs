@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_store::bucket::BucketVerifyReport;
+use coldrise_store::bucket::{BucketCheck, BucketVerifyReport};
 use serde::Serialize;
 
 use super::{open_for, parse_url};
@@ -25,6 +25,11 @@ pub(crate) struct VerifyArguments {
     /// Read only where everything lies: that all of it is there, not that it is whole.
     #[arg(long)]
     quick: bool,
+
+    /// Then remove what is damaged. The points that need it stay damaged; what they share with others is stored again by the
+    /// next copy. Does not run beside a copy.
+    #[arg(long, conflicts_with = "quick")]
+    mend: bool,
 }
 
 #[derive(Serialize)]
@@ -41,7 +46,12 @@ pub(super) fn run(
     arguments: &VerifyArguments,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Report> {
-    let report = open_for(invocation, &arguments.bucket, cancel)?.verify(arguments.quick)?;
+    let check = match (arguments.quick, arguments.mend) {
+        (true, _) => BucketCheck::Quick,
+        (false, false) => BucketCheck::Full,
+        (false, true) => BucketCheck::Mend,
+    };
+    let report = open_for(invocation, &arguments.bucket, cancel)?.verify(check)?;
     let what = match arguments.quick {
         true => "maps checked, content not read".to_owned(),
         false => format!("{} read", show_size(report.read_bytes)),
@@ -55,10 +65,29 @@ pub(super) fn run(
     for damaged in &report.damaged {
         text.push_str(&format!("\n{} is damaged: {}", damaged.address, damaged.reason));
     }
-    if !report.damaged.is_empty() {
-        text.push_str("\nget the objects back if the bucket keeps versions of them, or copy these points again under another prefix");
+    if report.other_packs > 0 {
+        let packs = show_count(report.other_packs, "pack");
+        text.push_str(&format!(
+            "\n{packs} more, which no point needs: of a copy that did not end, or of points that are gone"
+        ));
     }
-    let is_damaged = !report.damaged.is_empty();
+    if !report.damaged.is_empty() && arguments.mend {
+        let packs = show_count(report.mended_packs, "pack");
+        text.push_str(&format!(
+            "\nremoved what is damaged in {packs}: the next copy stores it again"
+        ));
+    } else if !report.damaged.is_empty() {
+        text.push_str(
+            "\nget the objects back if the bucket keeps versions of them; else --mend removes what is damaged, and the next copy \
+             stores it again",
+        );
+    }
+    let code = match (report.damaged.is_empty(), report.points == 0 && report.other_packs > 0) {
+        (false, _) => Some(ErrorKind::Corrupt),
+        // Nothing was checked.
+        (true, true) => Some(ErrorKind::Incomplete),
+        (true, false) => None,
+    };
     let verified = Verified {
         bucket: arguments.bucket.clone(),
         is_quick: arguments.quick,
@@ -66,8 +95,8 @@ pub(super) fn run(
         elapsed_ms: invocation.elapsed_ms(),
     };
     let mut report = Report::done(&verified, text);
-    if is_damaged {
-        report.exit_code = ErrorKind::Corrupt.exit_code();
+    if let Some(code) = code {
+        report.exit_code = code.exit_code();
     }
     Ok(report)
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
 use coldrise_replica::{
     copy, fetch_from_bucket, local_time, BucketFar, CopyRequest, CopyTarget, RateWindows,
@@ -60,5 +60,11 @@ pub(super) fn run(
     drop(view);
     let place = arguments.to.as_deref().map_or_else(|| invocation.repository_path(), Ok)?;
     let summary = told(copied, place)?;
-    Ok(report(invocation, arguments, &summary, None))
+    let mut report = report(invocation, arguments, &summary, None);
+    let damaged = bucket::tell_damaged(&bucket);
+    if !damaged.is_empty() {
+        tracing::warn!("{}", damaged.trim_start());
+        report.exit_code = ErrorKind::Incomplete.exit_code();
+    }
+    Ok(report)
 }
