@@ -60,6 +60,8 @@ pub(crate) struct Plan {
     pub(crate) there: usize,
     /// The youngest of these.
     pub(crate) youngest: Option<usize>,
+    /// Already there, and dated in the future.
+    pub(crate) ahead: Vec<usize>,
     /// Not there, and older than what is there: retired there, or never wanted.
     pub(crate) passed_over: Vec<usize>,
     /// In quarantine here.
@@ -83,7 +85,9 @@ impl Plan {
             match there.iter().position(|known| *known == identity) {
                 Some(place) => {
                     plan.there += 1;
-                    if wanted.horizon.is_none_or(|now| !now.is_passed_over(&point.point)) {
+                    if wanted.horizon.is_some_and(|now| now.is_passed_over(&point.point)) {
+                        plan.ahead.push(at);
+                    } else {
                         plan.youngest = Some(at);
                         youngest_ms = Some(point.created_at_ms);
                     }

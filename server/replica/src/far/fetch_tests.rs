@@ -256,8 +256,8 @@ fn only_who_asked_for_a_copy_limits_it() {
     let (near, far) = pair();
     let cancel = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let source =
-            scope.spawn(|| LineFar::new(Arc::new(near), repository.id(), cancel).map(drop));
+        let source = scope
+            .spawn(|| LineFar::new(Arc::new(near), Repository::id(&repository), cancel).map(drop));
         assert!(matches!(next_message(&far), Ask::Hello { .. }));
         limit_fetch(&far, Some(1)).unwrap();
         assert_eq!(source.join().unwrap().unwrap_err().kind(), ErrorKind::Corrupt);

@@ -184,6 +184,9 @@ pub(super) struct MachineRecord {
     /// Points before `newest` that are to be copied, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) older: Vec<PointName>,
+    /// Points that are there and dated in the future.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) ahead: Vec<PointName>,
     /// When the other repository was asked what it has.
     pub(super) seen_at_ms: Option<u64>,
     /// When everything that was wanted was there.
@@ -202,6 +205,7 @@ impl MachineRecord {
             newest: None,
             points_there: 0,
             older: Vec::new(),
+            ahead: Vec::new(),
             seen_at_ms: None,
             succeeded_at_ms: None,
             failure: None,

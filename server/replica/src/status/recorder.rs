@@ -27,6 +27,7 @@ pub(crate) struct Seen {
     pub(crate) newest: Option<Cut>,
     pub(crate) points_there: usize,
     pub(crate) older: Vec<PointName>,
+    pub(crate) ahead: Vec<PointName>,
 }
 
 impl Seen {
@@ -37,7 +38,8 @@ impl Seen {
         let is_older = |cut: &Cut| newest.as_ref().is_some_and(|newest| cut < newest);
         let missing = plan.missing.iter().map(|at| cut(*at));
         let older = missing.filter(is_older).map(|cut| cut.point).collect();
-        Seen { newest, points_there: plan.there, older }
+        let ahead = plan.ahead.iter().map(|at| points[*at].point.clone()).collect();
+        Seen { newest, points_there: plan.there, older, ahead }
     }
 }
 
@@ -58,6 +60,7 @@ impl Update {
             record.newest.clone_from(&seen.newest);
             record.points_there = seen.points_there as u64;
             record.older.clone_from(&seen.older);
+            record.ahead.clone_from(&seen.ahead);
             record.seen_at_ms = Some(*at_ms);
         }
         if let Some(last) = &self.last {

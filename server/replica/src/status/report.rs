@@ -315,7 +315,9 @@ impl MachineRecord {
                 }
                 newest => newest.as_ref().is_none_or(|newest| point.cut > *newest),
             };
-            !point.is_quarantined && (is_newer || self.older.contains(&point.cut.point))
+            let is_there = self.ahead.contains(&point.cut.point);
+            let is_wanted = is_newer || self.older.contains(&point.cut.point);
+            !point.is_quarantined && !is_there && is_wanted
         };
         points.iter().filter(is_missing).map(|point| point.cut.clone()).collect()
     }

@@ -42,6 +42,9 @@ fn what_is_newer_than_the_newest_point_there_is_behind() {
     // A copy with --all has not come to these.
     let older = vec![name(2), name(4), name(7)];
     assert_eq!(days(MachineRecord { older, ..record(Some(5)) }), [2, 6]);
+    // A point that is dated in the future is there already.
+    let ahead = vec![name(6)];
+    assert_eq!(days(MachineRecord { ahead, ..record(Some(3)) }), [5]);
 }
 
 #[test]
