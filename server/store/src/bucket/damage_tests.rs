@@ -72,7 +72,10 @@ fn one_bad_document_leaves_the_others() {
     }
     assert_eq!(repository.machines().unwrap(), std::slice::from_ref(&first.machine));
     assert_eq!(repository.all_points().unwrap(), std::slice::from_ref(&first));
-    assert_eq!(repository.damaged_points().into_keys().collect::<Vec<_>>(), [name.clone()]);
+    assert_eq!(
+        repository.damaged_points().into_keys().collect::<Vec<_>>(),
+        std::slice::from_ref(&name)
+    );
     assert_eq!(repository.verify(BucketCheck::Full).unwrap().damaged[0].address, name);
     // Nobody knows what it needs.
     assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
