@@ -16,8 +16,9 @@ fn a_base_that_lost_something_is_none() {
     drop(writer);
     let name = bucket.memory.largest_pack();
     let kept = bucket.memory.get(&name, u64::MAX).unwrap();
-    let forms =
-        [None, Some(kept[..kept.len() - 100].to_vec()), Some(vec![0; 50]), Some(Vec::new())];
+    let headless = [vec![0; 8], kept[8..].to_vec()].concat();
+    let cut = kept[..kept.len() - 100].to_vec();
+    let forms = [None, Some(cut), Some(vec![0; 50]), Some(Vec::new()), Some(headless)];
     for (second, lost) in (2..).zip(forms) {
         match lost {
             None => bucket.memory.delete(&name).unwrap(),
@@ -97,6 +98,7 @@ fn another_key_writes_nothing() {
     let bucket = Bucket::new();
     bucket.add(1, None, &random(1, 100));
     let other = Bucket::new();
+    let kept = bucket.memory.get(CONFIG, u64::MAX).unwrap();
     for name in [CONFIG, CONFIG_COPY] {
         let config = other.memory.get(name, u64::MAX).unwrap();
         bucket.memory.put(name, config).unwrap();
@@ -105,7 +107,15 @@ fn another_key_writes_nothing() {
     let repository = open(&bucket.memory);
     let begun = BucketWriter::begin_in(&repository, &other.local.path().join("index"));
     assert_eq!(begun.map(|_| ()).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.verify(BucketCheck::Mend).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.remove_damaged_points().unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(bucket.memory.count(""), before);
+    // One of two is noticed at once.
+    bucket.memory.put(CONFIG, kept).unwrap();
+    let objects = Arc::clone(&bucket.memory) as Arc<dyn Objects>;
+    let opened = BucketRepository::open(objects, &PassphraseSource::None);
+    assert_eq!(opened.map(|_| ()).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 #[test]

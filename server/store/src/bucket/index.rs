@@ -3,7 +3,7 @@
 //! It is a database in the directory of the repository that is copied, and a cache: without it, it is made anew from the
 //! packs' names. A copy begins by comparing it with the list of packs.
 //!
-//! When a pack has vanished, or has another size, a tidy was there, or something was lost. Then what points lead to is looked at
+//! When a pack has vanished, or has another size or time, a tidy was there, or something was lost. Then what points lead to is looked at
 //! before one of them becomes a base: the generation grows, and a point counts as whole for one generation only.
 
 use std::collections::{HashMap, HashSet};
@@ -13,6 +13,7 @@ use std::path::Path;
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use super::in_parallel::in_parallel;
+use super::objects::Listed;
 use super::pack::{id_of, number_of, parts_of, Name, Pack, PackNumber, Table, FOLDER, NAME_BYTES};
 use super::shelf::{Shelf, REQUESTS};
 use crate::log_directory::LogDirectory;
@@ -21,6 +22,22 @@ use crate::rocks::{Database, Family, ReadMode};
 /// Packs whose names are read at once.
 const STEP_PACKS: usize = 64;
 const NO_NAME: Name = [0; NAME_BYTES];
+/// A pack as a list shows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shown {
+    size_bytes: u64,
+    /// By the server's clock; 0 if it is not known yet.
+    modified_ms: u64,
+}
+
+impl Shown {
+    /// Whether this is what was shown before, as far as that is known.
+    fn is_same(self, before: Shown) -> bool {
+        self.size_bytes == before.size_bytes
+            && (before.modified_ms == 0 || self.modified_ms == before.modified_ms)
+    }
+}
+
 /// The format of the entries.
 const VERSION_KEY: &[u8] = b"version";
 const VERSION: &[u8] = b"1";
@@ -29,7 +46,7 @@ const GENERATION_KEY: &[u8] = b"generation";
 /// The index. One process has it.
 ///
 /// `dedup` has the number of the value (8, big endian) and a tag (8) for each name (16). `default` has, for the number (8, big endian) of
-/// each pack whose names are there, its size (8, big endian) and 1 if that has changed, and for `whole` and the name of a point's
+/// each pack whose names are there, its size (8, big endian), the time of its last change (8, big endian; 0: not known yet) and 1 if it has changed, and for `whole` and the name of a point's
 /// document the generation in which it was whole.
 pub(super) struct Index {
     database: Database,
@@ -80,13 +97,14 @@ impl Index {
     /// Compares with the packs that are there.
     fn update(&mut self, shelf: &Shelf) -> Result<()> {
         let listed = shelf.objects.list(FOLDER)?;
-        let there: HashMap<PackNumber, u64> = listed
-            .into_iter()
-            .filter_map(|listed| Some((number_of(&listed.name)?, listed.size_bytes)))
-            .collect();
+        let shown = |listed: Listed| {
+            let Listed { name, size_bytes, modified_ms } = listed;
+            Some((number_of(&name)?, Shown { size_bytes, modified_ms }))
+        };
+        let there: HashMap<PackNumber, Shown> = listed.into_iter().filter_map(shown).collect();
         let known = self.known()?;
-        let has_changed = |(pack, (size_bytes, _)): (&PackNumber, &(u64, bool))| {
-            there.get(pack).is_none_or(|found| found != size_bytes)
+        let has_changed = |(pack, (before, _)): (&PackNumber, &(Shown, bool))| {
+            there.get(pack).is_none_or(|found| !found.is_same(*before))
         };
         self.generation = self.number(GENERATION_KEY)?;
         let mut batch = self.database.batch();
@@ -98,18 +116,22 @@ impl Index {
             batch.delete(Family::State, &pack.to_be_bytes())?;
         }
         self.database.write(batch, true)?;
-        let mut news = Vec::new();
-        for (pack, size_bytes) in &there {
+        let (mut news, mut batch) = (Vec::new(), self.database.batch());
+        for (pack, shown) in &there {
             match known.get(pack) {
-                Some((before, is_changed)) if before == size_bytes => {
+                Some((before, is_changed)) if shown.is_same(*before) => {
+                    if before.modified_ms == 0 {
+                        put_pack(&mut batch, *pack, *shown, *is_changed)?;
+                    }
                     self.packs.insert(*pack);
                     if *is_changed {
                         self.changed.insert(*pack);
                     }
                 }
-                known => news.push((*pack, *size_bytes, known.is_some())),
+                known => news.push((*pack, *shown, known.is_some())),
             }
         }
+        self.database.write(batch, false)?;
         for news in news.chunks(STEP_PACKS) {
             self.learn(shelf, news)?;
         }
@@ -124,8 +146,8 @@ impl Index {
         Ok(())
     }
 
-    /// Takes over the names of packs. Each with its size, and whether it had another one before.
-    fn learn(&mut self, shelf: &Shelf, news: &[(PackNumber, u64, bool)]) -> Result<()> {
+    /// Takes over the names of packs. Each as it is shown, and whether it was another one before.
+    fn learn(&mut self, shelf: &Shelf, news: &[(PackNumber, Shown, bool)]) -> Result<()> {
         let names = in_parallel(news, REQUESTS, |(pack, ..)| match shelf.names(*pack) {
             // What it has is stored again. A verify tells of it.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -134,20 +156,20 @@ impl Index {
             }
             read => read.map(Some),
         })?;
-        for ((pack, size_bytes, is_changed), names) in news.iter().zip(names) {
+        for ((pack, shown, is_changed), names) in news.iter().zip(names) {
             let Some((table, names)) = names else { continue };
             let mut batch = self.database.batch();
             for (place, name) in names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
                 let id = id_of(*pack, place);
-                if has_value(&table, place, *size_bytes) {
+                if has_value(&table, place, shown.size_bytes) {
                     self.put(&mut batch, shelf, name, id)?;
                 } else if self.entry(shelf, name)? == Some(id) {
                     batch.delete(Family::Dedup, name)?;
                 }
             }
             // A part of it may be missing.
-            let is_changed = *is_changed || table.end_bytes() != *size_bytes;
-            put_pack(&mut batch, *pack, *size_bytes, is_changed)?;
+            let is_changed = *is_changed || table.end_bytes() != shown.size_bytes;
+            put_pack(&mut batch, *pack, *shown, is_changed)?;
             self.database.write(batch, false)?;
             self.packs.insert(*pack);
             if is_changed {
@@ -157,15 +179,15 @@ impl Index {
         Ok(())
     }
 
-    /// The packs whose names are there: their sizes, and whether these have changed.
-    fn known(&self) -> Result<HashMap<PackNumber, (u64, bool)>> {
+    /// The packs whose names are there, as they were shown, and whether they have changed.
+    fn known(&self) -> Result<HashMap<PackNumber, (Shown, bool)>> {
         let mut known = HashMap::new();
         let mut cursor = self.database.cursor(Family::State, ReadMode::Cached)?;
         cursor.seek(&[])?;
         while let Some((key, value)) = cursor.entry() {
             let pack = key.try_into().ok().map(u64::from_be_bytes);
-            if let (Some(pack), Some((size_bytes, flag))) = (pack, value.split_first_chunk::<8>()) {
-                known.insert(pack, (u64::from_be_bytes(*size_bytes), flag == [1]));
+            if let (Some(pack), Some(entry)) = (pack, parse_pack(value)) {
+                known.insert(pack, entry);
             }
             cursor.next()?;
         }
@@ -205,8 +227,8 @@ impl Index {
 
     fn size_of(&self, pack: PackNumber) -> Result<u64> {
         let stored = self.database.get(Family::State, &pack.to_be_bytes(), ReadMode::Cached)?;
-        let size = stored.and_then(|stored| stored.first_chunk::<8>().copied());
-        Ok(size.map_or(0, u64::from_be_bytes))
+        let entry = stored.and_then(|stored| parse_pack(&stored));
+        Ok(entry.map_or(0, |(shown, _)| shown.size_bytes))
     }
 
     fn put(
@@ -244,7 +266,8 @@ impl Index {
         for (place, name) in pack.names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
             self.put(&mut batch, shelf, name, id_of(pack.number, place))?;
         }
-        put_pack(&mut batch, pack.number, pack.size_bytes, false)?;
+        let shown = Shown { size_bytes: pack.size_bytes, modified_ms: 0 };
+        put_pack(&mut batch, pack.number, shown, false)?;
         self.database.write(batch, false)?;
         self.packs.insert(pack.number);
         Ok(())
@@ -254,12 +277,21 @@ impl Index {
 fn put_pack(
     batch: &mut crate::rocks::Batch<'_>,
     pack: PackNumber,
-    size_bytes: u64,
+    shown: Shown,
     is_changed: bool,
 ) -> Result<()> {
-    let mut value = size_bytes.to_be_bytes().to_vec();
+    let mut value = shown.size_bytes.to_be_bytes().to_vec();
+    value.extend_from_slice(&shown.modified_ms.to_be_bytes());
     value.push(u8::from(is_changed));
     batch.put(Family::State, &pack.to_be_bytes(), &value)
+}
+
+fn parse_pack(value: &[u8]) -> Option<(Shown, bool)> {
+    let (size_bytes, rest) = value.split_first_chunk::<8>()?;
+    let (modified_ms, flag) = rest.split_first_chunk::<8>()?;
+    let size_bytes = u64::from_be_bytes(*size_bytes);
+    let modified_ms = u64::from_be_bytes(*modified_ms);
+    Some((Shown { size_bytes, modified_ms }, flag == [1]))
 }
 
 /// Whether a pack of that size has the value at a place.

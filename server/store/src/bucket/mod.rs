@@ -153,23 +153,29 @@ impl BucketRepository {
 fn configuration(objects: &dyn Objects) -> Result<RepositoryConfig> {
     let read =
         |name| objects.get(name, MAX_FILE_BYTES).and_then(|text| RepositoryConfig::parse(&text));
-    let failed = match read(CONFIG) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => error,
-        read => return read,
-    };
-    match read(CONFIG_COPY) {
-        Ok(config) => {
+    let is_lost = |error: &Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
+    let failed = match (read(CONFIG), read(CONFIG_COPY)) {
+        (Ok(first), Ok(copy)) if first.id != copy.id => {
+            let text = format!("{CONFIG} and {CONFIG_COPY} are of two repositories");
+            return Err(Error::new(ErrorKind::Corrupt, text).advise("put the right one back"));
+        }
+        (Ok(first), copy) => {
+            return match copy {
+                Err(error) if !is_lost(&error) => Err(error),
+                _ => Ok(first),
+            };
+        }
+        (Err(error), _) if !is_lost(&error) => return Err(error),
+        (Err(_), Ok(copy)) => {
             tracing::warn!(
                 "{}: {CONFIG} is damaged or missing, {CONFIG_COPY} is used",
                 objects.place()
             );
-            return Ok(config);
+            return Ok(copy);
         }
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
-            return Err(error);
-        }
-        Err(_) => {}
-    }
+        (Err(_), Err(error)) if !is_lost(&error) => return Err(error),
+        (Err(error), Err(_)) => error,
+    };
     if failed.kind() == ErrorKind::NotFound && objects.list(pack::FOLDER)?.is_empty() {
         let text =
             "there is no repository: is the prefix right? Only for a new one: coldrise bucket init";

@@ -92,12 +92,20 @@ impl BucketRepository {
         self.damaged.lock().clone()
     }
 
-    /// Removes the documents that [`BucketRepository::damaged_points`] names. Returns their number.
+    /// Removes the documents that cannot be read. Returns their number.
     ///
     /// # Errors
-    /// Errors of reaching the store, and its refusals.
+    /// `Corrupt` if none can be read: then the key may be the wrong one, and nothing is removed; errors of reaching the
+    /// store, and its refusals.
     pub fn remove_damaged_points(&self) -> Result<u64> {
+        let is_any_whole = !self.all_points()?.is_empty();
         let names = self.damaged_points();
+        if !is_any_whole && !names.is_empty() {
+            let text = format!("{}: none of {} points can be read", self.place(), names.len());
+            return Err(Error::new(ErrorKind::Corrupt, text).advise(
+                "nothing is removed: is repository.json the right one? If it is, remove the objects below points/ with the tools of the store",
+            ));
+        }
         for name in names.keys() {
             self.shelf.objects.delete(name)?;
             self.damaged.lock().remove(name);

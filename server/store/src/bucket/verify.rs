@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use roaring::RoaringTreemap;
 use serde::Serialize;
@@ -107,6 +107,13 @@ impl BucketRepository {
         report.damaged.extend(damages(&needed.disks, &broken));
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {
+            let opens = |pack: &PackNumber| self.shelf.names(*pack).is_ok();
+            if !there.is_empty() && !there.keys().any(opens) {
+                let text = format!("{}: none of {} packs opens", self.place(), there.len());
+                return Err(Error::new(ErrorKind::Corrupt, text).advise(
+                    "nothing is removed: is repository.json the right one? It may be another repository's",
+                ));
+            }
             let packs = packs.iter().map(|(pack, _)| **pack).zip(&broken);
             for (pack, broken) in packs.filter(|(pack, _)| there.contains_key(pack)) {
                 busy.check_time()?;
