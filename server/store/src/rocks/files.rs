@@ -10,6 +10,9 @@ use super::manifest::manifest;
 use super::table::TableProperties;
 use super::{Database, Family, FAMILIES};
 
+/// How often a list begins again.
+const LIST_ATTEMPTS: u32 = 20;
+
 /// One file of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LiveFile {
@@ -50,14 +53,18 @@ impl Database {
     /// of them.
     ///
     /// # Errors
-    /// `NotFound` if the writer has just deleted one; `Corrupt` if the end of one is damaged.
+    /// `NotFound`, to a reader, if the writer has just deleted one; `Corrupt` if the end of one is damaged.
     pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
-        let mut files = self.listed_files(family)?;
-        for file in &mut files {
-            file.properties = TableProperties::read(&self.path_of(file))?;
-        }
-        files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
-        Ok(files)
+        // A writer's own compactions delete files that it has just listed.
+        let attempts = if self.is_reader { 1 } else { LIST_ATTEMPTS };
+        listed_again(attempts, || {
+            let mut files = self.listed_files(family)?;
+            for file in &mut files {
+                file.properties = TableProperties::read(&self.path_of(file))?;
+            }
+            files.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+            Ok(files)
+        })
     }
 
     /// The last key of a family according to the list of its files; reads no file. The key may have
@@ -99,5 +106,43 @@ impl Database {
             sys::rocksdb_livefiles_destroy(list);
         }
         Ok(files)
+    }
+}
+
+/// Lists again, while a listed file is not there any more.
+fn listed_again<T>(attempts: u32, list: impl Fn() -> Result<T>) -> Result<T> {
+    for _ in 1..attempts {
+        match list() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            listed => return listed,
+        }
+    }
+    list()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_vanishes_is_listed_again() {
+        let calls = Cell::new(0);
+        let list = |vanishing: u32, kind| {
+            calls.set(0);
+            listed_again(LIST_ATTEMPTS, || {
+                calls.set(calls.get() + 1);
+                match calls.get() <= vanishing {
+                    true => Err(Error::new(kind, "the file")),
+                    false => Ok(calls.get()),
+                }
+            })
+        };
+        assert_eq!(list(3, ErrorKind::NotFound).unwrap(), 4);
+        assert_eq!(list(99, ErrorKind::NotFound).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(calls.get(), LIST_ATTEMPTS);
+        assert_eq!(list(1, ErrorKind::Corrupt).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(calls.get(), 1);
     }
 }
