@@ -252,6 +252,15 @@ def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
     copying.send_signal(signal.SIGINT)
     assert copying.wait(30) == INTERRUPTED
     bucket.server.proxy.delay(0)
+    # One that hears nothing from the server ends, too; what says that it is at work is forgotten later.
+    copying = coldrise.start("copy", *bucket.to)
+    wait_until(lambda: len([name for name in bucket.server.objects() if "busy/" in name]) == 1, "its beginning")
+    bucket.server.proxy.hold()
+    copying.send_signal(signal.SIGINT)
+    assert copying.wait(20) == INTERRUPTED
+    bucket.server.proxy.release()
+    for path in (bucket.server.data / bucket.server.bucket).rglob("busy/*"):
+        os.utime(path, (0, 0))
     # Nothing is at work there. But packs without any point are kept: they may have had some.
     refused = bucket.program.run("bucket", "prune", bucket.url, "--keep-last", "1")
     assert refused.returncode == FAILED and "no points" in refused.stderr, refused

@@ -46,6 +46,8 @@ pub(crate) struct Outcome<T> {
 pub(crate) struct Attempts {
     pub(crate) patience: Duration,
     pub(crate) cancel: Arc<AtomicBool>,
+    /// A call ends after this time, also in the middle of an attempt.
+    pub(crate) limit: Option<Duration>,
 }
 
 impl Attempts {
@@ -69,6 +71,9 @@ impl Attempts {
             biased;
             () = self.cancelled() => {
                 Err(Error::new(ErrorKind::Interrupted, format!("{}: cancelled", call.context())))
+            }
+            limit = self.limited() => {
+                Err(call.error(ErrorKind::Io, format!("no answer in {} s", limit.as_secs())))
             }
             result = self.persist(call, most_bytes, attempt, &mut is_uncertain) => result,
         };
@@ -101,6 +106,16 @@ impl Attempts {
             pause = (pause * 2).min(MOST_PAUSE);
         }
         Err(call.error(ErrorKind::Io, "it was tried too often".to_owned()))
+    }
+
+    async fn limited(&self) -> Duration {
+        match self.limit {
+            Some(limit) => {
+                sleep(limit).await;
+                limit
+            }
+            None => std::future::pending().await,
+        }
     }
 
     async fn cancelled(&self) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::bucket::{Listed, Objects};
 use hyper::body::Bytes;
 use object_store::aws::AmazonS3;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -19,7 +20,6 @@ use crate::failure::{Action, Call};
 use crate::fetch::Fetch;
 use crate::transport::Transport;
 use crate::{environment, tls, Settings, MOST_PUT_BYTES};
-use coldrise_store::bucket::{Listed, Objects};
 
 /// A put goes in such parts, so that it is seen to move.
 const PART_BYTES: usize = 64 << 10;
@@ -28,8 +28,8 @@ const MOST_ANSWER_BYTES: u64 = 16 << 20;
 /// A server that lists more does not come to an end.
 const MOST_LISTED: usize = 20_000_000;
 
-/// How long the last call of a process may take. It has been told to end.
-const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a call may take that says what this process does. The last one comes when the process has been told to end.
+const SIGN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A bucket, or a prefix of one.
 pub(crate) struct S3 {
@@ -37,8 +37,8 @@ pub(crate) struct S3 {
     address: Address,
     endpoint: String,
     attempts: Attempts,
-    /// After a cancel.
-    last_attempts: Attempts,
+    /// Of the calls that say what this process does.
+    sign_attempts: Attempts,
     /// Always there until the drop.
     runtime: Option<Runtime>,
 }
@@ -53,7 +53,7 @@ impl S3 {
     ) -> Result<Self> {
         let address = Address::parse(url)?;
         let environment = environment::read(&address, settings.endpoint.as_deref(), variables)?;
-        let attempts = Attempts { patience: settings.patience, cancel };
+        let attempts = Attempts { patience: settings.patience, cancel, limit: None };
         let tls = tls::configuration(environment.ca_bundle.as_deref().map(Path::new))?;
         let transport = Transport { tls, stall: attempts.stall(), most_rest: settings.patience };
         let store =
@@ -69,10 +69,10 @@ impl S3 {
             .build()
             .map_err(|error| Error::io("starting threads for objects", error))?;
         let runtime = Some(runtime);
-        let last_attempts =
-            Attempts { patience: settings.patience.min(LAST_PATIENCE), cancel: Arc::default() };
+        let patience = settings.patience.min(SIGN_LIMIT);
+        let sign_attempts = Attempts { patience, cancel: Arc::default(), limit: Some(SIGN_LIMIT) };
         let endpoint = environment.endpoint;
-        Ok(S3 { store, address, endpoint, attempts, last_attempts, runtime })
+        Ok(S3 { store, address, endpoint, attempts, sign_attempts, runtime })
     }
 
     fn call<'a>(&'a self, action: Action, name: &'a str) -> Call<'a> {
@@ -239,12 +239,14 @@ impl Objects for S3 {
         self.delete_by(&self.attempts, name)
     }
 
-    fn end_sign(&self, name: &str, ended: &[u8]) -> Result<()> {
-        self.delete_by(&self.last_attempts, name).or_else(|_| {
-            let call = self.call(Action::Put, name);
-            let content = Bytes::copy_from_slice(ended);
-            self.store_by(&self.last_attempts, &call, &content, PutMode::Overwrite)?.result
-        })
+    fn put_sign(&self, name: &str, content: &[u8]) -> Result<()> {
+        let call = self.call(Action::Put, name);
+        let content = Bytes::copy_from_slice(content);
+        self.store_by(&self.sign_attempts, &call, &content, PutMode::Overwrite)?.result
+    }
+
+    fn delete_sign(&self, name: &str) -> Result<()> {
+        self.delete_by(&self.sign_attempts, name)
     }
 
     fn place(&self) -> &str {

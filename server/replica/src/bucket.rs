@@ -156,10 +156,10 @@ impl CopySource for Arc<BucketRepository> {
     }
 
     fn check_machine(&self, machine: &MachineName) -> Result<()> {
-        let machines = BucketRepository::machines(self)?;
-        if machines.contains(machine) {
+        if !BucketRepository::points(self, machine)?.is_empty() {
             return Ok(());
         }
+        let machines = BucketRepository::machines(self)?;
         let names: Vec<_> = machines.iter().map(MachineName::as_str).collect();
         let there = match names.is_empty() {
             true => "there are none".to_owned(),

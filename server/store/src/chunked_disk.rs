@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource,
-    Result, Waiting,
+    check_range, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result,
+    Waiting,
 };
 
 use crate::cache::DecodedChunk;
 use crate::chunk::ChunkId;
-use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page};
+use crate::map::{extents_of, for_each_difference, slot_of, subtree_chunks, MapRoot, Page, Place};
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 
@@ -31,13 +31,6 @@ pub struct ChunkedDisk {
 thread_local! {
     /// Buffer for a chunk that is not cached and of which only a part is needed.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The map's answer for one chunk.
-struct Place {
-    id: ChunkId,
-    /// The number of chunks from here on with the same answer: 1, or the rest of an absent subtree.
-    known_chunks: u64,
 }
 
 impl Repository {
@@ -212,25 +205,10 @@ impl ChunkedDisk {
         limit: usize,
     ) -> Result<Vec<Extent>> {
         check_range(self.size_bytes, offset_bytes, length_bytes)?;
-        let end = offset_bytes + length_bytes;
-        let mut extents = Vec::new();
-        let mut at = offset_bytes;
         let mut leaf = None;
-        while at < end {
-            let index = at / self.chunk_size;
-            let context = &mut ReadContext::new(Waiting::Allowed);
-            let place = self.place(index, &mut leaf, context)?;
-            let known_end = (index + place.known_chunks).saturating_mul(self.chunk_size).min(end);
-            let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
-            let full = extents.len() >= limit.max(1);
-            if full && extents.last().is_some_and(|last: &Extent| last.kind != kind) {
-                break;
-            }
-            let next = Extent { offset_bytes: at, length_bytes: known_end - at, kind };
-            push_extent(&mut extents, next);
-            at = known_end;
-        }
-        Ok(extents)
+        extents_of(self.chunk_size, (offset_bytes, offset_bytes + length_bytes), limit, |index| {
+            self.place(index, &mut leaf, &mut ReadContext::new(Waiting::Allowed))
+        })
     }
 
     /// Looks up a chunk. `leaf` keeps the last leaf for the next look-up.

@@ -106,7 +106,7 @@ pub(crate) struct CopyArguments {
     windows: Vec<RateWindow>,
 
     /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never. A site that
-    /// is not reached at first is not waited for.
+    /// is not reached at first is not waited for. With a bucket: how long a request that fails is tried again.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
     retry: Duration,
 }

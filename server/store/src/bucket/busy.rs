@@ -158,7 +158,7 @@ fn renew(objects: &dyn Objects, name: &str, renewed: &(Mutex<Renewed>, Condvar))
             return;
         }
         let at = (Instant::now(), SystemTime::now());
-        parking_lot::MutexGuard::unlocked(&mut state, || match objects.put(name, Vec::new()) {
+        parking_lot::MutexGuard::unlocked(&mut state, || match objects.put_sign(name, &[]) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!("{name}: {}", error.full_message());
@@ -176,7 +176,8 @@ impl Drop for Busy {
         if let Some(renewing) = self.renewing.take() {
             let _ = renewing.join();
         }
-        if let Err(error) = self.objects.end_sign(&self.name, ENDED) {
+        let removed = self.objects.delete_sign(&self.name);
+        if let Err(error) = removed.or_else(|_| self.objects.put_sign(&self.name, ENDED)) {
             // It is forgotten after a while.
             tracing::debug!("{}: {}", self.name, error.full_message());
         }

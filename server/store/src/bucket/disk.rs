@@ -2,26 +2,18 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{
-    check_range, push_extent, Disk, Extent, ExtentKind, ReadContext, ReadSource, Result,
-};
+use coldrise_block::{check_range, Disk, Extent, ReadContext, ReadSource, Result};
 
 use super::shelf::{Shelf, Wanted};
-use crate::map::{for_each_difference, slot_of, subtree_chunks, MapRoot, Page, PageSource};
+use crate::map::{
+    extents_of, for_each_difference, slot_of, subtree_chunks, MapRoot, Page, PageSource, Place,
+};
 
 /// A disk of a point in a bucket, read-only. All calls may come from many threads at once.
 pub struct BucketDisk {
     shelf: Arc<Shelf>,
     root: MapRoot,
     size_bytes: u64,
-}
-
-/// The map's answer for one chunk.
-struct Place {
-    /// 0: a hole.
-    id: u64,
-    /// The number of chunks from here on with the same answer: 1, or the rest of an absent subtree.
-    known_chunks: u64,
 }
 
 impl BucketDisk {
@@ -113,23 +105,10 @@ impl Disk for BucketDisk {
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         check_range(self.size_bytes, offset_bytes, length_bytes)?;
         let chunk_size = self.shelf.seals.chunk_size() as u64;
-        let end = offset_bytes + length_bytes;
-        let (mut extents, mut at, mut leaf) = (Vec::new(), offset_bytes, None);
-        while at < end {
-            let index = at / chunk_size;
-            let place = self.place(index, &mut leaf)?;
-            let known_end =
-                index.saturating_add(place.known_chunks).saturating_mul(chunk_size).min(end);
-            let kind = if place.id == 0 { ExtentKind::Hole } else { ExtentKind::Stored };
-            let is_full = extents.len() >= limit.max(1);
-            if is_full && extents.last().is_some_and(|last: &Extent| last.kind != kind) {
-                break;
-            }
-            let next = Extent { offset_bytes: at, length_bytes: known_end - at, kind };
-            push_extent(&mut extents, next);
-            at = known_end;
-        }
-        Ok(extents)
+        let mut leaf = None;
+        extents_of(chunk_size, (offset_bytes, offset_bytes + length_bytes), limit, |index| {
+            self.place(index, &mut leaf)
+        })
     }
 }
 

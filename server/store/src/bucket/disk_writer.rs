@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::Result;
 
 use super::disk::BucketDisk;
 use super::shelf::Shelf;
 use super::writer::{BucketWriter, Stored};
 use crate::chunk::is_zero;
 use crate::map::{MapBuilder, MapRoot, Page, PageId, PageSink, PageSource};
+use crate::writer::{check_size, end_of_write};
 use crate::{DiskTarget, WriteCounts};
 
 /// Content that is stored at once, in bytes.
@@ -66,11 +67,7 @@ impl<'a> BucketDiskWriter<'a> {
         base: MapRoot,
         size_bytes: u64,
     ) -> Result<BucketDiskWriter<'a>> {
-        if size_bytes == 0 || size_bytes > MAX_DISK_SIZE_BYTES {
-            let text =
-                format!("a disk of {size_bytes} bytes is not possible: 1 to {MAX_DISK_SIZE_BYTES}");
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
+        check_size(size_bytes)?;
         let shelf = &*writer.shelf;
         let chunk_size = shelf.seals.chunk_size();
         let chunks = size_bytes.div_ceil(chunk_size as u64);
@@ -90,21 +87,8 @@ impl<'a> BucketDiskWriter<'a> {
     }
 
     fn advance(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
-        let chunk_size = self.chunk_size as u64;
-        let end = offset_bytes.checked_add(length_bytes).filter(|end| {
-            *end <= self.size_bytes
-                && offset_bytes >= self.next_offset
-                && offset_bytes % chunk_size == 0
-                && (end % chunk_size == 0 || *end == self.size_bytes)
-        });
-        let Some(end) = end else {
-            let text = format!(
-                "a write of {length_bytes} bytes at {offset_bytes} is not in chunks of {chunk_size}, ascending, within {} bytes",
-                self.size_bytes
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        };
-        self.next_offset = end;
+        let left = self.next_offset..self.size_bytes;
+        self.next_offset = end_of_write(self.chunk_size as u64, left, offset_bytes, length_bytes)?;
         Ok(())
     }
 

@@ -22,6 +22,11 @@ use crate::rocks::{Database, Family, ReadMode};
 /// Packs whose names are read at once.
 const STEP_PACKS: usize = 64;
 const NO_NAME: Name = [0; NAME_BYTES];
+/// The format of the entries.
+const VERSION_KEY: &[u8] = b"version";
+const VERSION: &[u8] = b"1";
+const GENERATION_KEY: &[u8] = b"generation";
+
 /// A pack as a list shows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Shown {
@@ -38,16 +43,11 @@ impl Shown {
     }
 }
 
-/// The format of the entries.
-const VERSION_KEY: &[u8] = b"version";
-const VERSION: &[u8] = b"1";
-const GENERATION_KEY: &[u8] = b"generation";
-
 /// The index. One process has it.
 ///
-/// `dedup` has the number of the value (8, big endian) and a tag (8) for each name (16). `default` has, for the number (8, big endian) of
-/// each pack whose names are there, its size (8, big endian), the time of its last change (8, big endian; 0: not known yet) and 1 if it has changed, and for `whole` and the name of a point's
-/// document the generation in which it was whole.
+/// `dedup` has the number of the value and a tag for each name. `default` has, for the number of each pack whose names are there, how it
+/// was shown and whether it has changed; and for each point the generation in which it was whole. docs/on-disk-format.md has
+/// the bytes.
 pub(super) struct Index {
     database: Database,
     /// The packs in the bucket that can be read.

@@ -51,13 +51,20 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store, and its refusals.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Removes an object that said what this process does, or puts `ended` in its place if it may not be removed: also once calls
-    /// are cancelled, and without much patience.
+    /// [`Objects::put`] of an object that says what this process does: some seconds long, and also once calls are cancelled.
     ///
     /// # Errors
     /// As for [`Objects::put`].
-    fn end_sign(&self, name: &str, ended: &[u8]) -> Result<()> {
-        self.delete(name).or_else(|_| self.put(name, ended.to_vec()))
+    fn put_sign(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.put(name, content.to_vec())
+    }
+
+    /// [`Objects::delete`] of such an object, alike.
+    ///
+    /// # Errors
+    /// As for [`Objects::delete`].
+    fn delete_sign(&self, name: &str) -> Result<()> {
+        self.delete(name)
     }
 
     /// Where that is, for messages: `s3://bucket/prefix`.

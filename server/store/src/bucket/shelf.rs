@@ -1,5 +1,6 @@
 //! Reading the values of packs.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::cache::PageCache;
 use crate::map::{Page, PageId, PageSource};
 
 const VERIFY: &str = "coldrise bucket verify shows what it affects";
+
 /// Requests at the same time.
 pub(super) const REQUESTS: usize = 8;
 /// The first read of a pack: most have their sizes in it, and small ones everything.
@@ -95,6 +97,10 @@ impl Shelf {
     }
 
     fn requests<'a>(&self, wanted: Vec<Wanted<'a>>) -> Result<Vec<Request<'a>>> {
+        let packs: BTreeSet<_> = wanted.iter().map(|wanted| parts_of(wanted.id).0).collect();
+        let unknown: Vec<_> =
+            packs.into_iter().filter(|pack| self.tables.peek(pack).is_none()).collect();
+        in_parallel(&unknown, REQUESTS, |pack| self.table(*pack))?;
         let mut placed = Vec::with_capacity(wanted.len());
         for wanted in wanted {
             let (pack, place) = parts_of(wanted.id);

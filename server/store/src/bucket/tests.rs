@@ -237,6 +237,19 @@ fn what_is_there_is_not_sent_again() {
 }
 
 #[test]
+fn equal_chunks_are_stored_once() {
+    let bucket = Bucket::new();
+    let mut content = random(1, 1).repeat(700);
+    content.extend_from_slice(&random(2, 3));
+    let writer = bucket.writer().unwrap();
+    let mut disk = writer.start_disk(None, content.len() as u64, WriteOptions::default()).unwrap();
+    disk.write(0, content.clone()).unwrap();
+    let (root, counts) = disk.finish().unwrap();
+    assert_eq!((counts.stored_chunks, counts.known_chunks), (4, 699));
+    assert!(bucket.content(&point(1, root, content.len() as u64)).unwrap() == content);
+}
+
+#[test]
 fn disks_grow_and_shrink() {
     let bucket = Bucket::new();
     let mut content = random(1, 1500);

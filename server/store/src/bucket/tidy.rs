@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use roaring::RoaringTreemap;
+use roaring::RoaringBitmap;
 use serde::Serialize;
 
 use super::busy::{Busy, Role};
@@ -44,7 +44,8 @@ pub struct TidyReport {
 struct Used {
     pack: PackNumber,
     size_bytes: u64,
-    values: RoaringTreemap,
+    /// The places of its values.
+    places: RoaringBitmap,
 }
 
 impl BucketRepository {
@@ -82,13 +83,10 @@ impl BucketRepository {
                 })?;
             }
         }
-        let used = reached.chunks | reached.pages;
         let packs = listed.into_iter().filter_map(|listed| {
             let pack = number_of(&listed.name)?;
-            let mut values = used.clone();
-            values.remove_range(..id_of(pack, 0));
-            values.remove_range(id_of(pack + 1, 0)..);
-            Some(Used { pack, size_bytes: listed.size_bytes, values })
+            let places = reached.packs.remove(&pack).unwrap_or_default();
+            Some(Used { pack, size_bytes: listed.size_bytes, places })
         });
         let packs: Vec<_> = packs.collect();
         busy.check()?;
@@ -109,19 +107,17 @@ impl BucketRepository {
     /// Returns the size that a pack has then.
     fn tidy_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
         busy.check_time()?;
-        if used.values.is_empty() {
+        if used.places.is_empty() {
             self.shelf.objects.delete(&object_name(used.pack))?;
             return Ok(0);
         }
         let table = self.shelf.table(used.pack)?;
         let size = |place| table.range(place).map_or(0, |range| range.end - range.start);
-        let needed: u64 = (0..table.count())
-            .filter(|place| used.values.contains(id_of(used.pack, *place)))
-            .map(size)
-            .sum();
+        let needed: u64 =
+            (0..table.count()).filter(|place| used.places.contains(*place as u32)).map(size).sum();
         let all: u64 = (0..table.count()).map(size).sum();
         match needed * 2 < all && all - needed >= LEAST_RETURNED_BYTES {
-            true => match self.put_anew(used.pack, |id| used.values.contains(id)) {
+            true => match self.put_anew(used.pack, |place| used.places.contains(place as u32)) {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     tracing::warn!("{}", error.full_message());
                     Ok(used.size_bytes)
@@ -136,7 +132,11 @@ impl BucketRepository {
     ///
     /// # Errors
     /// `Corrupt` if one of these cannot be read: then the pack stays as it is.
-    pub(super) fn put_anew(&self, pack: PackNumber, is_kept: impl Fn(u64) -> bool) -> Result<u64> {
+    pub(super) fn put_anew(
+        &self,
+        pack: PackNumber,
+        is_kept: impl Fn(usize) -> bool,
+    ) -> Result<u64> {
         let name = object_name(pack);
         let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
         let (table, names) = self.shelf.names(pack)?;
@@ -144,7 +144,7 @@ impl BucketRepository {
         let mut chunk = vec![0; self.shelf.seals.chunk_size()];
         for place in 0..table.count() {
             let id = id_of(pack, place);
-            let range = table.range(place).filter(|_| is_kept(id)).unwrap_or(0..0);
+            let range = table.range(place).filter(|_| is_kept(place)).unwrap_or(0..0);
             let value = content.get(range.start as usize..range.end as usize).unwrap_or_default();
             if range.start < range.end && !self.shelf.seals.authenticates(id, value, &mut chunk) {
                 return Err(damaged("a value that is needed cannot be read").context(name));

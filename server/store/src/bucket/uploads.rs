@@ -104,16 +104,15 @@ fn upload_all(
     loop {
         let received = receiver.lock().recv();
         let Ok(mut pack) = received else { return };
-        // After a failure nothing is sent any more.
-        let done = match shared.state.lock().failed {
-            Some(_) => Ok(()),
-            None => Err(()),
+        let has_failed = shared.state.lock().failed.is_some();
+        let content = std::mem::take(&mut pack.content);
+        let done = match has_failed {
+            // Then nothing is sent any more.
+            true => Ok(()),
+            false => {
+                shelf.objects.put(&object_name(pack.number), content).and_then(|()| stored(&pack))
+            }
         };
-        let done = done.or_else(|()| {
-            let content = std::mem::take(&mut pack.content);
-            shelf.objects.put(&object_name(pack.number), content)?;
-            stored(&pack)
-        });
         let mut state = shared.state.lock();
         state.pending -= 1;
         state.pending_bytes -= pack.size_bytes;

@@ -1,15 +1,15 @@
 //! Checking a bucket: that all is there that its points lead to, and that it authenticates.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use roaring::RoaringTreemap;
+use roaring::RoaringBitmap;
 use serde::Serialize;
 
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
-use super::pack::{id_of, number_of, object_name, parts_of, PackNumber, FOLDER, MOST_PACK_BYTES};
+use super::pack::{id_of, number_of, object_name, PackNumber, FOLDER, MOST_PACK_BYTES};
 use super::shelf::REQUESTS;
 use super::walk::Reached;
 use super::BucketRepository;
@@ -55,13 +55,6 @@ pub enum BucketCheck {
 /// What is wrong with values of a pack.
 type Broken = HashMap<u64, String>;
 
-/// What the points need.
-#[derive(Default)]
-struct Needed<'a> {
-    packs: BTreeMap<PackNumber, RoaringTreemap>,
-    disks: Vec<(&'a PointDocument, usize, Reached)>,
-}
-
 impl BucketRepository {
     /// Checks all points.
     ///
@@ -77,34 +70,34 @@ impl BucketRepository {
         let mut report = BucketVerifyReport { points: points.len() as u64, ..Default::default() };
         let lost = self.damaged_points().into_iter();
         report.damaged.extend(lost.map(|(address, reason)| BucketDamage { address, reason }));
-        let mut needed = self.needed(&points, &mut report)?;
+        let (mut reached, readable) = self.reached(&points, &mut report)?;
         let there = self.shelf.objects.list(FOLDER)?;
         let there: HashMap<_, _> = there
             .into_iter()
             .filter_map(|listed| Some((number_of(&listed.name)?, listed.size_bytes)))
             .collect();
-        report.packs = needed.packs.len() as u64;
-        let is_other = |pack: &&PackNumber| !needed.packs.contains_key(pack);
+        report.packs = reached.packs.len() as u64;
+        let is_other = |pack: &&PackNumber| !reached.packs.contains_key(pack);
         report.other_packs = there.keys().filter(is_other).count() as u64;
         if check == BucketCheck::Mend {
             // A damaged page makes what lies below it unknown: so all packs are mended.
             for pack in there.keys() {
-                needed.packs.entry(*pack).or_default();
+                reached.packs.entry(*pack).or_default();
             }
         }
         let read_bytes = Mutex::new(0);
-        let packs: Vec<_> = needed.packs.iter().collect();
-        let broken = in_parallel(&packs, REQUESTS, |(pack, values)| {
+        let packs: Vec<_> = reached.packs.iter().collect();
+        let broken = in_parallel(&packs, REQUESTS, |(pack, places)| {
             let size_bytes = there.get(pack).copied().unwrap_or(0);
             let broken = match check {
-                BucketCheck::Quick => self.check_table(**pack, size_bytes, values),
-                BucketCheck::Full => self.check_content(**pack, values, false, &read_bytes),
-                BucketCheck::Mend => self.check_content(**pack, values, true, &read_bytes),
+                BucketCheck::Quick => self.check_table(**pack, size_bytes, places),
+                BucketCheck::Full => self.check_content(**pack, places, false, &read_bytes),
+                BucketCheck::Mend => self.check_content(**pack, places, true, &read_bytes),
             };
-            self.all_broken(**pack, Some(values), broken)
+            all_broken(**pack, places, broken)
         })?;
         report.read_bytes = read_bytes.into_inner();
-        report.damaged.extend(damages(&needed.disks, &broken));
+        report.damaged.extend(self.damages(&readable, &broken)?);
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {
             let opens = |pack: &PackNumber| self.shelf.names(*pack).is_ok();
@@ -123,132 +116,146 @@ impl BucketRepository {
         Ok(report)
     }
 
-    /// What the points lead to. Those of which a map cannot be read are in the report.
-    fn needed<'a>(
+    /// What the points lead to, and their disks of which all maps can be read. The others are in the report.
+    fn reached<'a>(
         &self,
         points: &'a [PointDocument],
         report: &mut BucketVerifyReport,
-    ) -> Result<Needed<'a>> {
-        let mut needed = Needed::default();
+    ) -> Result<(Reached, Vec<(&'a PointDocument, usize)>)> {
+        let (mut reached, mut readable) = (Reached::default(), Vec::new());
         for point in points {
             for (at, disk) in point.disks.iter().enumerate() {
-                let mut reached = Reached::default();
                 match reached.add(&self.shelf, disk.root) {
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         report.damaged.push(damage(point, at, error.full_message()));
                     }
                     added => {
                         added?;
-                        for id in reached.chunks.iter().chain(reached.pages.iter()) {
-                            needed.packs.entry(parts_of(id).0).or_default().insert(id);
-                        }
-                        needed.disks.push((point, at, reached));
+                        readable.push((point, at));
                     }
                 }
             }
         }
-        Ok(needed)
-    }
-
-    /// A pack that cannot be read lacks all of its values. They may be many: one stands for those that are not needed.
-    fn all_broken(
-        &self,
-        pack: PackNumber,
-        needed: Option<&RoaringTreemap>,
-        checked: Result<Broken>,
-    ) -> Result<Broken> {
-        match checked {
-            Err(error) if [ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind()) => {
-                let why = error.full_message();
-                let needed = needed.into_iter().flatten();
-                let all = needed.chain([id_of(pack, 0)]).map(|id| (id, why.clone()));
-                Ok(all.collect())
-            }
-            checked => checked,
-        }
+        Ok((reached, readable))
     }
 
     fn check_table(
         &self,
         pack: PackNumber,
         size_bytes: u64,
-        needed: &RoaringTreemap,
+        needed: &RoaringBitmap,
     ) -> Result<Broken> {
         let (table, _) = self.shelf.names(pack)?;
         let is_missing =
-            |id: &u64| table.range(parts_of(*id).1).is_none_or(|range| range.end > size_bytes);
-        Ok(needed.iter().filter(is_missing).map(|id| (id, missing(id))).collect())
+            |place: &u32| table.range(*place as usize).is_none_or(|range| range.end > size_bytes);
+        let missing = needed.iter().filter(is_missing).map(|place| missing(pack, place));
+        Ok(missing.collect())
     }
 
     /// Checks what is needed, and with `is_all` everything that the pack has.
     fn check_content(
         &self,
         pack: PackNumber,
-        needed: &RoaringTreemap,
+        needed: &RoaringBitmap,
         is_all: bool,
         read_bytes: &Mutex<u64>,
     ) -> Result<Broken> {
         let (table, _) = self.shelf.names(pack)?;
         let content = self.shelf.objects.get(&object_name(pack), MOST_PACK_BYTES)?;
         *read_bytes.lock() += content.len() as u64;
+        let mut checked = needed.clone();
+        if is_all {
+            let there = (0..table.count()).filter(|place| table.range(*place).is_some());
+            checked.extend(there.map(|place| place as u32));
+        }
         let mut chunk = vec![0; self.shelf.seals.chunk_size()];
         let mut broken = Broken::new();
-        for place in 0..table.count() {
-            let (id, range) = (id_of(pack, place), table.range(place));
-            let is_checked = needed.contains(id) || is_all && range.is_some();
-            if !is_checked {
-                continue;
+        for place in checked {
+            let id = id_of(pack, place as usize);
+            let range = table.range(place as usize);
+            match range.and_then(|range| content.get(range.start as usize..range.end as usize)) {
+                None => broken.extend([missing(pack, place)]),
+                Some(value) if self.shelf.seals.authenticates(id, value, &mut chunk) => {}
+                Some(_) => {
+                    let why = format!("{}: value {place} is damaged", object_name(pack));
+                    broken.insert(id, why);
+                }
             }
-            let value =
-                range.and_then(|range| content.get(range.start as usize..range.end as usize));
-            let why = match value {
-                None => missing(id),
-                Some(value) if self.shelf.seals.authenticates(id, value, &mut chunk) => continue,
-                Some(_) => format!("{}: value {place} is damaged", object_name(pack)),
-            };
-            broken.insert(id, why);
         }
         Ok(broken)
     }
 
     /// Removes the broken values of a pack; all of it, if nothing is known of it. Returns whether there were any.
     fn mend(&self, pack: PackNumber, broken: &Broken) -> Result<bool> {
-        // What is missing already needs no removal, and one wrong answer is no reason for one.
-        let again = self.check_content(pack, &RoaringTreemap::new(), true, &Mutex::new(0));
-        let again = self.all_broken(pack, None, again)?;
-        if !again.keys().any(|id| broken.contains_key(id)) {
+        // One wrong answer is no reason to remove anything.
+        let nothing = RoaringBitmap::new();
+        let again = match self.check_content(pack, &nothing, true, &Mutex::new(0)) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let tables = self.shelf.names(pack);
+                let is_known = !tables.is_err_and(|error| error.kind() == ErrorKind::Corrupt);
+                if is_known || !broken.contains_key(&id_of(pack, 0)) {
+                    return Ok(false);
+                }
+                self.shelf.objects.delete(&object_name(pack))?;
+                return Ok(true);
+            }
+            checked => checked?,
+        };
+        let is_broken = |id: &u64| broken.contains_key(id) && again.contains_key(id);
+        // What is missing already needs no removal.
+        if !again.keys().any(is_broken) {
             return Ok(false);
         }
-        match self.put_anew(pack, |id| !again.contains_key(&id)) {
+        match self.put_anew(pack, |place| !is_broken(&id_of(pack, place))) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                self.shelf.objects.delete(&object_name(pack))?;
+                tracing::warn!("{}", error.full_message());
+                Ok(false)
             }
-            put => drop(put?),
+            put => put.map(|_| true),
         }
-        Ok(true)
+    }
+
+    /// The disks that need broken values.
+    fn damages(
+        &self,
+        readable: &[(&PointDocument, usize)],
+        broken: &[Broken],
+    ) -> Result<Vec<BucketDamage>> {
+        let mut damaged = Vec::new();
+        if broken.iter().all(Broken::is_empty) {
+            return Ok(damaged);
+        }
+        for (point, at) in readable {
+            let mut reached = Reached::default();
+            reached.add(&self.shelf, point.disks[*at].root)?;
+            let mut found = broken.iter().flatten().filter(|(id, _)| reached.contains(**id));
+            if let Some((_, reason)) = found.next() {
+                let more = match found.count() {
+                    0 => String::new(),
+                    more => format!(", and {more} more"),
+                };
+                damaged.push(damage(point, *at, format!("{reason}{more}")));
+            }
+        }
+        Ok(damaged)
     }
 }
 
-/// The disks that need broken values.
-fn damages(disks: &[(&PointDocument, usize, Reached)], broken: &[Broken]) -> Vec<BucketDamage> {
-    let mut damaged = Vec::new();
-    for (point, at, reached) in disks {
-        let is_needed = |id: &u64| reached.chunks.contains(*id) || reached.pages.contains(*id);
-        let mut found = broken.iter().flatten().filter(|(id, _)| is_needed(id));
-        if let Some((_, reason)) = found.next() {
-            let more = match found.count() {
-                0 => String::new(),
-                more => format!(", and {more} more"),
-            };
-            damaged.push(damage(point, *at, format!("{reason}{more}")));
+/// A pack that cannot be read lacks all of its values: those that are needed, and the first one, which stands for the others.
+fn all_broken(pack: PackNumber, needed: &RoaringBitmap, checked: Result<Broken>) -> Result<Broken> {
+    match checked {
+        Err(error) if [ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind()) => {
+            let why = error.full_message();
+            let all = needed.iter().chain([0]);
+            Ok(all.map(|place| (id_of(pack, place as usize), why.clone())).collect())
         }
+        checked => checked,
     }
-    damaged
 }
 
-fn missing(id: u64) -> String {
-    let (pack, place) = parts_of(id);
-    format!("{}: value {place} is missing", object_name(pack))
+fn missing(pack: PackNumber, place: u32) -> (u64, String) {
+    let why = format!("{}: value {place} is missing", object_name(pack));
+    (id_of(pack, place as usize), why)
 }
 
 fn damage(point: &PointDocument, disk: usize, reason: String) -> BucketDamage {

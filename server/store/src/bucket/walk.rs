@@ -1,16 +1,18 @@
-//! All that the points of a bucket lead to.
+//! All that points of a bucket lead to.
+
+use std::collections::BTreeMap;
 
 use coldrise_block::Result;
-use roaring::RoaringTreemap;
+use roaring::RoaringBitmap;
 
+use super::pack::{id_of, parts_of, PackNumber};
 use super::shelf::Shelf;
 use crate::map::{MapRoot, PageId, PageSource};
 
-/// The values that were reached. A page that several maps share is read once.
+/// The chunks and pages that were reached: of each pack the places. A page that several maps share is read once.
 #[derive(Default)]
 pub(super) struct Reached {
-    pub(super) chunks: RoaringTreemap,
-    pub(super) pages: RoaringTreemap,
+    pub(super) packs: BTreeMap<PackNumber, RoaringBitmap>,
 }
 
 impl Reached {
@@ -25,20 +27,40 @@ impl Reached {
         }
     }
 
+    /// Whether a value was reached.
+    pub(super) fn contains(&self, id: u64) -> bool {
+        let (pack, place) = parts_of(id);
+        self.packs.get(&pack).is_some_and(|places| places.contains(place as u32))
+    }
+
+    /// Everything that was reached.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u64> + '_ {
+        let of_pack = |(pack, places): (&PackNumber, &RoaringBitmap)| {
+            let pack = *pack;
+            places.iter().map(move |place| id_of(pack, place as usize)).collect::<Vec<_>>()
+        };
+        self.packs.iter().flat_map(of_pack)
+    }
+
     fn add_page(&mut self, shelf: &Shelf, id: PageId, level: u8) -> Result<()> {
-        if self.pages.contains(id) {
+        if self.contains(id) {
             return Ok(());
         }
         let page = shelf.page(id, level)?;
         for slot in page.iter().copied().filter(|slot| *slot != 0) {
             if level == 0 {
-                self.chunks.insert(slot);
+                self.insert(slot);
             } else {
                 self.add_page(shelf, slot, level - 1)?;
             }
         }
         // Last: a page counts as walked when all below it was.
-        self.pages.insert(id);
+        self.insert(id);
         Ok(())
+    }
+
+    fn insert(&mut self, id: u64) {
+        let (pack, place) = parts_of(id);
+        self.packs.entry(pack).or_default().insert(place as u32);
     }
 }

@@ -114,7 +114,7 @@ impl BucketWriter {
                 added => added?,
             }
         }
-        for id in reached.chunks.iter().chain(reached.pages.iter()) {
+        for id in reached.ids() {
             if !index.has(&self.shelf, id)? {
                 return Ok(false);
             }
@@ -138,12 +138,15 @@ impl BucketWriter {
             self.send(&mut filling.chunks)?;
         }
         let mut places = Vec::with_capacity(chunks.len());
-        let mut new = Vec::new();
+        let (mut new, mut numbered) = (Vec::new(), HashMap::new());
         for (chunk, name) in chunks.iter().zip(names) {
-            let known = self.known.find(&self.shelf, &name)?;
+            let known = match numbered.get(&name) {
+                Some(id) => Some(*id),
+                None => self.known.find(&self.shelf, &name)?,
+            };
             let id = known.unwrap_or(filling.chunks.next_id() + new.len() as u64);
             if known.is_none() {
-                self.known.fresh.lock().insert(name, id);
+                numbered.insert(name, id);
                 new.push((id, name, *chunk));
             }
             places.push((id, known.is_some()));
@@ -159,6 +162,8 @@ impl BucketWriter {
         for ((_, name, _), value) in new.iter().zip(&values) {
             filling.chunks.add(*name, value);
         }
+        // Not before: after a failure these numbers are given to other chunks.
+        self.known.fresh.lock().extend(numbered);
         let stored = places.into_iter().map(|(id, is_known)| match is_known {
             true => Stored::Known(id),
             false => Stored::New { id, stored_bytes: sizes.next().unwrap_or(0) },

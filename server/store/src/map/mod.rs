@@ -17,12 +17,14 @@
 
 mod builder;
 mod diff;
+mod extents;
 mod page;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use builder::{MapBuilder, PageSink};
 pub(crate) use diff::for_each_difference;
+pub(crate) use extents::{extents_of, Place};
 pub(crate) use page::{page_value, parse_page_value};
 
 use coldrise_block::{Error, ErrorKind, Result};

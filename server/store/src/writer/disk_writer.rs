@@ -1,5 +1,6 @@
 //! The caller's side of writing one disk.
 
+use std::ops::Range;
 use std::sync::mpsc::channel;
 use std::sync::Arc;
 
@@ -48,12 +49,7 @@ impl DiskWriter {
         size_bytes: u64,
         options: WriteOptions,
     ) -> Result<DiskWriter> {
-        if size_bytes == 0 || size_bytes > MAX_DISK_SIZE_BYTES {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("a disk of {size_bytes} bytes is not possible: 1 to {MAX_DISK_SIZE_BYTES}"),
-            ));
-        }
+        check_size(size_bytes)?;
         if options.threads == 0 || options.threads > MAX_THREADS {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -152,26 +148,48 @@ impl DiskWriter {
 
     fn advance(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.check()?;
-        let chunk_size = self.pipeline.chunk_size as u64;
-        let end = offset_bytes.checked_add(length_bytes).filter(|end| {
-            *end <= self.disk.size_bytes
-                && offset_bytes >= self.next_offset
-                && offset_bytes % chunk_size == 0
-                && (end % chunk_size == 0 || *end == self.disk.size_bytes)
-        });
-        let Some(end) = end else {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!(
-                    "a write of {length_bytes} bytes at {offset_bytes} is not in chunks of \
-                     {chunk_size}, ascending, within {} bytes",
-                    self.disk.size_bytes
-                ),
-            ));
-        };
-        self.next_offset = end;
+        let (chunk_size, size_bytes) = (self.pipeline.chunk_size as u64, self.disk.size_bytes);
+        self.next_offset =
+            end_of_write(chunk_size, self.next_offset..size_bytes, offset_bytes, length_bytes)?;
         Ok(())
     }
+}
+
+/// Checks the size of a disk.
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn check_size(size_bytes: u64) -> Result<()> {
+    if (1..=MAX_DISK_SIZE_BYTES).contains(&size_bytes) {
+        return Ok(());
+    }
+    let text = format!("a disk of {size_bytes} bytes is not possible: 1 to {MAX_DISK_SIZE_BYTES}");
+    Err(Error::new(ErrorKind::InvalidInput, text))
+}
+
+/// Checks that a write consists of whole chunks and lies in `left`, what is left of the disk. Returns its end.
+///
+/// # Errors
+/// `InvalidInput`.
+pub(crate) fn end_of_write(
+    chunk_size: u64,
+    left: Range<u64>,
+    offset_bytes: u64,
+    length_bytes: u64,
+) -> Result<u64> {
+    let end = offset_bytes.checked_add(length_bytes).filter(|end| {
+        *end <= left.end
+            && offset_bytes >= left.start
+            && offset_bytes % chunk_size == 0
+            && (end % chunk_size == 0 || *end == left.end)
+    });
+    end.ok_or_else(|| {
+        let text = format!(
+            "a write of {length_bytes} bytes at {offset_bytes} is not in chunks of {chunk_size}, ascending, within {} bytes",
+            left.end
+        );
+        Error::new(ErrorKind::InvalidInput, text)
+    })
 }
 
 impl Drop for DiskWriter {

@@ -89,7 +89,7 @@ pub(super) fn forget(
     });
     let points = points.collect::<Result<Vec<_>>>()?;
     let damaged_points = match arguments.damaged {
-        true => bucket.all_points().and_then(|_| bucket.remove_damaged_points())?,
+        true => bucket.remove_damaged_points()?,
         false => 0,
     };
     let is_last = !points.is_empty() || damaged_points > 0;
