@@ -100,7 +100,9 @@ class Visitor:
         self.page.goto(f"/#/{address}")
 
     def violations(self):
-        """What axe-core finds, in words."""
+        """What axe-core finds, in words, once what slides in is there: half way its colours are paler."""
+        self.page.evaluate("""() => Promise.all(document.getAnimations().filter((each) => each.effect.getComputedTiming().endTime < Infinity)
+            .map((each) => each.finished.catch(() => undefined)))""")
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")["violations"]
