@@ -18,6 +18,7 @@ import pytest
 
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
+from support.stopped import stopped
 
 MIB = 1 << 20
 
@@ -139,20 +140,10 @@ def test_seal_while_served_and_while_idle(coldrise, image, point, served, tmp_pa
         (point, "backup"), (f"{point}+1", "synthetic"), (f"{point}+2", "synthetic")]
 
 
-def stopped(server):
-    """The nbdkit that serves, while it does not run."""
+def stands(server):
+    """The nbdkit that serves does not run meanwhile."""
     (pid,) = server.children()
-
-    @contextlib.contextmanager
-    def stop():
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield pid
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    return stop()
+    return stopped(pid)
 
 
 def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
@@ -160,7 +151,7 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
     server = served()
     client = server.connect("live/trial/vda")
     client.pwrite(b"z" * 4096, 0)
-    with stopped(server) as pid:
+    with stands(server) as pid:
         began = time.monotonic()
         seal = coldrise.start("--json", "seal", "trial", "--wait", "3",
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -187,7 +178,7 @@ def test_a_seal_of_a_server_that_goes_on_in_time(coldrise, point, served):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
-    with stopped(server) as pid:
+    with stands(server) as pid:
         seal = coldrise.start("--json", "seal", "trial", stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE)
         assert str(pid) in seal.stderr.readline()
@@ -202,7 +193,7 @@ def test_a_seal_goes_on_where_the_server_is_killed(coldrise, point, served):
     client = server.connect("live/trial/vda")
     client.pwrite(b"z" * 4096, 0)
     client.flush()
-    with stopped(server) as pid:
+    with stands(server) as pid:
         seal = coldrise.start("--json", "seal", "trial", stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE)
         assert str(pid) in seal.stderr.readline()

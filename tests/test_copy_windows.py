@@ -133,9 +133,10 @@ def test_a_rate_holds_from_the_minute_at_which_its_window_begins(source, far, di
     source.pair(far.program, "source", "--may", "fetch")
     noon = Noon(tmp_path)
     noon.set(-3600)
-    copy = Copy(far.program, noon, "--from", "source", "--window", "00:00-12:00=256K")
+    copy = Copy(far.program, noon, "--from", "source", "--window", "00:00-12:00=512K")
+    # It grows when a batch of 4 MiB is stored, and two can be on their way side by side: after 16 seconds.
     wait_until(lambda: copy.progress > 0, "content")
-    # At 256 KiB per second it would take two minutes.
+    # At 512 KiB per second it would take 64 seconds.
     noon.set(60)
     assert copy.end() == 0, copy.said
     assert json.loads(copy.lines[-1])["elapsed_ms"] < 60_000

@@ -16,6 +16,7 @@ from support.killed_at import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
 from support.running import COUNTER_OFFSET, counter_in_use
+from support.stopped import stopped
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +143,10 @@ def test_another_machine_of_the_name_is_left_alone(coldrise, libvirt, recover, u
 def test_a_served_machine_whose_name_another_one_takes_is_off(coldrise, libvirt, recover):
     running = recover()
     # Stopped, so that it does not see the end.
-    running.process.send_signal(signal.SIGSTOP)
-    libvirt.virsh("destroy", "web01")
-    start_other(libvirt, UUID + "1")
-    running.process.send_signal(signal.SIGTERM)
-    running.process.send_signal(signal.SIGCONT)
+    with stopped(running.process.pid):
+        libvirt.virsh("destroy", "web01")
+        start_other(libvirt, UUID + "1")
+        running.process.send_signal(signal.SIGTERM)
     assert running.end()["state"] == "off" and libvirt.state("web01") == "paused (user)"
 
 
@@ -343,10 +343,9 @@ def test_the_end_of_a_moved_session_is_seen(coldrise, libvirt, recover):
     folder = libvirt.folder / "ended"
     folder.mkdir()
     # So that it does not see the note of the move.
-    running.process.send_signal(signal.SIGSTOP)
-    coldrise.json("move", "live/web01-1", folder)
-    wait_until(lambda: coldrise.run("unpublish", "web01-1").returncode == 0, "the session closes")
-    running.process.send_signal(signal.SIGCONT)
+    with stopped(running.process.pid):
+        coldrise.json("move", "live/web01-1", folder)
+        wait_until(lambda: coldrise.run("unpublish", "web01-1").returncode == 0, "the session closes")
     assert running.end()["state"] == "moved" and libvirt.state("web01").startswith("running")
     libvirt.virsh("destroy", "web01")
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ import nbd
 import pytest
 
 from support.nbdserver import wait_until
+from support.stopped import stopped
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -201,11 +201,8 @@ def test_a_stopped_server_is_said_to_be_silent(service, live, nbdkit):
     server = nbdkit()
     with server.connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
-        server.process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(server.process.pid):
             shown = session(service)
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         assert shown["is_served"] and "does not answer" in shown["activity_missing"]
         assert "server" not in shown and "activity" not in shown["disks"][0]
         assert session(service)["server"]

@@ -16,6 +16,7 @@ def stopped(pid):
         threads = Path(f"/proc/{pid}/task")
         wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat")),
                    f"process {pid} stands")
-        yield
+        yield pid
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
