@@ -356,6 +356,28 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
 
 
+def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, tmp_path):
+    bucket.init()
+    image = Image(8 * MIB)
+    image.write(0, random.Random(1).randbytes(8 * MIB))
+    first = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    bucket.copy()
+    packs = sorted((bucket.server.data / bucket.server.bucket).rglob("packs/*"), key=lambda path: path.stat().st_size)
+    kept = packs[-1].read_bytes()
+    packs[-1].write_bytes(kept[:-1000] + bytes([kept[-1000] ^ 1]) + kept[-999:])
+    assert bucket.program.run("bucket", "verify", bucket.url, "--mend").returncode == FAILED
+    shutil.rmtree(coldrise.repository / "buckets")
+    for seed in (2, 3):
+        image.write(4 * MIB, random.Random(seed).randbytes(1000))
+        point = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+        bucket.copy()
+        target = tmp_path / f"{seed}.raw"
+        bucket.json("restore", point, target)
+        assert target.read_bytes() == image.content
+    verified = bucket.program.run("--json", "bucket", "verify", bucket.url)
+    assert [found["address"] for found in json.loads(verified.stdout)["damaged"]] == [f"{first}/vda"]
+
+
 def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(4 * MIB)
@@ -368,8 +390,8 @@ def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
     documents = sorted((there / "points").rglob("*"), key=lambda path: path.name if path.is_file() else "")[-3:]
     documents[1].write_bytes(b"\0" * 100)
     (there / "points/zzz").write_bytes(b"x")
-    for action in ("list", "verify"):
-        told = bucket.program.run("bucket", action, bucket.url)
+    for action in (["list"], ["verify"], ["prune", "--keep-last=1", "--dry-run"]):
+        told = bucket.program.run("bucket", action[0], bucket.url, *action[1:])
         assert told.returncode == FAILED and documents[1].name in told.stdout and "versions" in told.stdout, told
     # The others come back.
     new = bucket.use(Coldrise(tmp_path / "anew", coldrise.passphrase_file))

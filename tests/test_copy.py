@@ -76,6 +76,29 @@ def test_what_was_pruned_there_is_not_copied_again(coldrise, far, history, tmp_p
     assert "web01/20261103T100000Z" in addresses(far)
 
 
+def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history, tmp_path):
+    coldrise_as_far = ["--to", coldrise.repository, "--to-passphrase-file", coldrise.passphrase_file]
+    far.backup("db01", vda=Image(MIB).save(tmp_path / "db.raw"))
+    for _ in range(2):
+        copy(coldrise, far, "--prefix", "berlin-")
+        far.json("copy", *coldrise_as_far, "--prefix", "munich-")
+    machines = [{machine["machine"] for machine in site.json("list")["machines"]} for site in (coldrise, far)]
+    assert machines == [{"web01", "munich-db01"}, {"db01", "berlin-web01"}]
+    for site in (coldrise, far):
+        (target,) = site.json("copies")["targets"]
+        assert (target["state"], target["points_behind"]) == ("current", 0), target
+    # What is written there goes back, and so does a machine that is named.
+    far.publish("berlin-web01/latest", "there")
+    with open(tmp_path / "new.raw", "wb") as new:
+        new.truncate(MIB)
+    far.json("unpublish", "there")
+    far.json("backup", "berlin-web01", f"vda=raw:{tmp_path / 'new.raw'}")
+    assert far.json("copies")["targets"][0]["points_behind"] == 1
+    assert far.json("copy", *coldrise_as_far, "--prefix", "munich-")["points"] == 1
+    assert len(coldrise.json("list", "munich-berlin-web01")["machines"][0]["points"]) == 1
+    assert far.json("copy", *coldrise_as_far, "berlin-web01", "--as", "back", "--all")["points"] == 5
+
+
 def test_names_of_machines_there(coldrise, far, history, tmp_path):
     point = "20261103T100000Z"
     assert copy(coldrise, far, "--prefix", "site-b-", "--last", "1")["machines"][0]["to_machine"] == "site-b-web01"

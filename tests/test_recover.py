@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import time
 
@@ -360,6 +361,33 @@ def test_a_machine_that_never_started_is_named_and_undone(coldrise, libvirt, own
         assert "web01 is off" in told and "recover live/web01-1 --undo" in told, told
     coldrise.json("recover", "live/web01-1", "--undo")
     assert "is off" not in coldrise.run("doctor").stdout
+
+
+def test_a_socket_that_another_server_has_leaves_nothing(coldrise, libvirt, own_tmp, address):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(own_tmp / "nbd"))
+        other.listen()
+        refused = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", own_tmp / "nbd",
+                               "--socket-owner", QEMU_USER)
+    assert refused.returncode == 11 and "listens" in refused.stderr, refused
+    assert coldrise.json("sessions")["sessions"] == [] and libvirt.domains() == []
+
+
+def test_a_recovery_ends_that_was_undone_before_libvirt_ended(coldrise, libvirt, recover, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+if [ -e {tmp_path}/away ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi
+exec /usr/bin/virsh "$@"
+""", encoding="utf-8")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        running = recover()
+    with stopped(running.process.pid):
+        coldrise.json("recover", "live/web01-1", "--undo")
+        (tmp_path / "away").touch()
+    assert running.end()["state"] == "off" and coldrise.json("sessions")["sessions"] == []
 
 
 def test_a_machine_that_ends_before_its_undo_is_undone(coldrise, libvirt, recover, tmp_path, monkeypatch):

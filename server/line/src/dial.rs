@@ -12,7 +12,7 @@ use rustls::{ClientConfig, ClientConnection};
 use crate::code::{PairingCode, ProvenKeys};
 use crate::connected::TcpLine;
 use crate::frame::Class;
-use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES, REFUSES_KEY};
+use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES, KNOWS_NO_LINE, REFUSES_KEY};
 use crate::identity::{Identity, PeerKey};
 use crate::options::{LineOptions, MAX_BULK_CONNECTIONS};
 use crate::socket;
@@ -47,7 +47,13 @@ fn connect_all(
     options: &LineOptions,
 ) -> Result<TcpLine> {
     let config = tls::client(identity, move |key| *key == peer)?;
-    first_of(address, |remote| begin(address, remote, &config, options))
+    first_of(address, |remote| match begin(address, remote, &config, options) {
+        // It was started anew in between: the next time it knows.
+        Err(error) if error.message().contains(KNOWS_NO_LINE) => {
+            begin(address, remote, &config, options)
+        }
+        begun => begun,
+    })
 }
 
 /// Begins a line. Its other connections are made meanwhile, as many as this side wants: so it takes four round trips, and three more

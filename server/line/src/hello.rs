@@ -123,6 +123,8 @@ impl Welcome {
 
 /// The peer does not have this side's key among those that it lets in.
 pub(crate) const REFUSES_KEY: &str = "it refuses the key of this side";
+/// It has forgotten the first connection of a line before the others came: it was started anew.
+pub(crate) const KNOWS_NO_LINE: &str = "it does not know the line that this connection belongs to";
 
 impl Refusal {
     pub(crate) fn error(self) -> Error {
@@ -139,7 +141,7 @@ impl Refusal {
             ),
             Refusal::UnknownSession => (
                 ErrorKind::Io,
-                "it does not know the line that this connection belongs to",
+                KNOWS_NO_LINE,
                 "try again; if it stays so, look at the log of the other site",
             ),
             Refusal::WrongCode => (

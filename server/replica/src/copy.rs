@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk_copy::DiskCopy;
 use crate::far::messages::error_on_its_way;
 use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
-use crate::plan::{base_of, made_in, Plan, Side, Wanted};
+use crate::plan::{base_of, comes_back, made_in, Plan, Side, Wanted};
 use crate::source::CopySource;
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
@@ -265,8 +265,13 @@ impl MachineRun<'_> {
 
     /// Plans, and copies what is missing.
     fn copy_missing(&mut self) -> Result<()> {
-        let points = self.source.points(&self.result.machine)?;
+        let mut points = self.source.points(&self.result.machine)?;
         let (here_id, far_id) = (self.source.id(), self.far.id()?);
+        // Unless somebody asks for this machine.
+        if self.request.machines.is_empty() {
+            let far_machine = &self.result.far_machine;
+            points.retain(|point| !comes_back(point.made_in.as_ref(), &far_id, far_machine));
+        }
         let far_points = self.far.points(&self.result.far_machine)?;
         let here = Side { repository: &here_id, machine: &self.result.machine, points: &points };
         let there =

@@ -30,6 +30,16 @@ pub(crate) fn made_in(repository: &RepositoryId, point: &PointDocument) -> MadeI
     point.made_in.clone().unwrap_or_else(own)
 }
 
+/// Whether a point was made in `far`, and would come back there under another name. Two sites that copy to each other with prefixes
+/// would send all points to and fro without end.
+pub(crate) fn comes_back(
+    made_in: Option<&MadeIn>,
+    far: &RepositoryId,
+    far_machine: &MachineName,
+) -> bool {
+    made_in.is_some_and(|made| made.repository == *far && made.machine != *far_machine)
+}
+
 /// One side of a copy: the points of a machine.
 pub(crate) struct Side<'a> {
     pub(crate) repository: &'a RepositoryId,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
-use coldrise_store::{MachineName, Repository};
+use coldrise_store::{MachineName, MadeIn, Repository, RepositoryId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,7 @@ use super::document::{
 use super::sizes::{Bytes, Sizes};
 use super::{now_ms, ALIVE_FOR};
 use crate::links::Links;
+use crate::plan::comes_back;
 
 /// How a target or a machine's copies are, in one word.
 #[derive(
@@ -141,6 +142,13 @@ pub struct TargetCopies {
 struct KnownPoint {
     cut: Cut,
     is_quarantined: bool,
+    made_in: Option<MadeIn>,
+}
+
+impl KnownPoint {
+    fn comes_back(&self, far: Option<&RepositoryId>, far_machine: &MachineName) -> bool {
+        far.is_some_and(|far| comes_back(self.made_in.as_ref(), far, far_machine))
+    }
 }
 
 type KnownPoints = Arc<Vec<KnownPoint>>;
@@ -185,10 +193,14 @@ impl StatusReader {
     /// Errors of the catalog and of the drive. What concerns one target or machine makes that one unknown.
     pub fn targets(&self, repository: &Arc<Repository>) -> Result<Vec<TargetCopies>> {
         let records = CopyRecords::of(repository);
+        let links = Links::of(repository).all()?;
         let now_ms = now_ms();
         let mut found = BTreeMap::new();
         for (name, ..) in records.stamps()? {
             match records.read(&name) {
+                // A copy that ran when its link was removed has recorded its end.
+                Ok(TargetDocument { target: CopyTarget::Link(link), .. })
+                    if !links.iter().any(|known| known.name == link) => {}
                 Ok(document) => {
                     let target = document.target.clone();
                     found.insert(target, self.of_document(repository, document, now_ms)?);
@@ -223,6 +235,7 @@ impl StatusReader {
         let known = |point: coldrise_store::PointDocument| KnownPoint {
             cut: Cut { created_at_ms: point.created_at_ms, point: point.point },
             is_quarantined: point.quarantine.is_some(),
+            made_in: point.made_in,
         };
         let mut points: Vec<KnownPoint> = points.into_iter().map(known).collect();
         points.sort_by(|one, other| one.cut.cmp(&other.cut));
@@ -237,20 +250,26 @@ impl StatusReader {
         mut document: TargetDocument,
         now_ms: u64,
     ) -> Result<TargetCopies> {
+        let far = document.repository;
         if document.is_of_all {
             let recorded: BTreeSet<_> =
                 document.machines.values().map(|record| record.machine.clone()).collect();
             let all = Catalog::new(repository).machines()?;
             for machine in all.into_iter().filter(|machine| !recorded.contains(machine)) {
-                // Its name there is known when it is copied.
-                document.machines.entry(machine.clone()).or_insert(MachineRecord::new(machine));
+                // What came from there does not go back.
+                let points = self.points(repository, &machine).unwrap_or_default();
+                let comes_back = |point: &KnownPoint| point.comes_back(far.as_ref(), &machine);
+                if points.is_empty() || !points.iter().all(comes_back) {
+                    // Its name there is known when it is copied.
+                    document.machines.entry(machine.clone()).or_insert(MachineRecord::new(machine));
+                }
             }
         }
-        let mut machines: Vec<MachineCopies> = document
-            .machines
-            .into_iter()
-            .map(|(far_machine, record)| self.of_record(repository, &far_machine, record, now_ms))
-            .collect();
+        let of_record = |(far_machine, record): (MachineName, MachineRecord)| {
+            self.of_record(repository, far.as_ref(), &far_machine, record, now_ms)
+        };
+        let mut machines: Vec<MachineCopies> =
+            document.machines.into_iter().map(of_record).collect();
         machines.sort_by(|one, other| {
             (&one.machine, &one.far_machine).cmp(&(&other.machine, &other.far_machine))
         });
@@ -262,6 +281,7 @@ impl StatusReader {
     fn of_record(
         &self,
         repository: &Arc<Repository>,
+        far: Option<&RepositoryId>,
         far_machine: &MachineName,
         record: MachineRecord,
         now_ms: u64,
@@ -271,7 +291,10 @@ impl StatusReader {
             horizon.is_ok_and(|now| now.is_passed_over(&newest.point))
         });
         let points = self.points(repository, &record.machine);
-        let missing = points.map(|points| record.missing(&points, is_astray));
+        let missing = points.map(|points| {
+            let goes_there = |point: &&KnownPoint| !point.comes_back(far, far_machine);
+            record.missing(points.iter().filter(goes_there), is_astray)
+        });
         let bytes = missing.as_ref().ok().and_then(|missing| {
             let newest = record.newest.as_ref();
             self.sizes.lock().of(repository, &record.machine, newest, missing).ok()
@@ -306,7 +329,11 @@ impl CopyTarget {
 impl MachineRecord {
     /// The points that are wanted there and are not there, oldest first. `is_astray`: the newest one there is dated
     /// in the future, so what came since the last look is not there.
-    fn missing(&self, points: &[KnownPoint], is_astray: bool) -> Vec<Cut> {
+    fn missing<'a>(
+        &self,
+        points: impl Iterator<Item = &'a KnownPoint>,
+        is_astray: bool,
+    ) -> Vec<Cut> {
         let is_missing = |point: &&KnownPoint| {
             let is_newer = match &self.newest {
                 Some(newest) if is_astray => {
@@ -319,7 +346,7 @@ impl MachineRecord {
             let is_wanted = is_newer || self.older.contains(&point.cut.point);
             !point.is_quarantined && !is_there && is_wanted
         };
-        points.iter().filter(is_missing).map(|point| point.cut.clone()).collect()
+        points.filter(is_missing).map(|point| point.cut.clone()).collect()
     }
 
     fn into_copies(

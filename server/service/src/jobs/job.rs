@@ -160,7 +160,7 @@ pub(crate) struct Job {
     /// Its runs start only in this part of the day, such as `22:00-06:00 Mon..Fri`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) window: Option<String>,
-    /// Maximum number of its runs at once.
+    /// Maximum number of its runs at once. Copies with a limit on their rate: 1 if absent, because the limit is that of each run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
@@ -237,6 +237,12 @@ fn default_retry_seconds() -> u32 {
 }
 
 impl Job {
+    /// Whether it copies, and each of its runs keeps below a rate.
+    pub(super) fn limits_a_line(&self) -> bool {
+        let is_limited = self.rate_bytes_per_second.is_some() || !self.rate_windows.is_empty();
+        self.kind == JobKind::Copy && is_limited
+    }
+
     /// Checks a document that a caller gave.
     ///
     /// # Errors

@@ -234,7 +234,7 @@ impl Queue {
         let now = Timestamp::from_millisecond(now_ms).unwrap_or(Timestamp::UNIX_EPOCH);
         let local = TimeZone::system().to_datetime(now);
         let limits = |job: &Job| JobLimits {
-            parallel: job.parallel,
+            parallel: job.parallel.or(job.limits_a_line().then_some(1)),
             // A window that no longer parses holds nothing.
             is_open: !matches!(job.window(), Ok(Some(window)) if !window.contains(local)),
         };

@@ -147,3 +147,66 @@ fn a_writer_whose_sign_was_removed_adds_nothing() {
     assert_eq!(refused.kind(), ErrorKind::Incomplete);
     assert!(bucket.repository.all_points().unwrap().is_empty());
 }
+
+#[test]
+fn a_lost_index_does_not_hide_what_was_removed() {
+    let bucket = Bucket::new();
+    let content = random(1, 3000);
+    let first = bucket.add(1, None, &content);
+    let name = bucket.memory.largest_pack();
+    let size = bucket.memory.get(&name, u64::MAX).unwrap().len();
+    bucket.memory.flip(&name, size - 5000);
+    assert_eq!(open(&bucket.memory).verify(BucketCheck::Mend).unwrap().mended_packs, 1);
+    std::fs::remove_dir_all(bucket.local.path().join("index")).unwrap();
+    let writer = bucket.writer().unwrap();
+    assert!(!writer.is_whole(&first).unwrap());
+    drop(writer);
+    let next = bucket.add(2, None, &content);
+    assert!(bucket.content(&next).unwrap() == content);
+}
+
+#[test]
+fn damaged_names_cost_no_value() {
+    let bucket = Bucket::new();
+    let content = random(1, 3000);
+    let first = bucket.add(1, None, &content);
+    let name = bucket.memory.largest_pack();
+    let head = pack::Head::parse(&bucket.memory.get(&name, u64::MAX).unwrap()).unwrap();
+    bucket.memory.flip(&name, head.names.start as usize + 40);
+    for check in [BucketCheck::Quick, BucketCheck::Full] {
+        let damaged = open(&bucket.memory).verify(check).unwrap().damaged;
+        assert_eq!(damaged.iter().map(|one| &one.address).collect::<Vec<_>>(), [&name]);
+    }
+    // Points that are there are bases all the same.
+    assert!(bucket.writer().unwrap().is_whole(&first).unwrap());
+    let report = open(&bucket.memory).verify(BucketCheck::Mend).unwrap();
+    assert_eq!((report.damaged.len(), report.mended_packs), (1, 1));
+    assert!(bucket.content(&first).unwrap() == content);
+    assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);
+    // Its names are known again, without an index, too.
+    std::fs::remove_dir_all(bucket.local.path().join("index")).unwrap();
+    let packs = bucket.memory.count("packs/");
+    let second = bucket.add(2, None, &content);
+    assert!(bucket.content(&second).unwrap() == content);
+    assert_eq!(bucket.memory.count("packs/"), packs + 1, "only a pack of pages");
+}
+
+#[test]
+fn a_lost_configuration_is_put_back() {
+    let bucket = Bucket::new();
+    bucket.add(1, None, &random(1, 100));
+    for (name, lost) in [(CONFIG, None), (CONFIG_COPY, Some(b"{".to_vec()))] {
+        let kept = bucket.memory.get(name, u64::MAX).unwrap();
+        match lost {
+            None => bucket.memory.delete(name).unwrap(),
+            Some(content) => bucket.memory.put(name, content).unwrap(),
+        }
+        let repository = open(&bucket.memory);
+        for check in [BucketCheck::Quick, BucketCheck::Mend] {
+            let damaged = repository.verify(check).unwrap().damaged;
+            assert_eq!(damaged.iter().map(|one| one.address.as_str()).collect::<Vec<_>>(), [name]);
+        }
+        assert!(bucket.memory.get(name, u64::MAX).unwrap() == kept);
+        assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);
+    }
+}

@@ -14,7 +14,9 @@ use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use super::in_parallel::in_parallel;
 use super::objects::Listed;
-use super::pack::{id_of, number_of, parts_of, Name, Pack, PackNumber, Table, FOLDER, NAME_BYTES};
+use super::pack::{
+    id_of, number_of, parts_of, Name, Pack, PackNumber, Table, Tables, FOLDER, NAME_BYTES,
+};
 use super::shelf::{Shelf, REQUESTS};
 use crate::log_directory::LogDirectory;
 use crate::rocks::{Database, Family, ReadMode};
@@ -24,7 +26,7 @@ const STEP_PACKS: usize = 64;
 const NO_NAME: Name = [0; NAME_BYTES];
 /// The format of the entries.
 const VERSION_KEY: &[u8] = b"version";
-const VERSION: &[u8] = b"1";
+const VERSION: &[u8] = b"2";
 const GENERATION_KEY: &[u8] = b"generation";
 
 /// A pack as a list shows it.
@@ -52,7 +54,7 @@ pub(super) struct Index {
     database: Database,
     /// The packs in the bucket that can be read.
     packs: HashSet<PackNumber>,
-    /// Those that were put anew: values may be missing.
+    /// Those of which values are missing, or may be: they were put anew.
     changed: HashSet<PackNumber>,
     generation: u64,
     _log: LogDirectory,
@@ -148,7 +150,7 @@ impl Index {
 
     /// Takes over the names of packs. Each as it is shown, and whether it was another one before.
     fn learn(&mut self, shelf: &Shelf, news: &[(PackNumber, Shown, bool)]) -> Result<()> {
-        let names = in_parallel(news, REQUESTS, |(pack, ..)| match shelf.names(*pack) {
+        let tables = in_parallel(news, REQUESTS, |(pack, ..)| match shelf.tables(*pack) {
             // What it has is stored again. A verify tells of it.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!("{}", error.full_message());
@@ -156,19 +158,17 @@ impl Index {
             }
             read => read.map(Some),
         })?;
-        for ((pack, shown, is_changed), names) in news.iter().zip(names) {
-            let Some((table, names)) = names else { continue };
+        for ((pack, shown, is_changed), tables) in news.iter().zip(tables) {
+            let Some(Tables { table, names }) = tables else { continue };
+            let has = |place| has_value(&table, place, shown.size_bytes);
             let mut batch = self.database.batch();
-            for (place, name) in names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
-                let id = id_of(*pack, place);
-                if has_value(&table, place, shown.size_bytes) {
-                    self.put(&mut batch, shelf, name, id)?;
-                } else if self.entry(shelf, name)? == Some(id) {
-                    batch.delete(Family::Dedup, name)?;
+            for (place, name) in names.iter().flatten().enumerate() {
+                if *name != NO_NAME && has(place) {
+                    self.put(&mut batch, shelf, name, id_of(*pack, place))?;
                 }
             }
-            // A part of it may be missing.
-            let is_changed = *is_changed || table.end_bytes() != shown.size_bytes;
+            // Without any index before, too, it may have been put anew.
+            let is_changed = *is_changed || !(0..table.count()).all(has);
             put_pack(&mut batch, *pack, *shown, is_changed)?;
             self.database.write(batch, false)?;
             self.packs.insert(*pack);
@@ -244,10 +244,12 @@ impl Index {
         batch.put(Family::Dedup, name, &entry)
     }
 
-    /// The value with that content, if its pack is there.
+    /// The value with that content, if it is there.
     pub(super) fn find(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
-        let found = self.entry(shelf, name)?;
-        Ok(found.filter(|id| self.packs.contains(&parts_of(*id).0)))
+        match self.entry(shelf, name)? {
+            Some(id) => Ok(self.has(shelf, id)?.then_some(id)),
+            None => Ok(None),
+        }
     }
 
     /// The entry of a content. A damaged one is none.

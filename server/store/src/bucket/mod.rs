@@ -62,6 +62,8 @@ const CONFIG_COPY: &str = "repository.copy.json";
 /// A repository in a bucket.
 pub struct BucketRepository {
     shelf: Arc<Shelf>,
+    /// The one of the two objects with its parameters that is missing or damaged.
+    lost_configuration: Option<&'static str>,
     /// Documents of points that could not be read, and why.
     damaged: Mutex<BTreeMap<String, String>>,
 }
@@ -108,10 +110,14 @@ impl BucketRepository {
     ) -> Result<Arc<BucketRepository>> {
         let passphrase = ReadOnce::new(passphrase);
         let opened = configuration(&*objects)
-            .and_then(|configuration| Seals::new(configuration, passphrase.get()?));
-        let seals = opened.map_err(|error| error.context(objects.place()))?;
+            .and_then(|(config, lost)| Ok((Seals::new(config, passphrase.get()?)?, lost)));
+        let (seals, lost_configuration) =
+            opened.map_err(|error| error.context(objects.place()))?;
+        if let Some(name) = lost_configuration {
+            tracing::warn!("{}: {name} is damaged or missing, the other one is used", objects.place());
+        }
         let shelf = Arc::new(Shelf::new(objects, seals));
-        Ok(Arc::new(BucketRepository { shelf, damaged: Mutex::default() }))
+        Ok(Arc::new(BucketRepository { shelf, lost_configuration, damaged: Mutex::default() }))
     }
 
     /// The repository's id.
@@ -149,8 +155,9 @@ impl BucketRepository {
     }
 }
 
-/// The parameters and wrapped keys of the repository in a bucket, from one of their two objects.
-fn configuration(objects: &dyn Objects) -> Result<RepositoryConfig> {
+/// The parameters and wrapped keys of the repository in a bucket, from one of their two objects; the name of the other one, if it is
+/// missing or damaged.
+fn configuration(objects: &dyn Objects) -> Result<(RepositoryConfig, Option<&'static str>)> {
     let read =
         |name| objects.get(name, MAX_FILE_BYTES).and_then(|text| RepositoryConfig::parse(&text));
     let is_lost = |error: &Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
@@ -161,18 +168,13 @@ fn configuration(objects: &dyn Objects) -> Result<RepositoryConfig> {
         }
         (Ok(first), copy) => {
             return match copy {
-                Err(error) if !is_lost(&error) => Err(error),
-                _ => Ok(first),
+                Ok(_) => Ok((first, None)),
+                Err(error) if is_lost(&error) => Ok((first, Some(CONFIG_COPY))),
+                Err(error) => Err(error),
             };
         }
         (Err(error), _) if !is_lost(&error) => return Err(error),
-        (Err(_), Ok(copy)) => {
-            tracing::warn!(
-                "{}: {CONFIG} is damaged or missing, {CONFIG_COPY} is used",
-                objects.place()
-            );
-            return Ok(copy);
-        }
+        (Err(_), Ok(copy)) => return Ok((copy, Some(CONFIG))),
         (Err(_), Err(error)) if !is_lost(&error) => return Err(error),
         (Err(error), Err(_)) => error,
     };

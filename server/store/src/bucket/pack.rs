@@ -225,11 +225,6 @@ impl Table {
         self.ends.len()
     }
 
-    /// The length of the pack.
-    pub(super) fn end_bytes(&self) -> u64 {
-        u64::from(self.ends.last().copied().unwrap_or(self.begin))
-    }
-
     /// The bytes of a value; `None` if it was removed, or was never there.
     pub(super) fn range(&self, place: usize) -> Option<Range<u64>> {
         let end = *self.ends.get(place)?;
@@ -241,20 +236,46 @@ impl Table {
     }
 }
 
-/// The names in a pack.
-///
-/// # Errors
-/// `Corrupt`.
-pub(super) fn open_names(seals: &Seals, number: PackNumber, names: &[u8]) -> Result<Vec<Name>> {
-    let names = seals.decrypt(&names_purpose(number), names)?;
-    let each = names.chunks_exact(NAME_BYTES);
-    if !each.remainder().is_empty() {
-        return Err(damaged("its names have an unknown form"));
+/// What the beginning of a pack says of its values.
+pub(super) struct Tables {
+    pub(super) table: Table,
+    /// One for each value; `None` if they are damaged. Nothing is lost with them: contents have the same names again.
+    pub(super) names: Option<Vec<Name>>,
+}
+
+impl Tables {
+    /// From the encrypted sizes and names.
+    ///
+    /// # Errors
+    /// `Corrupt` if the sizes are damaged: then none of the values can be found.
+    pub(super) fn open(
+        seals: &Seals,
+        number: PackNumber,
+        head: &Head,
+        sizes: &[u8],
+        names: &[u8],
+    ) -> Result<Tables> {
+        let table = Table::open(seals, number, head, sizes)?;
+        let names = seals.decrypt(&names_purpose(number), names).ok();
+        let names = names.filter(|names| names.len() == table.count() * NAME_BYTES);
+        let name = |bytes: &[u8]| {
+            let mut name = [0; NAME_BYTES];
+            name.copy_from_slice(bytes);
+            name
+        };
+        let names = names.map(|names| names.chunks_exact(NAME_BYTES).map(name).collect());
+        Ok(Tables { table, names })
     }
-    let name = |bytes: &[u8]| {
-        let mut name = [0; NAME_BYTES];
-        name.copy_from_slice(bytes);
-        name
-    };
-    Ok(each.map(name).collect())
+
+    /// From the content of a pack.
+    ///
+    /// # Errors
+    /// As for [`Tables::open`].
+    pub(super) fn of(seals: &Seals, number: PackNumber, content: &[u8]) -> Result<Tables> {
+        let head = Head::parse(content)?;
+        let part = |range: &Range<u64>| {
+            content.get(range.start as usize..range.end as usize).unwrap_or_default()
+        };
+        Tables::open(seals, number, &head, part(&head.sizes), part(&head.names))
+    }
 }

@@ -86,6 +86,15 @@ impl Seals {
         self.codec.decode(&self.keys.chunks, id, value, chunk)
     }
 
+    /// The name that the value of that number has in its pack; `None` if it is neither chunk nor page. `chunk`, of the chunk size,
+    /// is overwritten.
+    pub(super) fn identify(&self, id: u64, value: &[u8], chunk: &mut [u8]) -> Option<Name> {
+        match self.decode(id, value, chunk) {
+            Ok(()) => Some(self.name_of(chunk)),
+            Err(_) => self.page(id, *value.get(1)?, value).ok().map(|_| Name::default()),
+        }
+    }
+
     /// Whether a value is the chunk or page of that number. `chunk`, of the chunk size, is overwritten.
     pub(super) fn authenticates(&self, id: u64, value: &[u8], chunk: &mut [u8]) -> bool {
         let is_page = |level: &u8| self.page(id, *level, value).is_ok();

@@ -11,7 +11,7 @@ use quick_cache::Weighter;
 use super::in_parallel::in_parallel;
 use super::objects::Objects;
 use super::pack::{
-    damaged, object_name, open_names, parts_of, Head, Name, PackNumber, Table, HEAD_BYTES,
+    damaged, object_name, parts_of, Head, PackNumber, Table, Tables, HEAD_BYTES,
 };
 use super::seals::Seals;
 use crate::cache::PageCache;
@@ -188,19 +188,16 @@ impl Shelf {
         Ok(table)
     }
 
-    /// Where the values of a pack lie, and their names. Nothing of it is kept.
-    pub(super) fn names(&self, pack: PackNumber) -> Result<(Table, Vec<Name>)> {
+    /// What the beginning of a pack says. Nothing of it is kept.
+    ///
+    /// # Errors
+    /// `Corrupt` if none of its values can be found; errors of reaching the store.
+    pub(super) fn tables(&self, pack: PackNumber) -> Result<Tables> {
         let (head, first) = self.head(pack)?;
         let sizes = self.part(pack, &head.sizes, &first)?;
         let names = self.part(pack, &head.names, &first)?;
-        let opened = Table::open(&self.seals, pack, &head, &sizes).and_then(|table| {
-            let names = open_names(&self.seals, pack, &names)?;
-            match names.len() == table.count() {
-                true => Ok((table, names)),
-                false => Err(damaged("it has not as many names as values")),
-            }
-        });
-        opened.map_err(|error| error.context(object_name(pack)))
+        Tables::open(&self.seals, pack, &head, &sizes, &names)
+            .map_err(|error| error.context(object_name(pack)))
     }
 
     /// The head of a pack, and its first bytes.

@@ -15,7 +15,8 @@ use serde::Serialize;
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
 use super::pack::{
-    assemble, damaged, id_of, number_of, object_name, PackNumber, FOLDER, MOST_PACK_BYTES,
+    assemble, damaged, id_of, number_of, object_name, Name, PackNumber, Tables, FOLDER,
+    MOST_PACK_BYTES,
 };
 use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
 use super::shelf::REQUESTS;
@@ -128,7 +129,7 @@ impl BucketRepository {
         }
     }
 
-    /// Puts a pack with the values that are kept only. Returns its new size.
+    /// Puts a pack with the values that are kept only, each with the name of its content. Returns its new size.
     ///
     /// # Errors
     /// `Corrupt` if one of these cannot be read: then the pack stays as it is.
@@ -139,20 +140,24 @@ impl BucketRepository {
     ) -> Result<u64> {
         let name = object_name(pack);
         let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
-        let (table, names) = self.shelf.names(pack)?;
-        let (mut sizes, mut values) = (Vec::with_capacity(names.len()), Vec::new());
-        let mut chunk = vec![0; self.shelf.seals.chunk_size()];
+        let seals = &self.shelf.seals;
+        let table = Tables::of(seals, pack, &content).map_err(|error| error.context(&name))?.table;
+        let (mut sizes, mut names, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let mut chunk = vec![0; seals.chunk_size()];
         for place in 0..table.count() {
             let id = id_of(pack, place);
             let range = table.range(place).filter(|_| is_kept(place)).unwrap_or(0..0);
             let value = content.get(range.start as usize..range.end as usize).unwrap_or_default();
-            if range.start < range.end && !self.shelf.seals.authenticates(id, value, &mut chunk) {
-                return Err(damaged("a value that is needed cannot be read").context(name));
-            }
+            names.push(match range.is_empty() {
+                true => Name::default(),
+                false => seals.identify(id, value, &mut chunk).ok_or_else(|| {
+                    damaged("a value that is needed cannot be read").context(&name)
+                })?,
+            });
             sizes.push(value.len() as u32);
             values.extend_from_slice(value);
         }
-        let anew = assemble(&self.shelf.seals, pack, &sizes, &names, &values)?;
+        let anew = assemble(seals, pack, &sizes, &names, &values)?;
         let size_bytes = anew.len() as u64;
         self.shelf.objects.put(&name, anew)?;
         Ok(size_bytes)

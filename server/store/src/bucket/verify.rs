@@ -9,16 +9,16 @@ use serde::Serialize;
 
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
-use super::pack::{id_of, number_of, object_name, PackNumber, FOLDER, MOST_PACK_BYTES};
+use super::pack::{id_of, number_of, object_name, PackNumber, Tables, FOLDER, MOST_PACK_BYTES};
 use super::shelf::REQUESTS;
 use super::walk::Reached;
 use super::BucketRepository;
 use crate::PointDocument;
 
-/// A disk of a point that cannot be read completely, or a point of which nothing is known.
+/// A disk of a point that cannot be read completely, or an object of the bucket that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BucketDamage {
-    /// MACHINE/POINT/DISK, or the name of a point's object.
+    /// MACHINE/POINT/DISK, or the name of an object.
     pub address: String,
     /// What is damaged or missing.
     pub reason: String,
@@ -37,7 +37,7 @@ pub struct BucketVerifyReport {
     pub read_bytes: u64,
     /// What is damaged, in the order of the points.
     pub damaged: Vec<BucketDamage>,
-    /// Packs of which damaged values were removed.
+    /// Packs that were put anew without what was damaged, or removed.
     pub mended_packs: u64,
 }
 
@@ -52,8 +52,14 @@ pub enum BucketCheck {
     Mend,
 }
 
-/// What is wrong with values of a pack.
-type Broken = HashMap<u64, String>;
+/// What is wrong with a pack.
+#[derive(Default)]
+struct Broken {
+    /// Values that are missing or damaged, and why.
+    values: HashMap<u64, String>,
+    /// Whether no copy finds contents in it. Points do not need its names.
+    are_names_damaged: bool,
+}
 
 impl BucketRepository {
     /// Checks all points.
@@ -98,14 +104,27 @@ impl BucketRepository {
         })?;
         report.read_bytes = read_bytes.into_inner();
         report.damaged.extend(self.damages(&readable, &broken)?);
+        let nameless = packs.iter().zip(&broken).filter(|(_, broken)| broken.are_names_damaged);
+        report.damaged.extend(nameless.map(|((pack, _), _)| BucketDamage {
+            address: object_name(**pack),
+            reason: "its list of names cannot be read; no point needs it, but copies find nothing in this pack".to_owned(),
+        }));
+        report.damaged.extend(self.lost_configuration.map(|name| BucketDamage {
+            address: name.to_owned(),
+            reason: "it is missing or cannot be read; the same is there once more, and is used".to_owned(),
+        }));
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {
-            let opens = |pack: &PackNumber| self.shelf.names(*pack).is_ok();
+            let opens = |pack: &PackNumber| self.shelf.tables(*pack).is_ok();
             if !there.is_empty() && !there.keys().any(opens) {
                 let text = format!("{}: none of {} packs opens", self.place(), there.len());
                 return Err(Error::new(ErrorKind::Corrupt, text).advise(
                     "nothing is removed: is repository.json the right one? It may be another repository's",
                 ));
+            }
+            if let Some(name) = self.lost_configuration {
+                busy.check()?;
+                self.shelf.objects.put(name, self.shelf.seals.config.to_text()?)?;
             }
             let packs = packs.iter().map(|(pack, _)| **pack).zip(&broken);
             for (pack, broken) in packs.filter(|(pack, _)| there.contains_key(pack)) {
@@ -145,11 +164,11 @@ impl BucketRepository {
         size_bytes: u64,
         needed: &RoaringBitmap,
     ) -> Result<Broken> {
-        let (table, _) = self.shelf.names(pack)?;
+        let Tables { table, names } = self.shelf.tables(pack)?;
         let is_missing =
             |place: &u32| table.range(*place as usize).is_none_or(|range| range.end > size_bytes);
         let missing = needed.iter().filter(is_missing).map(|place| missing(pack, place));
-        Ok(missing.collect())
+        Ok(Broken { values: missing.collect(), are_names_damaged: names.is_none() })
     }
 
     /// Checks what is needed, and with `is_all` everything that the pack has.
@@ -160,16 +179,18 @@ impl BucketRepository {
         is_all: bool,
         read_bytes: &Mutex<u64>,
     ) -> Result<Broken> {
-        let (table, _) = self.shelf.names(pack)?;
-        let content = self.shelf.objects.get(&object_name(pack), MOST_PACK_BYTES)?;
+        let name = object_name(pack);
+        let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
         *read_bytes.lock() += content.len() as u64;
+        let tables = Tables::of(&self.shelf.seals, pack, &content);
+        let Tables { table, names } = tables.map_err(|error| error.context(&name))?;
         let mut checked = needed.clone();
         if is_all {
             let there = (0..table.count()).filter(|place| table.range(*place).is_some());
             checked.extend(there.map(|place| place as u32));
         }
         let mut chunk = vec![0; self.shelf.seals.chunk_size()];
-        let mut broken = Broken::new();
+        let mut broken = HashMap::new();
         for place in checked {
             let id = id_of(pack, place as usize);
             let range = table.range(place as usize);
@@ -177,23 +198,23 @@ impl BucketRepository {
                 None => broken.extend([missing(pack, place)]),
                 Some(value) if self.shelf.seals.authenticates(id, value, &mut chunk) => {}
                 Some(_) => {
-                    let why = format!("{}: value {place} is damaged", object_name(pack));
-                    broken.insert(id, why);
+                    broken.insert(id, format!("{name}: value {place} is damaged"));
                 }
             }
         }
-        Ok(broken)
+        Ok(Broken { values: broken, are_names_damaged: names.is_none() })
     }
 
-    /// Removes the broken values of a pack; all of it, if nothing is known of it. Returns whether there were any.
+    /// Removes the broken values of a pack, and makes its names anew; removes all of it, if none of its values can be found. Returns
+    /// whether there was anything to do.
     fn mend(&self, pack: PackNumber, broken: &Broken) -> Result<bool> {
         // One wrong answer is no reason to remove anything.
         let nothing = RoaringBitmap::new();
         let again = match self.check_content(pack, &nothing, true, &Mutex::new(0)) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                let tables = self.shelf.names(pack);
+                let tables = self.shelf.tables(pack);
                 let is_known = !tables.is_err_and(|error| error.kind() == ErrorKind::Corrupt);
-                if is_known || !broken.contains_key(&id_of(pack, 0)) {
+                if is_known || !broken.values.contains_key(&id_of(pack, 0)) {
                     return Ok(false);
                 }
                 self.shelf.objects.delete(&object_name(pack))?;
@@ -201,9 +222,11 @@ impl BucketRepository {
             }
             checked => checked?,
         };
-        let is_broken = |id: &u64| broken.contains_key(id) && again.contains_key(id);
+        let is_broken =
+            |id: &u64| broken.values.contains_key(id) && again.values.contains_key(id);
+        let are_names_damaged = broken.are_names_damaged && again.are_names_damaged;
         // What is missing already needs no removal.
-        if !again.keys().any(is_broken) {
+        if !are_names_damaged && !again.values.keys().any(is_broken) {
             return Ok(false);
         }
         match self.put_anew(pack, |place| !is_broken(&id_of(pack, place))) {
@@ -222,13 +245,14 @@ impl BucketRepository {
         broken: &[Broken],
     ) -> Result<Vec<BucketDamage>> {
         let mut damaged = Vec::new();
-        if broken.iter().all(Broken::is_empty) {
+        let broken = || broken.iter().flat_map(|broken| &broken.values);
+        if broken().next().is_none() {
             return Ok(damaged);
         }
         for (point, at) in readable {
             let mut reached = Reached::default();
             reached.add(&self.shelf, point.disks[*at].root)?;
-            let mut found = broken.iter().flatten().filter(|(id, _)| reached.contains(**id));
+            let mut found = broken().filter(|(id, _)| reached.contains(**id));
             if let Some((_, reason)) = found.next() {
                 let more = match found.count() {
                     0 => String::new(),
@@ -247,7 +271,8 @@ fn all_broken(pack: PackNumber, needed: &RoaringBitmap, checked: Result<Broken>)
         Err(error) if [ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind()) => {
             let why = error.full_message();
             let all = needed.iter().chain([0]);
-            Ok(all.map(|place| (id_of(pack, place as usize), why.clone())).collect())
+            let values = all.map(|place| (id_of(pack, place as usize), why.clone())).collect();
+            Ok(Broken { values, are_names_damaged: false })
         }
         checked => checked,
     }

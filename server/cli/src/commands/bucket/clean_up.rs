@@ -11,7 +11,7 @@ use coldrise_store::bucket::{BucketRepository, TidyReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
-use super::{find, open_for, parse_url};
+use super::{find, open_for, parse_url, tell_damaged};
 use crate::commands::prune::{plan_text, RuleArguments};
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -70,6 +70,8 @@ struct Pruned {
     bucket: String,
     #[serde(flatten)]
     plan: RetentionPlan,
+    /// The objects of points that cannot be read: nothing is removed then.
+    damaged: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tidied: Option<TidyReport>,
 }
@@ -148,8 +150,18 @@ pub(super) fn prune(
         Some(text) => text + &end,
         None => format!("no restore points: coldrise copy --to makes them\n{end}"),
     };
-    let pruned = Pruned { bucket: arguments.bucket.clone(), plan, tidied };
-    Ok(if arguments.dry_run { Report::answer(&pruned, text) } else { Report::done(&pruned, text) })
+    let damaged: Vec<String> = bucket.damaged_points().into_keys().collect();
+    let text = text + &tell_damaged(&bucket);
+    let is_damaged = !damaged.is_empty();
+    let pruned = Pruned { bucket: arguments.bucket.clone(), plan, damaged, tidied };
+    let mut report = match arguments.dry_run {
+        true => Report::answer(&pruned, text),
+        false => Report::done(&pruned, text),
+    };
+    if is_damaged {
+        report.exit_code = ErrorKind::Corrupt.exit_code();
+    }
+    Ok(report)
 }
 
 /// Removes points, and what no other one needs; `is_meant`: all points may be gone then.

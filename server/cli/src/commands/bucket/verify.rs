@@ -72,10 +72,15 @@ pub(super) fn run(
         ));
     }
     if !report.damaged.is_empty() && arguments.mend {
-        let packs = show_count(report.mended_packs, "pack");
-        text.push_str(&format!(
-            "\nremoved what is damaged in {packs}: the next copy stores it again"
-        ));
+        text.push_str(&match report.mended_packs {
+            0 => "\nno pack had anything to mend: damaged points stay so; forget them, and coldrise copy --all copies them again, \
+                  if the source has them"
+                .to_owned(),
+            packs => format!(
+                "\nremoved what is damaged in {}: the next copy stores it again",
+                show_count(packs, "pack")
+            ),
+        });
     } else if !report.damaged.is_empty() {
         text.push_str(
             "\nget the objects back if the bucket keeps versions of them; else --mend removes what is damaged, and the next copy \

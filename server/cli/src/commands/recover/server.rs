@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::{Domain, DomainState, RecoveryNote};
 use coldrise_recovery::relocation::{move_state, MovePhase};
 use coldrise_session::SessionDocument;
-use coldrise_store::{default_cache_bytes, Repository};
+use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;
 
 use super::Prepared;
@@ -75,6 +75,11 @@ impl RecordedState {
     }
 }
 
+/// What to do about a session that could not be withdrawn.
+fn kept(session: &SessionName) -> String {
+    format!("session {session} is kept: end it with coldrise recover live/{session} --undo")
+}
+
 /// A running server and its domain.
 pub(super) struct RecoveryServer {
     repository: Arc<Repository>,
@@ -107,7 +112,15 @@ impl RecoveryServer {
             disconnects_at_end: true,
             only: disks.map(|disk| format!("live/{}/{}", session.name, disk.name)).collect(),
         };
-        let nbdkit = Nbdkit::start(invocation, &options, signals)?;
+        let started = Nbdkit::start(invocation, &options, signals);
+        let nbdkit = started.map_err(|error| {
+            let withdrawn =
+                is_new.then(|| coldrise_session::unpublish(repository, &session.name, true));
+            match withdrawn {
+                Some(Err(_)) => error.advise(kept(&session.name)),
+                Some(Ok(_)) | None => error,
+            }
+        })?;
         let domain = note.domain();
         let repository = Arc::clone(repository);
         let server = RecoveryServer { repository, session, note, nbdkit, domain };
@@ -135,20 +148,20 @@ impl RecoveryServer {
         match ended {
             true if error.kind() == ErrorKind::Busy => error.advise(super::BESIDE),
             true => error,
-            false => error.advise(format!(
-                "session {name} is kept: end it with coldrise recover live/{name} --undo"
-            )),
+            false => error.advise(kept(name)),
         }
     }
 
     fn start_domain(&self) -> Result<()> {
         let session = &self.session.name;
         match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
-            DomainState::Off => self.domain.create(&self.note.xml).map_err(|error| {
-                // Started just now by somebody else.
+            DomainState::Off => self.domain.create(&self.note.xml).or_else(|error| {
                 match self.note.state(session) {
-                    Ok(None) => self.note.name_is_taken(),
-                    _ => error,
+                    // Started just now by somebody else.
+                    Ok(None) => Err(self.note.name_is_taken()),
+                    // By a recovery that was killed: libvirt ended what it had asked for.
+                    Ok(Some(DomainState::Running)) => Ok(()),
+                    _ => Err(error),
                 }
             }),
             DomainState::Running => Ok(()),
@@ -241,6 +254,11 @@ impl RecoveryServer {
                     Ok(Some(end)) => {
                         self.nbdkit.stop(None)?;
                         return Ok(end);
+                    }
+                    // It was undone, and only then libvirtd ended.
+                    Err(_) if matches!(self.has_ended(), Ok(true)) => {
+                        self.nbdkit.stop(None)?;
+                        return Ok("off");
                     }
                     // libvirtd may restart; its domains run on.
                     Err(error) => tracing::warn!("{}", error.full_message()),
