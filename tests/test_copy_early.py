@@ -158,6 +158,33 @@ def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, co
     assert coming(far.program)["percent_here"] < 100
 
 
+def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path):
+    back_up(coldrise, tmp_path)
+    process = copying("--rate", "1M", "--retry", "0s")
+    far.wait_for_note()
+    process.kill()
+    process.communicate()
+    coldrise.json("forget", ADDRESS)
+    wait_until(lambda: not is_connected(far.program), "the end of the line")
+    finish(copying())
+    assert coming(far.program)["percent_here"] > 0
+    far.program.json("publish", ADDRESS, "--name", "early")
+    refused = far.program.run("forget", ADDRESS)
+    assert refused.returncode == 11 and "unpublish early --discard" in refused.stderr, refused
+    far.program.json("unpublish", "early", "--discard")
+    assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and coming(far.program)
+    assert far.program.json("forget", ADDRESS)["points"] == [ADDRESS]
+    assert "coming" not in far.program.json("list") and coming(far.program) is None
+    # It is no point that was there, and what had arrived is returned.
+    assert far.program.run("forget", ADDRESS).returncode == 1
+    far.program.json("gc", "--max-unused", "0")
+    assert far.program.json("verify")["is_clean"]
+    # A later copy brings it from the beginning.
+    disk = back_up(coldrise, tmp_path)
+    finish(copying())
+    assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
+
+
 def test_what_was_fetched_is_not_sent_again(coldrise, far, copying, served, tmp_path):
     # More than the names that are under way at once.
     disk = back_up(coldrise, tmp_path, size=112 * MIB)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::Catalog;
+use coldrise_session::{Catalog, Coming};
 use coldrise_store::{Address, MachineName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::invocation::Invocation;
@@ -94,6 +94,31 @@ pub(crate) fn quarantined(
     let mut points = Catalog::new(repository).points(machine)?;
     points.retain(|point| point.quarantine.is_some());
     Ok(addresses(&points))
+}
+
+/// Removes from `targets` the points that are still on their way and whose other site is not connected.
+///
+/// # Errors
+/// Errors of the drive, and of reading the catalog.
+pub(crate) fn take_coming(
+    repository: &Arc<Repository>,
+    targets: &mut Vec<Target>,
+) -> Result<Vec<Coming>> {
+    let (mut taken, mut kept) = (Vec::new(), Vec::new());
+    for target in targets.drain(..) {
+        let coming = match &target {
+            Target::Point(machine, selector @ PointSelector::Exact(_)) => {
+                Coming::find(repository, machine, selector)?
+            }
+            Target::Point(..) | Target::Machine(_) => None,
+        };
+        match coming.filter(|coming| !coming.is_reachable(repository)) {
+            Some(coming) => taken.push(coming),
+            None => kept.push(target),
+        }
+    }
+    *targets = kept;
+    Ok(taken)
 }
 
 /// Removes lost points from `targets`: their marker exists, but the point does not. Returns

@@ -15,6 +15,7 @@ use coldrise_store::{
 };
 
 use crate::catalog::enter_sealed_points;
+use crate::coming::{BegunCopy, Coming};
 use crate::document::SessionDocument;
 use crate::lock::FileLock;
 
@@ -47,6 +48,23 @@ impl Published {
         self.sessions.get(&key).map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// Checks that a point on its way may be given up.
+    ///
+    /// # Errors
+    /// `Busy` if a session is over it.
+    pub fn check_unused(&self, coming: &Coming) -> Result<()> {
+        let BegunCopy { machine, point, .. } = &coming.begun;
+        match self.from(machine, point).first() {
+            None => Ok(()),
+            Some(session) => {
+                let text = format!("session {session} is over {machine}/{point}");
+                Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                    "end that first, without its writes: coldrise unpublish {session} --discard"
+                )))
+            }
+        }
+    }
+
     /// Checks that a point may be forgotten.
     ///
     /// # Errors
@@ -68,6 +86,18 @@ impl Published {
         }
         Ok(())
     }
+}
+
+/// Forgets what has arrived of a point on its way. A gc returns the space; a later copy of the point begins anew.
+///
+/// # Errors
+/// `Busy` while it is copied or a session is over it; errors of the drive.
+pub fn give_up(repository: &Repository, coming: &Coming) -> Result<()> {
+    // Who receives it has this claim: it would go on with maps that a gc frees.
+    let _claim = repository.claim_machine(&coming.begun.machine)?;
+    let _documents = FileLock::documents(repository)?;
+    Published::read(repository)?.check_unused(coming)?;
+    coming.begun.remove(repository)
 }
 
 /// Removes points from the catalog. Publish, seal and unpublish wait until this is dropped.

@@ -1,8 +1,10 @@
 //! `coldrise forget`: removes restore points.
 
+use std::sync::Arc;
+
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{PointChange, Published};
+use coldrise_session::{give_up, Coming, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
@@ -11,7 +13,7 @@ use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::signals::cancel_flag;
-use crate::targets::{addresses, find, names, parse_target, take_lost, Target};
+use crate::targets::{addresses, find, names, parse_target, take_coming, take_lost, Target};
 use crate::units::{show_count, show_size};
 
 /// Remove restore points permanently.
@@ -19,6 +21,8 @@ use crate::units::{show_count, show_size};
 /// All named points are removed at once, or none. A machine is removed with its last point. No
 /// other point and no session depends on a removed point. A program that is reading one can
 /// continue. coldrise gc frees the space. Published and protected points are refused.
+///
+/// A point that was on its way from another site and comes no more can be named, too: what has arrived of it is forgotten.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
     /// Restore points; with --all, whole machines.
@@ -74,6 +78,12 @@ impl Forgotten {
     fn add_lost(&mut self, lost: &[(MachineName, PointName)]) {
         self.points.extend(lost.iter().map(|(machine, point)| format!("{machine}/{point}")));
     }
+
+    /// Points of which only a part has arrived.
+    fn add_coming(&mut self, coming: &[Coming]) {
+        let address = |coming: &Coming| format!("{}/{}", coming.begun.machine, coming.begun.point);
+        self.points.extend(coming.iter().map(address));
+    }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
@@ -86,18 +96,25 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 }
 
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
-    let (points, lost) = change_points(invocation, |repository| {
+    let (points, lost, coming, repository) = change_points(invocation, |repository| {
         let mut targets = arguments.targets.clone();
+        let coming = take_coming(repository, &mut targets)?;
+        if !coming.is_empty() {
+            let published = Published::read(repository)?;
+            coming.iter().try_for_each(|coming| published.check_unused(coming))?;
+        }
         let lost = take_lost(repository, &mut targets)?;
         let points = find(repository, &targets)?;
         let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
-        Ok(((points, lost), change))
+        Ok(((points, lost, coming, Arc::clone(repository)), change))
     })?;
-    let count = (points.len() + lost.len()) as u64;
+    coming.iter().try_for_each(|coming| give_up(&repository, coming))?;
+    let count = (points.len() + lost.len() + coming.len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
     let mut forgotten = forgotten(invocation, &points, false, None);
     forgotten.add_lost(&lost);
+    forgotten.add_coming(&coming);
     Ok(Report::done(&forgotten, text))
 }
 
@@ -105,14 +122,17 @@ fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
     let mut targets = arguments.targets.clone();
+    let coming = take_coming(&repository, &mut targets)?;
     let lost = take_lost(&repository, &mut targets)?;
     let points = find(&repository, &targets)?;
     let published = Published::read(&repository)?;
+    coming.iter().try_for_each(|coming| published.check_unused(coming))?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
     let bytes = reclaimable_bytes(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
     let mut said = forgotten(invocation, &points, true, bytes);
     said.add_lost(&lost);
+    said.add_coming(&coming);
     let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));
     let text = format!(
         "would forget:\n  {}\n{}; coldrise gc would return {}",

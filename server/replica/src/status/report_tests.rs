@@ -13,11 +13,9 @@ fn name(day: u64) -> PointName {
 }
 
 fn points(days: impl IntoIterator<Item = u64>) -> Vec<KnownPoint> {
-    days.into_iter().map(|day| KnownPoint {
-        cut: cut(day),
-        is_quarantined: day == 4,
-        made_in: None,
-    }).collect()
+    days.into_iter()
+        .map(|day| KnownPoint { cut: cut(day), is_quarantined: day == 4, made_in: None })
+        .collect()
 }
 
 fn record(newest: Option<u64>) -> MachineRecord {
@@ -36,7 +34,11 @@ fn shown(record: MachineRecord, days: impl IntoIterator<Item = u64>, now_ms: u64
 #[test]
 fn what_is_newer_than_the_newest_point_there_is_behind() {
     let days = |record: MachineRecord| -> Vec<u64> {
-        record.missing(points(1..=6).iter(), false).iter().map(|cut| cut.created_at_ms / 1000).collect()
+        record
+            .missing(points(1..=6).iter(), false)
+            .iter()
+            .map(|cut| cut.created_at_ms / 1000)
+            .collect()
     };
     assert_eq!(days(record(None)), [1, 2, 3, 5, 6], "4 is in quarantine");
     assert_eq!(days(record(Some(3))), [5, 6]);

@@ -127,7 +127,9 @@ fn copies_wait_for_copies_of_the_same_machine_to_the_same_target() {
 
 #[test]
 fn copies_below_a_rate_run_one_after_the_other() {
-    let limits = |more: &str| job(&format!(r#"{{"name":"far","kind":"copy","to":"far"{more}}}"#)).limits_a_line();
+    let limits = |more: &str| {
+        job(&format!(r#"{{"name":"far","kind":"copy","to":"far"{more}}}"#)).limits_a_line()
+    };
     assert!(limits(r#","rate_bytes_per_second":2000000"#));
     assert!(limits(r#","rate_windows":["Mon..Fri 08:00-18:00=5M"]"#));
     assert!(!limits(""));

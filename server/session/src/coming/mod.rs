@@ -32,6 +32,9 @@
 //! | the receiver between the catalog's commit and the end of the note | the catalog counts: the point is complete. The next copy of the machine removes the note |
 //! | the front end between the two writes of a settling session | there is one write: the document with the point's maps |
 //!
+//! A point whose copy does not go on, because it was forgotten at its source, is given up by the next copy of the machine, by a gc
+//! after a month, or by hand ([`crate::give_up`]).
+//!
 //! When another point of the machine begins, the note stays for the session. What is missing of the first point then stays
 //! missing, until a copy of it goes on.
 

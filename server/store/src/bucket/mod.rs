@@ -111,10 +111,12 @@ impl BucketRepository {
         let passphrase = ReadOnce::new(passphrase);
         let opened = configuration(&*objects)
             .and_then(|(config, lost)| Ok((Seals::new(config, passphrase.get()?)?, lost)));
-        let (seals, lost_configuration) =
-            opened.map_err(|error| error.context(objects.place()))?;
+        let (seals, lost_configuration) = opened.map_err(|error| error.context(objects.place()))?;
         if let Some(name) = lost_configuration {
-            tracing::warn!("{}: {name} is damaged or missing, the other one is used", objects.place());
+            tracing::warn!(
+                "{}: {name} is damaged or missing, the other one is used",
+                objects.place()
+            );
         }
         let shelf = Arc::new(Shelf::new(objects, seals));
         Ok(Arc::new(BucketRepository { shelf, lost_configuration, damaged: Mutex::default() }))

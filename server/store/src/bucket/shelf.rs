@@ -10,9 +10,7 @@ use quick_cache::Weighter;
 
 use super::in_parallel::in_parallel;
 use super::objects::Objects;
-use super::pack::{
-    damaged, object_name, parts_of, Head, PackNumber, Table, Tables, HEAD_BYTES,
-};
+use super::pack::{damaged, object_name, parts_of, Head, PackNumber, Table, Tables, HEAD_BYTES};
 use super::seals::Seals;
 use crate::cache::PageCache;
 use crate::map::{Page, PageId, PageSource};

@@ -109,9 +109,12 @@ impl BucketRepository {
             address: object_name(**pack),
             reason: "its list of names cannot be read; no point needs it, but copies find nothing in this pack".to_owned(),
         }));
-        report.damaged.extend(self.lost_configuration.map(|name| BucketDamage {
-            address: name.to_owned(),
-            reason: "it is missing or cannot be read; the same is there once more, and is used".to_owned(),
+        report.damaged.extend(self.lost_configuration.map(|name| {
+            BucketDamage {
+                address: name.to_owned(),
+                reason: "it is missing or cannot be read; the same is there once more, and is used"
+                    .to_owned(),
+            }
         }));
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {
@@ -222,8 +225,7 @@ impl BucketRepository {
             }
             checked => checked?,
         };
-        let is_broken =
-            |id: &u64| broken.values.contains_key(id) && again.values.contains_key(id);
+        let is_broken = |id: &u64| broken.values.contains_key(id) && again.values.contains_key(id);
         let are_names_damaged = broken.are_names_damaged && again.are_names_damaged;
         // What is missing already needs no removal.
         if !are_names_damaged && !again.values.keys().any(is_broken) {
