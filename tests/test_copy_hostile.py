@@ -37,7 +37,8 @@ SAID = {
     "more runs than names": "too many names",
     "pieces in reverse": "not in chunks",
     "batches in reverse": "not in chunks",
-    "a batch twice": "not in chunks",
+    # The second comes before or after the first is applied.
+    "a batch twice": "not in chunks|there already",
     "pieces between pieces": "not in chunks",
     "a piece at the end of all numbers": "out of range",
     "holes beyond the end": "not in chunks",

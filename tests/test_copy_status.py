@@ -228,6 +228,16 @@ def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
     assert coldrise.json("copies")["targets"] == [] and json.loads(coldrise.run("--json", "link", "list").stdout)["links"] == []
 
 
+def test_a_link_that_is_removed_beside_its_copy_has_no_status(coldrise, far, tmp_path):
+    back_up(coldrise, tmp_path, "web01", 1, random_mib(8))
+    copying = coldrise.start("copy", "--to", "far", "--rate", "4M", stdout=subprocess.DEVNULL)
+    wait_until(lambda: only(coldrise)["state"] == "copying", "the copy")
+    coldrise.json("link", "remove", "far")
+    # It goes on, and records its end.
+    assert copying.wait(timeout=DEADLINE_S) == 0
+    assert coldrise.json("copies")["targets"] == []
+
+
 def test_two_copies_to_one_target_record_their_own_machines(coldrise, tmp_path):
     there = local(tmp_path)
     machines = [f"web0{number}" for number in range(1, 5)]
