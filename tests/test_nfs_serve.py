@@ -41,6 +41,22 @@ def test_every_start_has_another_write_verifier(coldrise, live, nfs):
     assert int((coldrise.repository / "nfs-epoch").read_text()) == last + 1_000_001
 
 
+def test_whoever_mounts_at_once_finds_all_programs(live, nfs, tmp_path, monkeypatch):
+    """nfs-ganesha registers one after the other. An rpcbind that takes its time shows the moments in between."""
+    slow = tmp_path / "bin" / "rpcbind"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec strace -D -f -qq -o /dev/null -e trace=poll,ppoll -e inject=poll,ppoll:delay_exit=10ms"
+                    " /usr/sbin/rpcbind \"$@\"\n", encoding="utf-8")
+    slow.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+        for _ in range(5):
+            server = nfs()
+            listed = server.network.run("rpcinfo", "-p").stdout.decode()
+            assert "nfs" in listed and "mountd" in listed, listed
+            server.stop()
+
+
 def test_it_tells_how_to_mount(live, nfs):
     mount = nfs().ready["mount"]
     assert mount == {

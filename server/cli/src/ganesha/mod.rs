@@ -65,6 +65,12 @@ pub(crate) struct Ganesha {
     claim: Option<Claim>,
 }
 
+/// Whether rpcbind knows both programs that a client of NFSv3 needs. nfs-ganesha registers one after the other.
+fn is_found(options: &NfsOptions) -> bool {
+    rpc::registered_port(rpc::NFS_PROGRAM, 3) == Some(options.listen.port())
+        && rpc::registered_port(rpc::MOUNT_PROGRAM, 3).is_some()
+}
+
 impl Ganesha {
     /// Starts nfs-ganesha and returns when it answers.
     ///
@@ -109,7 +115,7 @@ impl Ganesha {
                     .map(Some)
                     .map_err(|error| advise_busy(error, "end it: ESXi uses no other port"));
             }
-            if rpc::answers(options.listen, rpc::NFS_PROGRAM, 3) {
+            if rpc::answers(options.listen, rpc::NFS_PROGRAM, 3) && is_found(options) {
                 return Ok(None);
             }
             // It may have just started, or be about to end.
@@ -178,9 +184,7 @@ impl Ganesha {
             let listen = self.options.listen;
             let answers = rpc::answers(listen, rpc::NFS_PROGRAM, version);
             // An rpcbind found earlier may have ended since.
-            let is_found = !self.options.serves_v3
-                || rpc::registered_port(rpc::NFS_PROGRAM, 3) == Some(listen.port());
-            if answers && is_found {
+            if answers && (!self.options.serves_v3 || is_found(&self.options)) {
                 return Ok(());
             }
             if self.started.elapsed() > START_PATIENCE {

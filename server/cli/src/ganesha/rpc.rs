@@ -6,6 +6,8 @@ use std::time::Duration;
 
 /// The programs' numbers.
 pub(super) const NFS_PROGRAM: u32 = 100_003;
+/// Answers the first request of a mount by NFSv3.
+pub(super) const MOUNT_PROGRAM: u32 = 100_005;
 const PORTMAP_PROGRAM: u32 = 100_000;
 
 const PORTMAP_VERSION: u32 = 2;
