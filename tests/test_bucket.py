@@ -327,6 +327,15 @@ def test_a_boot_trace_comes_with_the_machine(bucket, coldrise, nbdkit, tmp_path)
     assert not [name for name in bucket.server.objects() if "packs/" in name or "traces/" in name]
 
 
+def damage_a_value(bucket):
+    """Flips a bit in the largest pack; returns its file."""
+    packs = (bucket.server.data / bucket.server.bucket).rglob("packs/*")
+    pack = max(packs, key=lambda path: path.stat().st_size)
+    kept = pack.read_bytes()
+    pack.write_bytes(kept[:-1000] + bytes([kept[-1000] ^ 1]) + kept[-999:])
+    return pack
+
+
 def test_damage_is_named(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(8 * MIB)
@@ -334,9 +343,7 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     bucket.copy()
     assert bucket.json("verify")["damaged"] == [] and bucket.json("verify", "--quick")["damaged"] == []
-    packs = sorted((bucket.server.data / bucket.server.bucket).rglob("packs/*"), key=lambda path: path.stat().st_size)
-    kept = packs[-1].read_bytes()
-    packs[-1].write_bytes(kept[:-1000] + bytes([kept[-1000] ^ 1]) + kept[-999:])
+    pack = damage_a_value(bucket)
     found = bucket.program.run("--json", "bucket", "verify", bucket.url)
     assert found.returncode == FAILED and address in found.stdout
     failed = bucket.program.run("bucket", "restore", bucket.url, "web01/latest", tmp_path / "bad.raw")
@@ -352,7 +359,7 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     assert target.read_bytes() == image.content
     verified = bucket.program.run("--json", "bucket", "verify", bucket.url)
     assert [found["address"] for found in json.loads(verified.stdout)["damaged"]] == [f"{address}/vda"]
-    packs[-1].unlink()
+    pack.unlink()
     assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
 
 
@@ -362,9 +369,7 @@ def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, 
     image.write(0, random.Random(1).randbytes(8 * MIB))
     first = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     bucket.copy()
-    packs = sorted((bucket.server.data / bucket.server.bucket).rglob("packs/*"), key=lambda path: path.stat().st_size)
-    kept = packs[-1].read_bytes()
-    packs[-1].write_bytes(kept[:-1000] + bytes([kept[-1000] ^ 1]) + kept[-999:])
+    damage_a_value(bucket)
     assert bucket.program.run("bucket", "verify", bucket.url, "--mend").returncode == FAILED
     shutil.rmtree(coldrise.repository / "buckets")
     for seed in (2, 3):

@@ -69,6 +69,15 @@ def recover(coldrise, libvirt, own_tmp, address):
         libvirt.virsh("destroy", name)
 
 
+def wrapped_virsh(folder, lines):
+    """A PATH with a virsh that runs these lines first."""
+    program = folder / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n{lines}\nexec /usr/bin/virsh "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
+
+
 def grows(coldrise, folder):
     before = count(coldrise, "live/web01-1", folder)
     wait_until(lambda: count(coldrise, "live/web01-1", folder) > before, "the machine writes")
@@ -156,15 +165,9 @@ def test_who_comes_second_leaves_nothing(coldrise, libvirt, own_tmp, address, tm
     other = libvirt.folder / "second.xml"
     other.write_text("""<domain type='qemu'><name>web01</name><memory unit='MiB'>32</memory>
         <os><type arch='x86_64' machine='pc'>hvm</type></os></domain>""", encoding="utf-8")
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
-    program.write_text(f"""#!/bin/sh
-case "$*" in *" create "*) /usr/bin/virsh --quiet --connect '{libvirt.uri}' create {other} >/dev/null;; esac
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
+    path = wrapped_virsh(tmp_path, f"""case "$*" in *" create "*) /usr/bin/virsh --quiet --connect '{libvirt.uri}' create {other} >/dev/null;; esac""")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         done = coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", own_tmp / "nbd",
                             "--socket-owner", QEMU_USER)
     assert done.returncode == 11 and "is another machine" in done.stderr, done.stderr
@@ -251,15 +254,9 @@ exit $code
 
 def test_a_libvirt_that_does_not_know_its_machines_yet_ends_nothing(coldrise, libvirt, recover, tmp_path, monkeypatch):
     """As after a restart of libvirtd."""
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
     starting, asked = tmp_path / "starting", tmp_path / "asked"
-    program.write_text(f"""#!/bin/sh
-if [ -e {starting} ]; then : > {asked}; echo "error: failed to get domain 'web01'" >&2; exit 1; fi
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    path = wrapped_virsh(tmp_path, f"""if [ -e {starting} ]; then : > {asked}; echo "error: failed to get domain 'web01'" >&2; exit 1; fi""")
+    monkeypatch.setenv("PATH", path)
     running = recover()
     starting.touch()
     wait_until(asked.exists, "the next look")
@@ -277,15 +274,9 @@ def test_a_state_that_libvirt_does_not_tell_is_not_off(coldrise, libvirt, recove
     running = recover()
     running.process.kill()
     running.process.wait()
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
-    program.write_text("""#!/bin/sh
-case "$*" in *" domstate "*) echo "error: Disconnected from qemu:///system due to end of file" >&2; exit 1;; esac
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
+    path = wrapped_virsh(tmp_path, """case "$*" in *" domstate "*) echo "error: Disconnected from qemu:///system due to end of file" >&2; exit 1;; esac""")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         refused = coldrise.run("recover", "live/web01-1", "--undo")
         assert refused.returncode not in (0, 2) and "Disconnected" in refused.stderr, refused.stderr
         assert "is off" not in coldrise.run("doctor").stdout
@@ -298,18 +289,12 @@ def test_a_moved_machine_that_could_not_be_resumed_is_named(coldrise, libvirt, r
     recover()
     folder = libvirt.folder / "held"
     folder.mkdir()
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
     away = tmp_path / "away"
     # From the moment in which the machine is to run on.
-    program.write_text(f"""#!/bin/sh
-case "$*" in *" resume "*) : > {away};; esac
-if [ -e {away} ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
+    path = wrapped_virsh(tmp_path, f"""case "$*" in *" resume "*) : > {away};; esac
+if [ -e {away} ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi""")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         moved = coldrise.run("move", "live/web01-1", folder)
     assert moved.returncode == 3 and "may stand still" in moved.stdout, (moved.returncode, moved.stdout, moved.stderr)
     assert libvirt.state("web01").startswith("paused")
@@ -374,15 +359,9 @@ def test_a_socket_that_another_server_has_leaves_nothing(coldrise, libvirt, own_
 
 
 def test_a_recovery_ends_that_was_undone_before_libvirt_ended(coldrise, libvirt, recover, tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
-    program.write_text(f"""#!/bin/sh
-if [ -e {tmp_path}/away ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
+    path = wrapped_virsh(tmp_path, f"""if [ -e {tmp_path}/away ]; then echo 'error: failed to connect to the hypervisor' >&2; exit 1; fi""")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         running = recover()
     with stopped(running.process.pid):
         coldrise.json("recover", "live/web01-1", "--undo")
@@ -392,15 +371,9 @@ exec /usr/bin/virsh "$@"
 
 def test_a_machine_that_ends_before_its_undo_is_undone(coldrise, libvirt, recover, tmp_path, monkeypatch):
     running = recover()
-    program = tmp_path / "bin" / "virsh"
-    program.parent.mkdir()
-    program.write_text("""#!/bin/sh
-case "$*" in *" destroy "*) /usr/bin/virsh "$@" >/dev/null;; esac
-exec /usr/bin/virsh "$@"
-""", encoding="utf-8")
-    program.chmod(0o755)
+    path = wrapped_virsh(tmp_path, """case "$*" in *" destroy "*) /usr/bin/virsh "$@" >/dev/null;; esac""")
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         coldrise.json("recover", "live/web01-1", "--undo")
     assert running.end()["state"] == "off" and coldrise.json("sessions")["sessions"] == []
 
