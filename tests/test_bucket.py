@@ -345,6 +345,10 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     bucket.copy()
     assert bucket.json("verify")["damaged"] == [] and bucket.json("verify", "--quick")["damaged"] == []
+    (bucket.server.data / bucket.server.bucket / "site a/repository.json").unlink()
+    mended = bucket.program.run("bucket", "verify", bucket.url, "--mend")
+    assert mended.returncode == FAILED and "put repository.json back" in mended.stdout, mended
+    assert "forget" not in mended.stdout and bucket.json("verify")["damaged"] == []
     pack = damage_a_value(bucket)
     found = bucket.program.run("--json", "bucket", "verify", bucket.url)
     assert found.returncode == FAILED and address in found.stdout

@@ -99,6 +99,34 @@ def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history
     assert far.json("copy", *coldrise_as_far, "berlin-web01", "--as", "back", "--all")["points"] == 5
 
 
+def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
+    """Neither their own points go round and round, nor those that came from a site outside."""
+    sites = {"a": coldrise, "b": far}
+    for name in ("c", "outside"):
+        sites[name] = Coldrise(tmp_path / f"ring-{name}", coldrise.passphrase_file)
+        sites[name].init()
+    disk = Image(MIB)
+    disk.write(0, bytes(range(256)) * 1024)
+    for name, site in sites.items():
+        site.backup(f"of-{name}", vda=disk.save(tmp_path / f"{name}.raw"))
+
+    def sent(source, target):
+        return copy(sites[source], sites[target], "--prefix", f"{source}-")["points"]
+
+    assert sent("outside", "a") == 1
+    ways = [("a", "b"), ("b", "c"), ("c", "a")]
+    rounds = [[sent(*way) for way in ways] for _ in range(3)]
+    # What a site has got from the one before it, and its own; after the first round only the last link's share is new.
+    assert rounds == [[2, 3, 2], [1, 0, 0], [0, 0, 0]]
+    # The other way round, each has everything under one more name, and it ends.
+    back = [[sent(*reversed(way)) for way in ways] for _ in range(3)]
+    assert back[2] == [0, 0, 0], back
+    assert [sent(*way) for way in ways] == [0, 0, 0]
+    for name in ("a", "b", "c"):
+        assert all(len(machine["points"]) == 1 for machine in sites[name].json("list")["machines"])
+        assert all(target["points_behind"] == 0 for target in sites[name].json("copies")["targets"])
+
+
 def test_names_of_machines_there(coldrise, far, history, tmp_path):
     point = "20261103T100000Z"
     assert copy(coldrise, far, "--prefix", "site-b-", "--last", "1")["machines"][0]["to_machine"] == "site-b-web01"

@@ -158,7 +158,8 @@ def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, co
     assert coming(far.program)["percent_here"] < 100
 
 
-def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path):
+@pytest.mark.parametrize("how", ["named", "all"])
+def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path, how):
     back_up(coldrise, tmp_path)
     process = copying("--rate", "1M", "--retry", "0s")
     far.wait_for_note()
@@ -172,8 +173,21 @@ def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path
     refused = far.program.run("forget", ADDRESS)
     assert refused.returncode == 11 and "unpublish early --discard" in refused.stderr, refused
     far.program.json("unpublish", "early", "--discard")
+    refused = far.program.run("restore", ADDRESS, tmp_path / "none")
+    assert f"coldrise forget {ADDRESS}" in refused.stderr, refused
+    # All or none: while a backup has the machine, the other point stays, too.
+    kept = far.program.backup("web01", vda=tmp_path / "vda.raw")
+    backing_up = far.program.start("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--rate", "64K", stderr=subprocess.PIPE)
+    assert " of 24.0 MiB" in backing_up.stderr.readline(), "its progress"
+    refused = far.program.run("forget", kept, ADDRESS)
+    assert refused.returncode == 11 and "is running" in refused.stderr, refused
+    assert ADDRESS in far.program.json("forget", "--dry-run", kept, ADDRESS)["points"]
+    backing_up.kill()
+    backing_up.communicate()
+    assert kept in addresses(far.program) and coming(far.program)
     assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and coming(far.program)
-    assert far.program.json("forget", ADDRESS)["points"] == [ADDRESS]
+    named = [kept, ADDRESS, ADDRESS] if how == "named" else ["--all", "web01"]
+    assert sorted(far.program.json("forget", *named)["points"]) == sorted([kept, ADDRESS])
     assert "coming" not in far.program.json("list") and coming(far.program) is None
     # It is no point that was there, and what had arrived is returned.
     assert far.program.run("forget", ADDRESS).returncode == 1

@@ -104,21 +104,23 @@ pub(crate) fn take_coming(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
 ) -> Result<Vec<Coming>> {
-    let (mut taken, mut kept) = (Vec::new(), Vec::new());
-    for target in targets.drain(..) {
-        let coming = match &target {
-            Target::Point(machine, selector @ PointSelector::Exact(_)) => {
-                Coming::find(repository, machine, selector)?
-            }
-            Target::Point(..) | Target::Machine(_) => None,
-        };
-        match coming.filter(|coming| !coming.is_reachable(repository)) {
-            Some(coming) => taken.push(coming),
-            None => kept.push(target),
+    let is_lost = |coming: &Coming| !coming.is_reachable(repository);
+    let mut lost: Vec<Coming> = Coming::all(repository)?.into_iter().filter(is_lost).collect();
+    let is_named = |coming: &Coming, target: &Target| match target {
+        Target::Point(machine, PointSelector::Exact(point)) => {
+            (machine, point) == (&coming.begun.machine, &coming.begun.point)
         }
-    }
-    *targets = kept;
-    Ok(taken)
+        Target::Point(..) => false,
+        Target::Machine(machine) => *machine == coming.begun.machine,
+    };
+    lost.retain(|coming| targets.iter().any(|target| is_named(coming, target)));
+    let catalog = Catalog::new(repository);
+    // A machine can have other points.
+    targets.retain(|target| match target {
+        Target::Machine(machine) if catalog.check_machine(machine).is_ok() => true,
+        _ => !lost.iter().any(|coming| is_named(coming, target)),
+    });
+    Ok(lost)
 }
 
 /// Removes lost points from `targets`: their marker exists, but the point does not. Returns

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk_copy::DiskCopy;
 use crate::far::messages::error_on_its_way;
 use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
-use crate::plan::{base_of, comes_back, made_in, Plan, Side, Wanted};
+use crate::plan::{base_of, came_by, comes_back, made_in, places_before, Plan, Side, Wanted};
 use crate::source::CopySource;
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
@@ -270,7 +270,7 @@ impl MachineRun<'_> {
         // Unless somebody asks for this machine.
         if self.request.machines.is_empty() {
             let far_machine = &self.result.far_machine;
-            points.retain(|point| !comes_back(point.made_in.as_ref(), &far_id, far_machine));
+            points.retain(|point| !comes_back(&places_before(point), &far_id, far_machine));
         }
         let far_points = self.far.points(&self.result.far_machine)?;
         let here = Side { repository: &here_id, machine: &self.result.machine, points: &points };
@@ -448,6 +448,7 @@ impl MachineRun<'_> {
             files: None,
             quarantine: None,
             made_in: Some(made_in(&self.source.id(), point)),
+            came_by: came_by(&self.source.id(), point),
         }
     }
 }

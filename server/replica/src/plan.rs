@@ -2,7 +2,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    Horizon, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId,
+    Horizon, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId, MAX_CAME_BY,
 };
 
 /// What makes two points of different repositories the same.
@@ -30,14 +30,26 @@ pub(crate) fn made_in(repository: &RepositoryId, point: &PointDocument) -> MadeI
     point.made_in.clone().unwrap_or_else(own)
 }
 
-/// Whether a point was made in `far`, and would come back there under another name. Two sites that copy to each other with prefixes
-/// would send all points to and fro without end.
-pub(crate) fn comes_back(
-    made_in: Option<&MadeIn>,
-    far: &RepositoryId,
-    far_machine: &MachineName,
-) -> bool {
-    made_in.is_some_and(|made| made.repository == *far && made.machine != *far_machine)
+/// Where a point of another repository was before it came to this one: made there, or a copy. Empty if it was made in this one.
+pub(crate) fn places_before(point: &PointDocument) -> Vec<MadeIn> {
+    point.made_in.iter().chain(&point.came_by).cloned().collect()
+}
+
+/// The same for a copy of a point of `repository`, without where it was made.
+pub(crate) fn came_by(repository: &RepositoryId, point: &PointDocument) -> Vec<MadeIn> {
+    if point.made_in.is_none() {
+        return Vec::new();
+    }
+    let here = MadeIn { repository: *repository, machine: point.machine.clone() };
+    let places: Vec<MadeIn> = point.came_by.iter().cloned().chain([here]).collect();
+    places[places.len().saturating_sub(MAX_CAME_BY)..].to_vec()
+}
+
+/// Whether a point was in `far`, and would come back there under another name. Sites that copy to each other with prefixes, or in a
+/// ring, would send all points round without end.
+pub(crate) fn comes_back(before: &[MadeIn], far: &RepositoryId, far_machine: &MachineName) -> bool {
+    let mut there = before.iter().filter(|place| place.repository == *far).peekable();
+    there.peek().is_some() && there.all(|place| place.machine != *far_machine)
 }
 
 /// One side of a copy: the points of a machine.

@@ -18,6 +18,7 @@ fn point(name: &str, created_at_ms: u64) -> PointDocument {
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     }
 }
 
@@ -116,6 +117,35 @@ fn a_copy_that_comes_back_is_recognized() {
     let there = Side { repository: &case.here, machine, points: &case.points };
     let plan = Plan::make(&here, &there, NEW).unwrap();
     assert_eq!((plan.there, plan.missing.len()), (4, 0));
+}
+
+#[test]
+fn a_point_does_not_return_to_a_repository_through_which_it_came() {
+    let (a, b, c) = (repository_id('a'), repository_id('b'), repository_id('c'));
+    let own = point(DAYS[0], 1);
+    let name = |text: &str| text.parse::<MachineName>().unwrap();
+    assert!(places_before(&own).is_empty() && came_by(&a, &own).is_empty());
+    let mut at_b = copied(&own, a);
+    at_b.machine = name("a-web01");
+    assert!(at_b.came_by.is_empty());
+    let mut at_c = PointDocument { came_by: came_by(&b, &at_b), ..at_b.clone() };
+    at_c.machine = name("b-a-web01");
+    let before = places_before(&at_c);
+    for (repository, machine, expected) in [
+        (a, "c-b-a-web01", true),
+        (b, "c-b-a-web01", true),
+        // Under its name it is recognized, or restored.
+        (a, "web01", false),
+        (b, "a-web01", false),
+        (c, "web01", false),
+    ] {
+        assert_eq!(comes_back(&before, &repository, &name(machine)), expected, "{machine}");
+    }
+    let mut far_travelled = at_c;
+    for _ in 0..100 {
+        far_travelled.came_by = came_by(&c, &far_travelled);
+    }
+    assert_eq!(far_travelled.came_by.len(), MAX_CAME_BY);
 }
 
 #[test]

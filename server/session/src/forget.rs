@@ -7,11 +7,11 @@
 //! removed. A publish settles its session under the same lock, and first checks that its point
 //! exists. So no session is ever published from a point that does not exist.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    MachineName, PointDocument, PointName, Repository, RepositoryWriter, SessionName,
+    Claim, MachineName, PointDocument, PointName, Repository, RepositoryWriter, SessionName,
 };
 
 use crate::catalog::enter_sealed_points;
@@ -88,16 +88,46 @@ impl Published {
     }
 }
 
-/// Forgets what has arrived of a point on its way. A gc returns the space; a later copy of the point begins anew.
-///
-/// # Errors
-/// `Busy` while it is copied or a session is over it; errors of the drive.
-pub fn give_up(repository: &Repository, coming: &Coming) -> Result<()> {
-    // Who receives it has this claim: it would go on with maps that a gc frees.
-    let _claim = repository.claim_machine(&coming.begun.machine)?;
-    let _documents = FileLock::documents(repository)?;
-    Published::read(repository)?.check_unused(coming)?;
-    coming.begun.remove(repository)
+/// Points on their way that are given up. Nothing more arrives of them until this is dropped: who receives one has its machine's
+/// claim, and would go on with maps that a gc frees.
+pub struct GivingUp {
+    points: Vec<Coming>,
+    _claims: Vec<Claim>,
+}
+
+impl GivingUp {
+    /// # Errors
+    /// `Busy` while one of them is copied or a session is over it; errors of the drive.
+    pub fn begin(repository: &Repository, points: Vec<Coming>) -> Result<GivingUp> {
+        let machines: BTreeSet<_> = points.iter().map(|coming| &coming.begun.machine).collect();
+        let claims = machines.into_iter().map(|machine| repository.claim_machine(machine));
+        let claims = claims.collect::<Result<_>>()?;
+        let published = Published::read(repository)?;
+        points.iter().try_for_each(|coming| published.check_unused(coming))?;
+        Ok(GivingUp { points, _claims: claims })
+    }
+
+    /// The points.
+    pub fn points(&self) -> &[Coming] {
+        &self.points
+    }
+
+    /// Forgets what has arrived. A gc returns the space; a later copy begins anew.
+    ///
+    /// # Errors
+    /// `Busy` if a session was published meanwhile; errors of the drive.
+    pub fn commit(&self, repository: &Repository) -> Result<()> {
+        if self.points.is_empty() {
+            return Ok(());
+        }
+        let _documents = FileLock::documents(repository)?;
+        let published = Published::read(repository)?;
+        for coming in &self.points {
+            published.check_unused(coming)?;
+            coming.begun.remove(repository)?;
+        }
+        Ok(())
+    }
 }
 
 /// Removes points from the catalog. Publish, seal and unpublish wait until this is dropped.

@@ -114,7 +114,7 @@ pub use coming::{
 };
 pub use document::{SessionDisk, SessionDocument};
 pub use fold::{fold, FoldReport};
-pub use forget::{give_up, PointRemoval, Published};
+pub use forget::{GivingUp, PointRemoval, Published};
 pub use gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
 pub use in_use::{remove_unused_layers, InUse};
 pub use inventory::{damaged_sessions, Inventory};

@@ -215,6 +215,7 @@ pub(crate) fn commit(
         is_protected: false,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
         files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };
     point.check()?;

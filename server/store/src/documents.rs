@@ -9,6 +9,8 @@ use crate::{hex, DiskName, MachineName, MapRoot, PointName, RepositoryId, Sessio
 
 /// Maximum number of disks of one machine.
 pub const MAX_DISKS: usize = 256;
+/// Repositories that a copied point remembers; with more, the first are forgotten.
+pub const MAX_CAME_BY: usize = 32;
 /// Maximum number of layers under one synthetic point.
 pub const MAX_LAYERS: usize = 4096;
 /// Maximum size of a configuration, in bytes.
@@ -45,9 +47,13 @@ pub struct PointDocument {
     /// Where a copied point was made; `None` for a point that was made in this repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_in: Option<MadeIn>,
+    /// Of a copied point: the repositories in which it was a copy on its way here, first to last, with the machine's names there;
+    /// at most `MAX_CAME_BY`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub came_by: Vec<MadeIn>,
 }
 
-/// The repository in which a copied point was made, and the machine's name there. The point's name
+/// A repository in which a copied point was made, or was before, and the machine's name there. The point's name
 /// and time are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeIn {
@@ -243,6 +249,9 @@ impl PointDocument {
             if sources.len() > MAX_DISKS || sources.iter().any(|s| s.len() > MAX_SOURCE_BYTES) {
                 return refuse("the description of its sources is too long".to_owned());
             }
+        }
+        if self.came_by.len() > MAX_CAME_BY {
+            return refuse(format!("it came by {} repositories", self.came_by.len()));
         }
         match &self.configuration {
             Some(c) if c.text.len() > MAX_CONFIGURATION_BYTES || c.format.len() > 64 => {

@@ -44,6 +44,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
         is_protected: false,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
         files: None,
     };
     writer.put_point(&point).unwrap();

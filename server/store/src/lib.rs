@@ -81,7 +81,7 @@ pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
-    PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML,
+    PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,
     MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};

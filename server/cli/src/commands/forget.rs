@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{give_up, Coming, PointChange, Published};
+use coldrise_session::{Coming, GivingUp, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
@@ -22,7 +22,8 @@ use crate::units::{show_count, show_size};
 /// other point and no session depends on a removed point. A program that is reading one can
 /// continue. coldrise gc frees the space. Published and protected points are refused.
 ///
-/// A point that was on its way from another site and comes no more can be named, too: what has arrived of it is forgotten.
+/// A point that was on its way from another site and comes no more can be named, too, and --all includes it: what has arrived of it is
+/// forgotten.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
     /// Restore points; with --all, whole machines.
@@ -98,23 +99,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let (points, lost, coming, repository) = change_points(invocation, |repository| {
         let mut targets = arguments.targets.clone();
-        let coming = take_coming(repository, &mut targets)?;
-        if !coming.is_empty() {
-            let published = Published::read(repository)?;
-            coming.iter().try_for_each(|coming| published.check_unused(coming))?;
-        }
+        let coming = GivingUp::begin(repository, take_coming(repository, &mut targets)?)?;
         let lost = take_lost(repository, &mut targets)?;
         let points = find(repository, &targets)?;
         let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
         Ok(((points, lost, coming, Arc::clone(repository)), change))
     })?;
-    coming.iter().try_for_each(|coming| give_up(&repository, coming))?;
-    let count = (points.len() + lost.len() + coming.len()) as u64;
+    coming.commit(&repository)?;
+    let count = (points.len() + lost.len() + coming.points().len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
     let mut forgotten = forgotten(invocation, &points, false, None);
     forgotten.add_lost(&lost);
-    forgotten.add_coming(&coming);
+    forgotten.add_coming(coming.points());
     Ok(Report::done(&forgotten, text))
 }
 

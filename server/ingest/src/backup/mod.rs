@@ -291,6 +291,7 @@ pub fn read_disks(
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());
     Watch { disk: last_disk, progress, cancel }.check_cancel()?;

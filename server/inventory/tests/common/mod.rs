@@ -51,5 +51,6 @@ pub fn document(machine: &MachineName, number: i64) -> PointDocument {
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     }
 }

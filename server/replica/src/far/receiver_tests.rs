@@ -189,6 +189,7 @@ fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
             repository: serde_json::from_str(&format!("\"{}\"", "07".repeat(16))).unwrap(),
             machine: "web01".parse().unwrap(),
         }),
+        came_by: Vec::new(),
     };
     let ranges = |end| vec![coldrise_session::ByteRanges::union(vec![(0, end)])];
     let details = |differences| Details { differences, ..Details::default() }.encode().unwrap();

@@ -16,7 +16,7 @@ use super::document::{
 use super::sizes::{Bytes, Sizes};
 use super::{now_ms, ALIVE_FOR};
 use crate::links::Links;
-use crate::plan::comes_back;
+use crate::plan::{comes_back, places_before};
 
 /// How a target or a machine's copies are, in one word.
 #[derive(
@@ -142,12 +142,12 @@ pub struct TargetCopies {
 struct KnownPoint {
     cut: Cut,
     is_quarantined: bool,
-    made_in: Option<MadeIn>,
+    before: Vec<MadeIn>,
 }
 
 impl KnownPoint {
     fn comes_back(&self, far: Option<&RepositoryId>, far_machine: &MachineName) -> bool {
-        far.is_some_and(|far| comes_back(self.made_in.as_ref(), far, far_machine))
+        far.is_some_and(|far| comes_back(&self.before, far, far_machine))
     }
 }
 
@@ -233,9 +233,9 @@ impl StatusReader {
             points => points?,
         };
         let known = |point: coldrise_store::PointDocument| KnownPoint {
+            before: places_before(&point),
             cut: Cut { created_at_ms: point.created_at_ms, point: point.point },
             is_quarantined: point.quarantine.is_some(),
-            made_in: point.made_in,
         };
         let mut points: Vec<KnownPoint> = points.into_iter().map(known).collect();
         points.sort_by(|one, other| one.cut.cmp(&other.cut));

@@ -14,7 +14,7 @@ fn name(day: u64) -> PointName {
 
 fn points(days: impl IntoIterator<Item = u64>) -> Vec<KnownPoint> {
     days.into_iter()
-        .map(|day| KnownPoint { cut: cut(day), is_quarantined: day == 4, made_in: None })
+        .map(|day| KnownPoint { cut: cut(day), is_quarantined: day == 4, before: Vec::new() })
         .collect()
 }
 

@@ -86,10 +86,8 @@ impl Dispatcher {
     /// # Errors
     /// Errors of the database. What is not done stays due.
     pub(super) fn step(&mut self, now: Clocks) -> Result<Duration> {
-        if self.last.is_none_or(|last| now.jumped_since(last)) {
-            if self.last.is_some() {
-                tracing::warn!("the clock was set: the times of jobs are computed again");
-            }
+        let was_set = self.last.is_some_and(|last| now.jumped_since(last));
+        if was_set || self.last.is_none() {
             self.queue.settle(now.wall_ms)?;
         }
         let rows = self.queue.database.queue_rows()?;
@@ -102,6 +100,10 @@ impl Dispatcher {
         self.last = Some(now);
         // The error of one job must not hold the queue.
         let ticked = self.queue.tick(now.wall_ms, &*self.known);
+        if was_set {
+            // Whoever reads this sees what was due in the queue.
+            tracing::warn!("the clock was set: the times of jobs were computed again");
+        }
         self.start_runs(now)?;
         ticked?;
         let next = self.queue.next_time(now.wall_ms)?;

@@ -33,7 +33,7 @@
 //! | the front end between the two writes of a settling session | there is one write: the document with the point's maps |
 //!
 //! A point whose copy does not go on, because it was forgotten at its source, is given up by the next copy of the machine, by a gc
-//! after a month, or by hand ([`crate::give_up`]).
+//! after a month, or by hand ([`crate::GivingUp`]).
 //!
 //! When another point of the machine begins, the note stays for the session. What is missing of the first point then stays
 //! missing, until a copy of it goes on.
@@ -188,10 +188,11 @@ impl Coming {
             self.begun.point,
             self.percent_here()
         );
-        Error::new(ErrorKind::NotFound, text).advise(
+        Error::new(ErrorKind::NotFound, text).advise(format!(
             "wait for the end of the copy; coldrise list shows how much has arrived. \
-             publish, boot and recover do not wait for it",
-        )
+             publish, boot and recover do not wait for it. If it comes no more: coldrise forget {}/{}",
+            self.begun.machine, self.begun.point
+        ))
     }
 
     /// Looks again whether it is on its way. The caller holds the documents' lock: whoever removes the note of a point

@@ -62,6 +62,7 @@ fn place() -> TestRepository {
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     };
     writer(&path).put_point(&point).unwrap();
     TestRepository { _folder: folder, path, point }

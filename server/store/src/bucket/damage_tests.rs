@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::tests::{open, point, random, Bucket};
 use super::*;
-use crate::{BackupTarget, WriteOptions};
+use crate::{BackupTarget, PointDocument, WriteOptions};
 
 #[test]
 fn a_base_that_lost_something_is_none() {
@@ -37,14 +37,41 @@ fn a_base_that_lost_something_is_none() {
     assert!(bucket.writer().unwrap().is_whole(&first).unwrap());
 }
 
-#[test]
-fn what_is_damaged_is_removed_and_stored_again() {
+/// A bucket with one point, of which one value is damaged; what the point had, and the point.
+fn with_a_damaged_value() -> (Bucket, Vec<u8>, PointDocument) {
     let bucket = Bucket::new();
     let content = random(1, 3000);
     let first = bucket.add(1, None, &content);
     let name = bucket.memory.largest_pack();
     let size = bucket.memory.get(&name, u64::MAX).unwrap().len();
     bucket.memory.flip(&name, size - 5000);
+    (bucket, content, first)
+}
+
+#[test]
+fn a_mend_that_is_cancelled_says_nothing_else() {
+    let (bucket, content, _) = with_a_damaged_value();
+    for gets in 0..1000 {
+        let repository = open(&bucket.memory);
+        bucket.memory.gets_left.store(gets, Ordering::Relaxed);
+        let mended = repository.verify(BucketCheck::Mend);
+        bucket.memory.gets_left.store(-1, Ordering::Relaxed);
+        match mended {
+            Ok(report) => {
+                assert!(gets > 3 && report.damaged.len() == 1, "{gets}");
+                let next = bucket.add(2, None, &content);
+                assert!(bucket.content(&next).unwrap() == content);
+                return;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Interrupted, "{gets}: {error}"),
+        }
+    }
+    panic!("it never ended");
+}
+
+#[test]
+fn what_is_damaged_is_removed_and_stored_again() {
+    let (bucket, content, first) = with_a_damaged_value();
     // No list shows it.
     let second = bucket.add(2, Some(&first), &content);
     assert!(bucket.content(&second).is_err());
@@ -150,12 +177,7 @@ fn a_writer_whose_sign_was_removed_adds_nothing() {
 
 #[test]
 fn a_lost_index_does_not_hide_what_was_removed() {
-    let bucket = Bucket::new();
-    let content = random(1, 3000);
-    let first = bucket.add(1, None, &content);
-    let name = bucket.memory.largest_pack();
-    let size = bucket.memory.get(&name, u64::MAX).unwrap().len();
-    bucket.memory.flip(&name, size - 5000);
+    let (bucket, content, first) = with_a_damaged_value();
     assert_eq!(open(&bucket.memory).verify(BucketCheck::Mend).unwrap().mended_packs, 1);
     std::fs::remove_dir_all(bucket.local.path().join("index")).unwrap();
     let writer = bucket.writer().unwrap();
@@ -180,7 +202,8 @@ fn damaged_names_cost_no_value() {
     // Points that are there are bases all the same.
     assert!(bucket.writer().unwrap().is_whole(&first).unwrap());
     let report = open(&bucket.memory).verify(BucketCheck::Mend).unwrap();
-    assert_eq!((report.damaged.len(), report.mended_packs), (1, 1));
+    let done = (report.damaged.len(), report.mended_packs, report.renamed_packs);
+    assert_eq!(done, (1, 0, 1));
     assert!(bucket.content(&first).unwrap() == content);
     assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);
     // Its names are known again, without an index, too.
@@ -203,8 +226,10 @@ fn a_lost_configuration_is_put_back() {
         }
         let repository = open(&bucket.memory);
         for check in [BucketCheck::Quick, BucketCheck::Mend] {
-            let damaged = repository.verify(check).unwrap().damaged;
-            assert_eq!(damaged.iter().map(|one| one.address.as_str()).collect::<Vec<_>>(), [name]);
+            let report = repository.verify(check).unwrap();
+            let damaged: Vec<_> = report.damaged.iter().map(|one| one.address.as_str()).collect();
+            assert_eq!(damaged, [name]);
+            assert_eq!(report.put_back.is_some(), check == BucketCheck::Mend);
         }
         assert!(bucket.memory.get(name, u64::MAX).unwrap() == kept);
         assert_eq!(open(&bucket.memory).verify(BucketCheck::Full).unwrap().damaged, []);

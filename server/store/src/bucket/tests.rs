@@ -17,6 +17,8 @@ pub(super) struct Memory {
     pub(super) clock_minutes: AtomicU64,
     /// Puts that succeed before all later ones fail; below 0: no end.
     puts_left: AtomicI64,
+    /// Gets that succeed before all later ones are cancelled; below 0: no end.
+    pub(super) gets_left: AtomicI64,
     puts: AtomicU64,
     pub(super) refuses_removal: AtomicBool,
 }
@@ -25,6 +27,7 @@ impl Memory {
     pub(super) fn new() -> Arc<Memory> {
         let memory = Memory::default();
         memory.puts_left.store(-1, Ordering::Relaxed);
+        memory.gets_left.store(-1, Ordering::Relaxed);
         Arc::new(memory)
     }
 
@@ -67,6 +70,10 @@ impl Objects for Memory {
     }
 
     fn get_range(&self, name: &str, offset_bytes: u64, length_bytes: u64) -> Result<Vec<u8>> {
+        if self.gets_left.load(Ordering::Relaxed) == 0 {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
+        }
+        self.gets_left.fetch_sub(1, Ordering::Relaxed);
         let objects = self.objects.lock();
         let missing = || Error::new(ErrorKind::NotFound, format!("{name} is not there"));
         let (content, _) = objects.get(name).ok_or_else(missing)?;
@@ -178,6 +185,7 @@ pub(super) fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocumen
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     }
 }
 

@@ -92,8 +92,8 @@ impl BucketRepository {
         let packs: Vec<_> = packs.collect();
         busy.check()?;
         let kept = in_parallel(&packs, REQUESTS, |used| self.tidy_pack(&busy, used))?;
-        self.remove_lost_files()?;
-        self.remove_lost_traces()?;
+        self.remove_lost_files(&busy)?;
+        self.remove_lost_traces(&busy)?;
         let mut report = TidyReport::default();
         for (before, kept_bytes) in packs.iter().zip(kept) {
             report.packs += u64::from(kept_bytes > 0);
@@ -107,8 +107,8 @@ impl BucketRepository {
 
     /// Returns the size that a pack has then.
     fn tidy_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
-        busy.check_time()?;
         if used.places.is_empty() {
+            busy.check_time()?;
             self.shelf.objects.delete(&object_name(used.pack))?;
             return Ok(0);
         }
@@ -118,13 +118,15 @@ impl BucketRepository {
             (0..table.count()).filter(|place| used.places.contains(*place as u32)).map(size).sum();
         let all: u64 = (0..table.count()).map(size).sum();
         match needed * 2 < all && all - needed >= LEAST_RETURNED_BYTES {
-            true => match self.put_anew(used.pack, |place| used.places.contains(place as u32)) {
-                Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::warn!("{}", error.full_message());
-                    Ok(used.size_bytes)
+            true => {
+                match self.put_anew(busy, used.pack, |place| used.places.contains(place as u32)) {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::warn!("{}", error.full_message());
+                        Ok(used.size_bytes)
+                    }
+                    put => put,
                 }
-                put => put,
-            },
+            }
             false => Ok(used.size_bytes),
         }
     }
@@ -135,6 +137,7 @@ impl BucketRepository {
     /// `Corrupt` if one of these cannot be read: then the pack stays as it is.
     pub(super) fn put_anew(
         &self,
+        busy: &Busy,
         pack: PackNumber,
         is_kept: impl Fn(usize) -> bool,
     ) -> Result<u64> {
@@ -159,16 +162,19 @@ impl BucketRepository {
         }
         let anew = assemble(seals, pack, &sizes, &names, &values)?;
         let size_bytes = anew.len() as u64;
+        // A copy that was let in meanwhile may count on what is removed.
+        busy.check_time()?;
         self.shelf.objects.put(&name, anew)?;
         Ok(size_bytes)
     }
 
     /// Removes traces of machines without points.
-    fn remove_lost_traces(&self) -> Result<()> {
+    fn remove_lost_traces(&self, busy: &Busy) -> Result<()> {
         let points = self.shelf.objects.list(POINTS)?;
         for trace in self.shelf.objects.list(TRACES_FOLDER)? {
             let folder = trace.name.replacen(TRACES_FOLDER, POINTS, 1) + "/";
             if !points.iter().any(|point| point.name.starts_with(&folder)) {
+                busy.check_time()?;
                 self.shelf.objects.delete(&trace.name)?;
             }
         }
@@ -176,7 +182,7 @@ impl BucketRepository {
     }
 
     /// Removes files of points that are not there.
-    fn remove_lost_files(&self) -> Result<()> {
+    fn remove_lost_files(&self, busy: &Busy) -> Result<()> {
         let files = self.shelf.objects.list(FILES_FOLDER)?;
         let points: HashSet<_> = self
             .shelf
@@ -185,9 +191,10 @@ impl BucketRepository {
             .into_iter()
             .map(|listed| listed.name.replacen(POINTS, FILES_FOLDER, 1))
             .collect();
-        files
-            .iter()
-            .filter(|listed| !points.contains(&listed.name))
-            .try_for_each(|listed| self.shelf.objects.delete(&listed.name))
+        for file in files.iter().filter(|listed| !points.contains(&listed.name)) {
+            busy.check_time()?;
+            self.shelf.objects.delete(&file.name)?;
+        }
+        Ok(())
     }
 }

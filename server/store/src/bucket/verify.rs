@@ -39,6 +39,11 @@ pub struct BucketVerifyReport {
     pub damaged: Vec<BucketDamage>,
     /// Packs that were put anew without what was damaged, or removed.
     pub mended_packs: u64,
+    /// Other packs of which only the list of names was made anew: nothing is lost.
+    pub renamed_packs: u64,
+    /// An object that was put back from the other one that holds the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub put_back: Option<String>,
 }
 
 /// How much is checked.
@@ -59,6 +64,16 @@ struct Broken {
     values: HashMap<u64, String>,
     /// Whether no copy finds contents in it. Points do not need its names.
     are_names_damaged: bool,
+}
+
+/// What was done to a pack.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mended {
+    Nothing,
+    /// Its list of names was made anew.
+    Names,
+    /// Damaged values were removed.
+    Values,
 }
 
 impl BucketRepository {
@@ -118,8 +133,7 @@ impl BucketRepository {
         }));
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {
-            let opens = |pack: &PackNumber| self.shelf.tables(*pack).is_ok();
-            if !there.is_empty() && !there.keys().any(opens) {
+            if !there.is_empty() && !self.opens_any(there.keys())? {
                 let text = format!("{}: none of {} packs opens", self.place(), there.len());
                 return Err(Error::new(ErrorKind::Corrupt, text).advise(
                     "nothing is removed: is repository.json the right one? It may be another repository's",
@@ -128,11 +142,13 @@ impl BucketRepository {
             if let Some(name) = self.lost_configuration {
                 busy.check()?;
                 self.shelf.objects.put(name, self.shelf.seals.config.to_text()?)?;
+                report.put_back = Some(name.to_owned());
             }
             let packs = packs.iter().map(|(pack, _)| **pack).zip(&broken);
             for (pack, broken) in packs.filter(|(pack, _)| there.contains_key(pack)) {
-                busy.check_time()?;
-                report.mended_packs += u64::from(self.mend(pack, broken)?);
+                let mended = self.mend(&busy, pack, broken)?;
+                report.mended_packs += u64::from(mended == Mended::Values);
+                report.renamed_packs += u64::from(mended == Mended::Names);
             }
         }
         Ok(report)
@@ -208,9 +224,23 @@ impl BucketRepository {
         Ok(Broken { values: broken, are_names_damaged: names.is_none() })
     }
 
-    /// Removes the broken values of a pack, and makes its names anew; removes all of it, if none of its values can be found. Returns
-    /// whether there was anything to do.
-    fn mend(&self, pack: PackNumber, broken: &Broken) -> Result<bool> {
+    /// Whether any of these packs is one of this repository.
+    ///
+    /// # Errors
+    /// Errors of reaching the store: they say nothing about the packs.
+    fn opens_any<'a>(&self, packs: impl Iterator<Item = &'a PackNumber>) -> Result<bool> {
+        for pack in packs {
+            match self.shelf.tables(*pack) {
+                Ok(_) => return Ok(true),
+                Err(error) if is_damage(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes the broken values of a pack, and makes its names anew; removes all of it, if none of its values can be found.
+    fn mend(&self, busy: &Busy, pack: PackNumber, broken: &Broken) -> Result<Mended> {
         // One wrong answer is no reason to remove anything.
         let nothing = RoaringBitmap::new();
         let again = match self.check_content(pack, &nothing, true, &Mutex::new(0)) {
@@ -218,25 +248,28 @@ impl BucketRepository {
                 let tables = self.shelf.tables(pack);
                 let is_known = !tables.is_err_and(|error| error.kind() == ErrorKind::Corrupt);
                 if is_known || !broken.values.contains_key(&id_of(pack, 0)) {
-                    return Ok(false);
+                    return Ok(Mended::Nothing);
                 }
+                busy.check_time()?;
                 self.shelf.objects.delete(&object_name(pack))?;
-                return Ok(true);
+                return Ok(Mended::Values);
             }
             checked => checked?,
         };
         let is_broken = |id: &u64| broken.values.contains_key(id) && again.values.contains_key(id);
         let are_names_damaged = broken.are_names_damaged && again.are_names_damaged;
         // What is missing already needs no removal.
-        if !are_names_damaged && !again.values.keys().any(is_broken) {
-            return Ok(false);
-        }
-        match self.put_anew(pack, |place| !is_broken(&id_of(pack, place))) {
+        let mended = match (again.values.keys().any(is_broken), are_names_damaged) {
+            (true, _) => Mended::Values,
+            (false, true) => Mended::Names,
+            (false, false) => return Ok(Mended::Nothing),
+        };
+        match self.put_anew(busy, pack, |place| !is_broken(&id_of(pack, place))) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!("{}", error.full_message());
-                Ok(false)
+                Ok(Mended::Nothing)
             }
-            put => put.map(|_| true),
+            put => put.map(|_| mended),
         }
     }
 
@@ -270,7 +303,7 @@ impl BucketRepository {
 /// A pack that cannot be read lacks all of its values: those that are needed, and the first one, which stands for the others.
 fn all_broken(pack: PackNumber, needed: &RoaringBitmap, checked: Result<Broken>) -> Result<Broken> {
     match checked {
-        Err(error) if [ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind()) => {
+        Err(error) if is_damage(&error) => {
             let why = error.full_message();
             let all = needed.iter().chain([0]);
             let values = all.map(|place| (id_of(pack, place as usize), why.clone())).collect();
@@ -278,6 +311,10 @@ fn all_broken(pack: PackNumber, needed: &RoaringBitmap, checked: Result<Broken>)
         }
         checked => checked,
     }
+}
+
+fn is_damage(error: &Error) -> bool {
+    [ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind())
 }
 
 fn missing(pack: PackNumber, place: u32) -> (u64, String) {

@@ -119,6 +119,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     }
 }
 

@@ -72,15 +72,7 @@ pub(super) fn run(
         ));
     }
     if !report.damaged.is_empty() && arguments.mend {
-        text.push_str(&match report.mended_packs {
-            0 => "\nno pack had anything to mend: damaged points stay so; forget them, and coldrise copy --all copies them again, \
-                  if the source has them"
-                .to_owned(),
-            packs => format!(
-                "\nremoved what is damaged in {}: the next copy stores it again",
-                show_count(packs, "pack")
-            ),
-        });
+        text.push_str(&mended(&report));
     } else if !report.damaged.is_empty() {
         text.push_str(
             "\nget the objects back if the bucket keeps versions of them; else --mend removes what is damaged, and the next copy \
@@ -104,4 +96,29 @@ pub(super) fn run(
         report.exit_code = code.exit_code();
     }
     Ok(report)
+}
+
+/// What was mended, in lines.
+fn mended(report: &BucketVerifyReport) -> String {
+    let mut text = String::new();
+    if let Some(name) = &report.put_back {
+        text.push_str(&format!("\nput {name} back"));
+    }
+    if report.renamed_packs > 0 {
+        let packs = show_count(report.renamed_packs, "pack");
+        text.push_str(&format!("\nmade the list of names anew in {packs}: nothing is lost"));
+    }
+    if report.mended_packs > 0 {
+        let packs = show_count(report.mended_packs, "pack");
+        text.push_str(&format!(
+            "\nremoved what is damaged in {packs}: the next copy stores it again"
+        ));
+    }
+    if text.is_empty() {
+        text.push_str(
+            "\nno pack had anything to mend: damaged points stay so; forget them, and coldrise copy --all copies them again, \
+             if the source has them",
+        );
+    }
+    text
 }

@@ -78,6 +78,7 @@ pub fn place() -> TestRepository {
         files: None,
         quarantine: None,
         made_in: None,
+        came_by: Vec::new(),
     };
     writer.put_point(&point).unwrap();
     TestRepository { _folder: folder, path, point }
