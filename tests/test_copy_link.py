@@ -345,7 +345,8 @@ def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, site, tmp_path, p
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     begun = far.program.repository / "begun"
     if victim == "source":
-        time.sleep(10)
+        wait_until(lambda: begun.exists() and list(begun.iterdir()), "its beginning")
+        time.sleep(9)
         process.kill()
     else:
         # What has arrived is noted now and then.
@@ -393,8 +394,10 @@ def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, site, tmp_path,
     far = site()
     far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
     process = coldrise.start("--json", "copy", "--to", "far", "--rate", "6M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    begun = far.program.repository / "begun"
+    wait_until(lambda: begun.exists() and list(begun.iterdir()), "its beginning")
     # A moment in the middle of batches.
-    time.sleep(3.7)
+    time.sleep(2.7)
     far.stop()
     far.start()
     printed, message = process.communicate(timeout=DEADLINE_S * 4)
