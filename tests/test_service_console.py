@@ -16,6 +16,7 @@ import pytest
 
 from support.cli import ROOT, Coldrise
 from support.nbdserver import wait_until
+from support.ports import free_port
 from support.service import Coldrised
 from support.websocket import CONTINUATION, PING, TEXT, Closed, Refused
 
@@ -440,7 +441,7 @@ def test_servers_are_started_where_that_is_safe(service, tmp_path):
     ]:
         answer = service.call("POST", "runs", {"kind": "serve", **new}, token=token)
         assert answer.status == status, (new, answer.body)
-    port = 20000 + os.getpid() % 20000
+    port = free_port()
     new = {"kind": "serve", "protocol": "nbd", "listen": f"127.0.0.1:{port}", "read_only": True}
     run = service.post("runs", new, token=operator)["run"]
 

@@ -7,6 +7,7 @@ import subprocess
 from .cli import PROGRAM, Coldrise
 from .line import FAR_ADDRESS
 from .nbdserver import DEADLINE_S, wait_until
+from .ports import free_port
 
 
 def wait_for_note(program):
@@ -25,7 +26,7 @@ class FarSite:
         # `program` has a repository already.
         self.program = program or self.repository(folder, name, *options)
         self.line = line
-        self.address = f"{FAR_ADDRESS}:8481" if line else "127.0.0.1:0"
+        self.address = f"{FAR_ADDRESS}:8481" if line else f"127.0.0.1:{free_port()}"
         self.process = None
         self.log_path = folder / f"{name}.log"
         self.log = open(self.log_path, "a", encoding="utf-8")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 
 from support.nbdserver import wait_until
+from support.ports import free_port
 from support.s3 import S3Server
 
 CONFIGURATION = """
@@ -31,8 +32,7 @@ class GarageServer(S3Server):
         super().__init__(folder, access=access, secret=secret)
         self.program = program
         self.configuration = folder / "garage.toml"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            rpc = free.getsockname()[1]
+        rpc = free_port()
         self.configuration.write_text(
             CONFIGURATION.format(folder=folder, rpc=rpc, port=self.port, secret=secrets.token_hex(32)), encoding="utf-8")
         self.is_new = True

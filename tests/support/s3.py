@@ -12,6 +12,7 @@ import urllib.request
 
 from support.cli import ROOT
 from support.nbdserver import DEADLINE_S, wait_until
+from support.ports import free_port
 
 VERSITYGW = ROOT / "build/versitygw"
 ACCESS, SECRET = "coldrise-tests", "se+cr/et=of the tests"
@@ -32,8 +33,7 @@ class S3Server:
         self.data, self.log_path, self.output_path = folder / "data", folder / "access.log", folder / "versitygw.log"
         (self.data / bucket).mkdir(parents=True, exist_ok=True)
         (folder / "sidecar").mkdir(exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process = None
         self.proxy = Proxy(self.port)
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 
 from .cli import BUILT
+from .ports import free_port
 from .websocket import WebSocket
 
 COLDRISED = BUILT / "coldrised"
@@ -170,9 +171,3 @@ class Coldrised:
     def setup_secret(self):
         """The secret of the one-time link in the log."""
         return self.log.split(SETUP_MARK)[-1].split()[0]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

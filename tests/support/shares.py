@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import signal
 import socket
 import struct
@@ -15,6 +14,7 @@ import uuid
 from support.cli import ROOT
 from support.nbdserver import DEADLINE_S, wait_until
 from support.nfsserver import children
+from support.ports import free_port
 
 sys.path.insert(1, str(ROOT / "build" / "python"))
 
@@ -31,15 +31,6 @@ USER, PASSWORD = "coldrise", "a password, 15"
 READ = FilePipePrinterAccessMask.GENERIC_READ
 WRITE = FilePipePrinterAccessMask.GENERIC_READ | FilePipePrinterAccessMask.GENERIC_WRITE
 SHARE_READ, SHARE_WRITE = ShareAccess.FILE_SHARE_READ, ShareAccess.FILE_SHARE_WRITE
-
-
-def free_port():
-    """Below the range from which the kernel takes ports for clients, which would take it meanwhile."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class ShareServer:
