@@ -10,7 +10,7 @@ import pytest
 
 from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
-from support.far_site import FarSite, wait_for_note
+from support.far_site import FarSite, wait_for_beginning, wait_for_note
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 
@@ -150,14 +150,14 @@ def begun(process):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_fetch_goes_on_when_the_other_site_comes_back(source, here, large, tmp_path, how):
     source.pair(here, "source", "--may", "fetch")
-    process = fetching(here, "--rate", "2M")
-    # Twice: in the first point, and in the second.
-    for points in (0, 1):
-        wait_until(lambda points=points: len(addresses(here)) >= points, "the first point")
-        time.sleep(1)
+    process = fetching(here, "--rate", "1M")
+    # Twice: in the first point, and in the second. A site that was never reached is not waited for.
+    for point in large:
+        wait_for_beginning(here, point)
+        time.sleep(0.5)
         source.stop(how)
         source.start()
-    printed, message = process.communicate(timeout=DEADLINE_S)
+    printed, message = process.communicate(timeout=2 * DEADLINE_S)
     assert process.returncode == 0, message
     assert message.count("trying again for") >= 2, message
     copied = json.loads(printed.splitlines()[-1])
@@ -187,9 +187,10 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, here, large, tmp_path):
 
 def test_the_end_of_a_link_ends_a_fetch(source, coldrise, here, large):
     source.pair(here, "source", "--may", "fetch")
+    (link,) = coldrise.json("link", "list")["links"]
     process = fetching(here, "--rate", "1M")
     begun(process)
-    (link,) = coldrise.json("link", "list")["links"]
+    # Before the second point has come, which takes 8 seconds.
     coldrise.json("link", "remove", link["name"])
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1 and "refuses the key" in errors, errors
@@ -231,7 +232,8 @@ def test_copies_from_a_directory(coldrise, here, history, tmp_path):
 
 def test_a_machine_that_is_busy_here_is_said(source, coldrise, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
-    process = fetching(here, "--rate", "2M")
+    # The second one begins while this one runs: for 16 seconds.
+    process = fetching(here, "--rate", "1M")
     begun(process)
     second = here.run("copy", "--from", "source")
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second

@@ -10,6 +10,13 @@ from .nbdserver import DEADLINE_S, wait_until
 from .ports import free_port
 
 
+def wait_for_beginning(program, point):
+    """Waits until a point of web01 is on its way to a repository."""
+    address = f"web01/{point}"
+    wait_until(lambda: any(coming["address"] == address for coming in program.json("list").get("coming", [])),
+               f"the beginning of {point}")
+
+
 def wait_for_note(program):
     """Waits until a part of a point on its way is durable in a repository."""
     def missing():
