@@ -178,9 +178,9 @@ def large(coldrise, tmp_path):
     return path
 
 
-def begun(coldrise, far, *arguments):
+def begun(coldrise, far, rate="20M"):
     """A slow copy that has begun to store."""
-    process = coldrise.start("--json", "copy", *to(far), "--rate", "20M", *arguments, stdout=subprocess.PIPE,
+    process = coldrise.start("--json", "copy", *to(far), "--rate", rate, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)  # fmt: skip
     for line in process.stdout:
         if '"progress"' in line and '"done_bytes":0' not in line:
@@ -190,7 +190,8 @@ def begun(coldrise, far, *arguments):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, how):
-    process = begun(coldrise, far)
+    # The first point would take 12 seconds.
+    process = begun(coldrise, far, "4M")
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), errors
@@ -203,7 +204,8 @@ def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, ho
 
 
 def test_backups_and_a_second_copy_run_beside_a_copy(coldrise, far, large, tmp_path):
-    process = begun(coldrise, far)
+    # For about 14 seconds: a backup and a copy begin beside it.
+    process = begun(coldrise, far, "6M")
     # Another machine is backed up there meanwhile, and a copy of this one is refused.
     image = Image(MIB).save(tmp_path / "other.raw")
     far.json("backup", "other", f"vda=raw:{image}")
@@ -224,7 +226,7 @@ def test_a_copy_goes_on_when_the_backup_that_stores_for_it_is_killed(coldrise, f
     slow = Image(64 * MIB)
     slow.fill(0, 64 * MIB, "slow")
     source = slow.save(tmp_path / "slow.raw")
-    host = far.start("--json", "backup", "slow", f"vda=raw:{source}", "--rate", "8M", stdout=subprocess.PIPE)
+    host = far.start("--json", "backup", "slow", f"vda=raw:{source}", "--rate", "4M", stdout=subprocess.PIPE)
     assert any('"progress"' in line and '"done_bytes":0' not in line for line in host.stdout)
     process = begun(coldrise, far)
     host.kill()

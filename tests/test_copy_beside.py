@@ -29,7 +29,8 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
         coldrise.json("backup", "web01", *(f"{name}=raw:{tmp_path}/{name}.raw" for name in disks), "--time", point)
         expected[f"web01/{point}"] = {name: bytes(disk) for name, disk in disks.items()}
     (tmp_path / "other.raw").write_bytes(pieces.randbytes(MIB))
-    copy = coldrise.start("copy", "--to", "far", "--rate", "1M", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # A round has 14 programs: several have to fit beside the copy.
+    copy = coldrise.start("copy", "--to", "far", "--rate", "600K", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     removed, rounds, kept = {coldrise: 0, far.program: 0}, 0, POINTS
     while copy.poll() is None:
         rounds += 1

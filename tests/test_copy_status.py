@@ -180,8 +180,8 @@ def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
     try:
         target = wait_until(lambda: (found := only(coldrise))["remaining_ms"] and found, "the time that is left")
         assert (target["bytes_behind"], target["is_exact"]) == (24 * MIB, True)
-        # For the whole disk it would be minutes.
-        assert 0 < target["remaining_ms"] < 60_000, target
+        # For the whole disk it would be more than three minutes, and on a busy machine even more.
+        assert 0 < target["remaining_ms"] < 120_000, target
         assert 0 < machine_of(target)["running"]["done_bytes"] <= 24 * MIB
         told = process.communicate(timeout=120)[0]
     finally:
@@ -230,7 +230,7 @@ def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
 
 def test_a_link_that_is_removed_beside_its_copy_has_no_status(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(8))
-    copying = coldrise.start("copy", "--to", "far", "--rate", "4M", stdout=subprocess.DEVNULL)
+    copying = coldrise.start("copy", "--to", "far", "--rate", "1M", stdout=subprocess.DEVNULL)
     wait_until(lambda: only(coldrise)["state"] == "copying", "the copy")
     coldrise.json("link", "remove", "far")
     # It goes on, and records its end.

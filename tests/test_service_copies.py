@@ -238,7 +238,8 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         with contextlib.closing(there.connection(timeout_s=60)) as stream:
             stream.request("GET", "/api/v1/events")
             response = stream.getresponse()
-            copy = coldrise.start("copy", "--to", "far", "--rate", "1M")
+            # What has arrived is noted after 10 seconds; the rest comes for half a minute more.
+            copy = coldrise.start("copy", "--to", "far", "--rate", "600K")
             (found,) = wait_until(lambda: there.get("coming"), "the point")
             assert (found["address"], found["machine"], found["size_bytes"]) == (address, "web01", 24 * MIB)
             assert found["is_reachable"] and found["percent_here"] < 100 and found["missing_bytes"] > 0
