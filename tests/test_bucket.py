@@ -215,16 +215,16 @@ def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
     # A copy that was killed a moment ago refuses it, and so does one that runs.
     image.write(0, random.Random(7).randbytes(20 * MIB))
     coldrise.backup("db01", vda=image.save(tmp_path / "vda.raw"))
-    bucket.server.proxy.hold()
-    copying = coldrise.start("copy", *bucket.to, "--retry", "10s")
-    wait_until(lambda: any(" /vault/" in line for line in bucket.server.proxy.requests[-1:]), "the copy")
-    bucket.server.proxy.release()
+    # Slow enough that it is seen at work, and patient until the prune was refused.
+    bucket.server.proxy.delay(0.02)
+    copying = coldrise.start("copy", *bucket.to, "--retry", "60s")
     wait_until(lambda: any("busy/w-" in name for name in bucket.server.objects()), "the copy's object")
     direct = Coldrise(tmp_path / "none", bucket.passphrase_file)
     direct.more = bucket.server.env(direct=True)
     bucket.server.proxy.hold()
     refused = direct.run("bucket", "prune", bucket.url, "--keep-last", "1")
     assert refused.returncode == BUSY and "a copy writes to it" in refused.stderr, refused
+    bucket.server.proxy.delay(0)
     bucket.server.proxy.release()
     assert copying.wait(60) == 0
     pruned = bucket.json("prune", "--keep-last", "1")
@@ -251,7 +251,6 @@ def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
     wait_until(lambda: bucket.sent() > 16 * MIB, "a pack")
     copying.send_signal(signal.SIGINT)
     assert copying.wait(30) == INTERRUPTED
-    bucket.server.proxy.delay(0)
     # One that hears nothing from the server ends, too; what says that it is at work is forgotten later.
     copying = coldrise.start("copy", *bucket.to)
     wait_until(lambda: len([name for name in bucket.server.objects() if "busy/" in name]) == 1, "its beginning")
@@ -260,6 +259,7 @@ def test_a_cancelled_copy_is_at_work_no_more(bucket, coldrise, tmp_path):
     assert copying.wait(20) == INTERRUPTED
     # What was held is lost: the server must not hear the end of the copy after all.
     bucket.server.proxy.cut()
+    bucket.server.proxy.delay(0)
     bucket.server.proxy.release()
     [busy] = (bucket.server.data / bucket.server.bucket).rglob("busy/*")
     os.utime(busy, (0, 0))
@@ -283,7 +283,7 @@ def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise,
     bucket.copy()
     new = bucket.use(Coldrise(tmp_path / "anew", coldrise.passphrase_file))
     new.init()
-    fetch = ["copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file, "--rate", "2M"]
+    fetch = ["copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file, "--rate", "1M"]
     copying = new.start(*fetch, stderr=subprocess.PIPE)
     wait_until(lambda: (found := coming(new, "web01/20261101T100000Z")) and found["percent_here"] > 5, "the beginning")
     new.json("publish", "web01/latest", "--name", "early")
@@ -438,9 +438,12 @@ def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
     image.write(0, random.Random(4).randbytes(60 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     before = bucket.sent()
+    # The server goes away before the rest has come.
+    bucket.server.proxy.delay(0.01)
     copying = coldrise.start("copy", *bucket.to, "--retry", "3s", stderr=subprocess.PIPE)
     wait_until(lambda: bucket.sent() - before > 20 * MIB, "some packs")
     bucket.server.stop()
+    bucket.server.proxy.delay(0)
     _, told = copying.communicate(timeout=60)
     assert copying.returncode != 0, told
     bucket.server.start()

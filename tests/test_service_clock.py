@@ -82,7 +82,9 @@ def events(service, headers=None, over="unix"):
 def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
     service = clocked.service
     daily = job(tmp_path, "daily", ["web01"], schedule=[clocked.calendar(HOUR / 2)])
-    hourly = job(tmp_path, "hourly", ["web02"], schedule=["*-*-* *:00:00 UTC"])
+    # Its time is far from all those that the clock is set to, and does not pass by itself.
+    at = datetime.datetime.fromtimestamp(clocked.clock.now() + 2 * HOUR / 3, datetime.UTC)
+    hourly = job(tmp_path, "hourly", ["web02"], schedule=[at.strftime("*-*-* *:%M:%S UTC")])
     for new in (daily, hourly):
         service.post("jobs", new)
     with events(service) as stream:

@@ -140,7 +140,7 @@ def test_a_machine_moves_while_it_runs(service, libvirt, coldrise, tmp_path):
     slow = start(service, **body, rate_bytes_per_second=1 << 20)
     wait_until(lambda: moving(service, slow).get("done_bytes", 0) > 0, "progress")
     assert moving(service, slow)["phase"] == "moving" and moving(service, slow)["total_bytes"] > 0
-    wait_until(lambda: service.get("sessions/web01-1")["moved"]["is_running"], "the note")
+    wait_until(lambda: (service.get("sessions/web01-1")["moved"] or {}).get("is_running"), "the note")
     service.call("POST", f"runs/{slow}/cancel", {})
     assert ended(service, slow)["state"] == "cancelled" and not (folder / "web01.qcow2").exists()
     assert service.get("sessions/web01-1")["moved"] is None

@@ -45,9 +45,10 @@ def test_a_web_server_that_answers_badly(service, behaviour, said):
 
 
 def test_servers_that_hang_and_ports_that_are_closed(service):
-    with WebSink("hang") as sink, MailSink("hang") as mail, socket.create_server(("127.0.0.1", 0)) as closed:
+    with WebSink("hang") as sink, MailSink("hang") as mail, socket.socket() as closed:
+        # Nobody else gets it, and nobody listens.
+        closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        closed.close()
         started = time.monotonic()
         targets = [add(service, settings) for settings in (webhook(sink.url), smtp(mail.port), smtp(port))]
         results = [trial(service, target) for target in targets]

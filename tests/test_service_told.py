@@ -65,8 +65,8 @@ def test_ages_and_machines_without_a_job(service, jobs, web, coldrise, tmp_path)
     raised = web.message()
     assert (raised["key"], raised["severity"]) == ("uncovered:web01", "warn")
     jobs.add("nightly", ["web01"], age_limit_hours=24)
-    told = {(m["key"], m["occasion"]) for m in web.messages(4)}
-    assert told == {("uncovered:web01", "cleared"), ("age:web01", "raised")}
+    told = {(m["key"], m["occasion"]) for m in (web.message(), web.message())}
+    assert told == {("uncovered:web01", "cleared"), ("age:web01", "raised")} and web.messages(2) == []
     jobs.disk("web01").write_bytes(os.urandom(1 << 20))
     jobs.run("nightly")
     cleared = web.message()
@@ -81,9 +81,12 @@ def test_runs_of_the_api_are_told_and_those_of_a_terminal_only_when_lost(service
     assert by_hand.run("backup", "web01", "vda=raw:/missing").returncode != 0
     plan = json.loads((service.runs / failed / "plan.json").read_text())
     lost = service.runs / failed.replace("-9002-", "-0001-")
-    lost.mkdir(mode=0o700)
-    (lost / "lock").touch()
-    (lost / "plan.json").write_text(json.dumps({**plan, "requested_by": None}))
+    # There at once: the service looks at any time.
+    new = service.folder / "lost"
+    new.mkdir(mode=0o700)
+    (new / "lock").touch()
+    (new / "plan.json").write_text(json.dumps({**plan, "requested_by": None}))
+    new.rename(lost)
     told = {}
     while len(told) < 3:
         message = web.message()
@@ -160,7 +163,7 @@ def test_targets_choose_machines_topics_and_severity(service, jobs, web):
     add(service, webhook(web.url, "ntfy", is_enabled=False))
     jobs.add("nightly", ["web01", "db01"])
     jobs.run("nightly")
-    assert [message["machine"] for message in web.messages(3)] == ["db01"]
+    assert web.message()["machine"] == "db01" and web.messages(3) == []
 
 
 def test_only_administrators_see_targets_and_scopes_bound_alarms(service, jobs):

@@ -24,8 +24,10 @@ def two_disks(coldrise, image, tmp_path):
     return coldrise.publish("web01/latest", "trial")
 
 
-def session(service, part="/activity", **keywords):
-    return service.get(f"sessions/trial{part}", **keywords)
+def session(service, part="/activity"):
+    """Asked twice if need be: on a busy machine a server may be late for the one second in which it must answer."""
+    shown = service.get(f"sessions/trial{part}")
+    return service.get(f"sessions/trial{part}") if "does not answer" in shown.get("activity_missing", "") else shown
 
 
 def disks(shown):
@@ -349,7 +351,7 @@ def test_activity_is_told_while_it_changes(coldrise, service, live, nbdkit, imag
             # Without a change there is none: the next event is of another kind, three intervals later.
             unchanged_until = time.monotonic() + 6
             while time.monotonic() < unchanged_until:
-                assert service.get("sessions/trial")["server"]
+                assert session(service, "")["server"]
                 time.sleep(0.2)
             coldrise.backup("new01", vda=image.save(tmp_path / "new.raw"))
             new = following(lambda event: is_activity(event) or event.get("machine") == "new01")
@@ -358,7 +360,7 @@ def test_activity_is_told_while_it_changes(coldrise, service, live, nbdkit, imag
 
 def test_the_last_minutes_are_kept_without_a_client(service, live, nbdkit):
     def samples(is_last):
-        history = session(service, "/activity/history")
+        history = service.get("sessions/trial/activity/history")
         return history if history and is_last(history[-1]) else None
 
     with nbdkit().connect(live) as handle:
