@@ -150,8 +150,9 @@ def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldri
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         def is_running():
+            # The record is written every 10 s; when it is for the first time, no batch may have been stored yet.
             target = only(coldrise)
-            return target["state"] == "copying" and target["sent_bytes_per_second"]
+            return target["state"] == "copying" and target["sent_bytes_per_second"] and machine_of(target)["running"]["done_bytes"]
 
         wait_until(is_running, "a rate")
         target = only(coldrise)
