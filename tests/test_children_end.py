@@ -9,7 +9,7 @@ import time
 import pytest
 
 from support.nbdserver import wait_until
-from support.service import free_port
+from support.ports import free_port
 from test_check_boot import HALT, SAY, boot_record, small
 from test_check_boot_ends import is_gone
 

@@ -233,7 +233,8 @@ def test_a_source_that_vanishes(coldrise, tmp_path):
 
 
 def test_what_goes_on_beside_a_backup(coldrise, point, tmp_path):
-    disk = random_disk(tmp_path, 24 * MIB)
+    # It takes longer than all the other commands, whose starts may take seconds each.
+    disk = random_disk(tmp_path, 96 * MIB)
     with slow_server(disk) as (uri, _server):
         running = RunningBackup(coldrise, "db01", f"vda={uri}")
         second = coldrise.run("--json", "backup", "db01", f"vda=raw:{disk}")

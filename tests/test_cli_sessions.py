@@ -8,7 +8,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
+from support.ports import free_port
 from support.stopped import stopped
 
 MIB = 1 << 20
@@ -84,12 +84,14 @@ def served(coldrise, tmp_path):
 
 
 def test_publish_and_what_sessions_tell(coldrise, image, point):
+    began = time.monotonic()
     published = coldrise.json("publish", point, "--name", "trial")
+    took_ms = (time.monotonic() - began) * 1000
     assert published["session"] == "trial" and published["address"] == point
     assert published["disks"] == [
         {"disk": "vda", "export": "live/trial/vda", "nfs_path": "/coldrise/live/trial/vda.raw",
          "size_bytes": len(image)}]
-    assert published["elapsed_ms"] < 5000
+    assert 0 < published["elapsed_ms"] <= took_ms
     second = coldrise.json("publish", "web01/latest")
     assert second["session"] == "web01-1"
     assert coldrise.json("publish", "web01/latest")["session"] == "web01-2"
@@ -153,13 +155,15 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
     client.pwrite(b"z" * 4096, 0)
     with stands(server) as pid:
         began = time.monotonic()
-        seal = coldrise.start("--json", "seal", "trial", "--wait", "3",
+        seal = coldrise.start("--json", "seal", "trial", "--wait", "6",
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         waits = seal.stderr.readline()
-        assert time.monotonic() - began < 2.9
+        # It says so after 2 s of waiting, long before its end; its start may take some seconds, too.
+        told = time.monotonic()
         assert str(pid) in waits and "trial" in waits
         output, _ = seal.communicate(timeout=30)
-        assert 2.9 < time.monotonic() - began < 10
+        ended = time.monotonic()
+        assert ended - began > 5.9 and 1 < ended - told < 20
         assert seal.returncode == 11 and json.loads(output)["error"]["kind"] == "busy"
         # The seal of a killed command is withdrawn like that, too.
         killed = coldrise.start("seal", "trial", stderr=subprocess.PIPE)
@@ -283,9 +287,7 @@ def test_serve_is_ready_when_it_says_so(coldrise, point, served):
 
 
 def test_serve_on_loopback(coldrise, point):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = coldrise.start("serve", "nbd", "--listen", f"127.0.0.1:{port}",
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
