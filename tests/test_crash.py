@@ -11,7 +11,6 @@ import os
 import random
 import time
 
-import nbd
 import pytest
 
 from support.crash.load import MAX_WRITE_BLOCKS, CrashViolation
@@ -20,7 +19,6 @@ from support.crash.oracle import PointOracle
 from support.crash.rounds import run_command_kills, run_cuts, run_kills, run_reopenings
 from support.crash.story import Story
 from support.crash.syncs import Syncs
-from support.nbdserver import wait_until
 
 # See "Superblock area" in docs/on-disk-format.md.
 LAYER_HEAD_BYTES = 64 << 10
@@ -180,20 +178,17 @@ def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, 
     """The last connection closes the session, the next one reopens it."""
     told, syncs = loaded(tmp_path, story, 0.1)
     first, second = told.disks
-    syncs.fail()
+    # Nothing older is left that a thread of the server would flush before this client does.
+    assert told.load.flush(first) and told.load.flush(second)
+    # Written before syncs fail: such a thread may meet that first, and then writes fail, too.
     assert told.load.write(first, 5)
+    syncs.fail()
     assert not told.load.flush(first)
     told.finish_load()
     syncs.work()
-
-    def opens():
-        try:
-            told.start_load()
-        except nbd.Error:
-            return False
-        return True
-
-    wait_until(opens, "the session to be free")
+    # The server closes a session a moment after its last client has left: who connects before that shares it.
+    told.wait_until_closed()
+    told.start_load()
     for disk in told.disks:
         disk.crashed()
     assert told.load.write(first, 6)

@@ -5,7 +5,7 @@ import subprocess
 import time
 
 from support.cli import Coldrise
-from support.nbdserver import Nbdkit, read_all
+from support.nbdserver import Nbdkit, read_all, wait_until
 
 from .stamp import BLOCK
 
@@ -192,7 +192,11 @@ class CommandKills:
         return found
 
     def _live_digests(self, session):
-        return self._digests_of(f"live/{session}")
+        digests = self._digests_of(f"live/{session}")
+        # The server closes a session a moment after its last client has left. Until then it is in use.
+        wait_until(lambda: not any(one["is_served"] for one in self.coldrise.json("sessions")["sessions"]),
+                   "the session to be closed")
+        return digests
 
     def _write(self, session):
         """Writes a little to each disk; returns the disks' content."""
