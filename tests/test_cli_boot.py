@@ -143,14 +143,18 @@ def start(coldrise, address, protocol):
 
 def descendants(process):
     """Processes that a process has started, and theirs: what each runs, by its id."""
-    found = {}
-    # A process may end during the look-up.
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    found, children = {}, []
+    # A thread or a process may end during the look-up: the others count all the same.
+    ended = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with ended:
         # QEMU is the child of a thread of its own.
-        for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
-            for child in (thread / "children").read_text(encoding="ascii").split():
-                found[child] = os.readlink(f"/proc/{child}/exe")
-                found |= descendants(child)
+        for thread in list(pathlib.Path(f"/proc/{process}/task").iterdir()):
+            with ended:
+                children += (thread / "children").read_text(encoding="ascii").split()
+    for child in children:
+        with ended:
+            found[child] = os.readlink(f"/proc/{child}/exe")
+            found |= descendants(child)
     return found
 
 
@@ -193,7 +197,8 @@ def test_a_crash_of_the_server_does_not_end_the_machine(coldrise, idle_machine, 
 
     machine, before = running("qemu"), running(server)
     assert len(machine) == 1
-    os.kill(int(*before), signal.SIGKILL)
+    (first,) = before
+    os.kill(int(first), signal.SIGKILL)
     wait_until(lambda: running(server) - before, "another server")
     assert running("qemu") == machine
     process.terminate()
