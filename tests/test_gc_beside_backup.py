@@ -1,7 +1,6 @@
 """coldrise gc beside a backup: the backup's process does it, nothing that the backup
 refers to goes, and the gc is done whatever becomes of the backup."""
 
-import fcntl
 import json
 import pathlib
 import signal
@@ -11,7 +10,8 @@ import pytest
 
 from support.image import Image
 from support.nbdserver import wait_until
-from support.sources import RunningBackup, slow_server
+from support.sources import RunningBackup, gated_server, slow_server
+from support.stopped import stopped
 
 MIB = 1 << 20
 
@@ -52,12 +52,14 @@ def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, s
     address, kept, disk = forgotten
     # The first half is unreferenced: the backup finds it and needs it.
     disk.fill(7 * MIB, 7 * MIB, "new")
-    with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
+    # The source gives the second half only when the gc has ended, however long that takes.
+    with gated_server(disk.save(tmp_path / "source.raw"), 7 * MIB) as (uri, server, gate):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
         done = coldrise.json("gc")
         assert running.process.poll() is None, "the gc ran beside it"
         # Those that the backup had not come to: at least of the other machine.
         assert done["chunks_deleted"] >= 8 * MIB // (16 << 10)
+        gate.touch()
         code, made, messages = running.end()
         assert code == 0, messages
     assert_restores(coldrise, {address: kept, made["address"]: disk}, tmp_path)
@@ -78,12 +80,11 @@ def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_pat
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
         # The stopped backup cannot answer: the gc has asked, and waits.
-        running.process.send_signal(signal.SIGSTOP)
-        gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        socket = str(coldrise.repository / "writer.control")
-        wait_until(lambda: is_connected(gc.pid), f"a connection to {socket}")
-        running.process.send_signal(number)
-        running.process.send_signal(signal.SIGCONT)
+        with stopped(running.process.pid):
+            gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            socket = str(coldrise.repository / "writer.control")
+            wait_until(lambda: is_connected(gc.pid), f"a connection to {socket}")
+            running.process.send_signal(number)
         running.process.communicate(timeout=60)
         output, messages = gc.communicate(timeout=60)
     assert gc.returncode == 0, messages
@@ -112,14 +113,14 @@ def is_connected(pid):
 
 
 def is_locked(path):
-    if not path.exists():
+    """By the kernel's list: a try would take the lock for a moment, and a program that wants it then would find it
+    taken."""
+    try:
+        inode = path.stat().st_ino
+    except FileNotFoundError:
         return False
-    with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with open("/proc/locks", encoding="ascii") as listing:
+        return any("FLOCK" in line and f":{inode} " in line for line in listing)
 
 
 def test_a_backup_that_begins_beside_a_gc_is_not_refused(coldrise, forgotten, tmp_path):

@@ -1,4 +1,4 @@
-"""A process that does not answer for a while."""
+"""A process that does not answer, for a while or until it is killed."""
 
 import contextlib
 import os
@@ -8,21 +8,24 @@ from pathlib import Path
 from support.nbdserver import wait_until
 
 
-def stands(thread):
-    """Whether a thread does not run. One that has ended meanwhile does not."""
-    try:
-        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+def stop(pid):
+    """Returns when every thread stands: until then, another one may answer a request."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands():
+        try:
+            stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # a thread has just ended
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    wait_until(stands, f"process {pid} stands")
 
 
 @contextlib.contextmanager
 def stopped(pid):
-    """Every thread stands meanwhile: until then, another one may answer a request."""
-    os.kill(pid, signal.SIGSTOP)
     try:
-        threads = Path(f"/proc/{pid}/task")
-        wait_until(lambda: all(stands(thread) for thread in threads.glob("*")), f"process {pid} stands")
+        stop(pid)
         yield pid
     finally:
         with contextlib.suppress(ProcessLookupError):
