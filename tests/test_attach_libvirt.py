@@ -1,5 +1,6 @@
 """coldrise attach to domains of libvirt, and what a kill leaves."""
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -49,8 +50,12 @@ def attach(coldrise, libvirt, what):
 
 def children(process):
     """Of all its threads."""
-    tasks = pathlib.Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for found in tasks for child in found.read_text(encoding="ascii").split()]
+    found = []
+    for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
+        # Those that read virsh's answers come and go.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += (thread / "children").read_text(encoding="ascii").split()
+    return [int(child) for child in found]
 
 
 def is_running(process):

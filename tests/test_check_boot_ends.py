@@ -1,5 +1,6 @@
 """How boot checks end: interrupts, kills, crashes, and what each leaves."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -25,8 +26,11 @@ def running(coldrise, small):
             break
     assert process.poll() is None
     # QEMU is the child of a thread of its own.
-    threads = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
-    children = [child for thread in threads for child in (thread / "children").read_text().split()]
+    children = []
+    for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        # A thread may have ended since.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children += (thread / "children").read_text().split()
     assert len(children) == 2
     return process, [pathlib.Path(f"/proc/{child}") for child in children]
 
