@@ -1,5 +1,7 @@
 """coldrise move: the disks of a running machine go to production storage."""
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -129,6 +131,32 @@ def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@contextlib.contextmanager
+def mounted_apart(device, folder):
+    """Mounts a device in a namespace of its own. The private network of another test, made meanwhile, would get a copy
+    of a mount that all see, and keep the device in use as long as it lives."""
+    holder = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", 'mount "$0" "$1" && echo ready && exec sleep infinity', device, folder],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        # The mount goes with the last process in it.
+        holder.kill()
+        holder.communicate()
+        wait_until(lambda: is_free(device), "the end of the mount")
+
+
+def is_free(device):
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+    except OSError as error:
+        assert error.errno == errno.EBUSY
+        return False
+    return True
+
+
 def test_block_devices_are_targets(coldrise, machine, targets, tmp_path):
     with block_device(tmp_path / "device", SIZE + 8 * MIB) as device:
         onto = {**targets, "vdb": f"raw:{device}"}
@@ -146,11 +174,8 @@ def test_block_devices_are_targets(coldrise, machine, targets, tmp_path):
         mounted = tmp_path / "mounted"
         mounted.mkdir()
         subprocess.run(["mkfs.ext4", "-q", device], check=True)
-        subprocess.run(["mount", device, mounted], check=True)
-        try:
+        with mounted_apart(device, mounted):
             refused("is in use", 11, "--force")
-        finally:
-            subprocess.run(["umount", mounted], check=True)
         moved = coldrise.json("move", "live/rescue", *words(onto), "--qmp", machine.qmp, "--force")
         assert [disk["is_moved"] for disk in moved["disks"]] == [True, True]
         # The machine's disk keeps its size, although the device is larger.
@@ -271,7 +296,7 @@ def test_a_killed_server_only_delays_the_move(coldrise, exports, own_tmp, target
     with Machine(own_tmp / "machine", path, exports) as machine:
         writer = Writer(machine)
         process = coldrise.start("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--rate",
-                                 "40M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                 "8M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_until(lambda: sum(job["current-progress"] > 0 for job in machine.jobs()) == 2, "the copy")
         children = subprocess.run(["pgrep", "-P", str(serving.pid), "nbdkit"], capture_output=True,
                                   text=True, check=True)
