@@ -1,10 +1,12 @@
 """backup --rate: the bytes that a backup reads per second."""
 
 import random
+import statistics
 import time
 
 import pytest
 
+from support.nbdserver import wait_until
 from support.service import Coldrised
 from test_service_jobs import idle, job, start, wait_for
 
@@ -34,31 +36,41 @@ def test_all_disks_share_the_rate_and_holes_do_not_count(coldrise, tmp_path):
     assert read_bytes == 10 * MIB
     wanted_s = read_bytes / (2.5 * MIB)
     # A rate for each disk would take 0.6 of it, holes that count 20 times as long.
-    assert 0.85 * wanted_s <= took_s <= 1.5 * wanted_s + base_s, (took_s, base_s)
+    # A busy machine may take seconds more than before to open and to commit; half the rate would take twice as long.
+    assert 0.85 * wanted_s <= took_s <= 1.9 * wanted_s + base_s, (took_s, base_s)
 
 
 def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
-    disk = source(tmp_path / "vda.raw", 8 * MIB)
+    disk = source(tmp_path / "vda.raw", 40 * MIB)
     process = coldrise.start("backup", "web01", disk, "--rate", "1M")
+
+    def read_bytes():
+        with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
+            return int(file.read().split("rchar: ")[1].split()[0])
+
+    # Opening takes its time on a busy machine, and reads less than that.
+    wait_until(lambda: read_bytes() > MIB, "the first MiB")
     samples, started = [], time.monotonic()
-    io = f"/proc/{process.pid}/io"
-    while time.monotonic() - started < 3.5:
-        with open(io, encoding="ascii") as file:
-            read = int(file.read().split("rchar: ")[1].split()[0])
-        samples.append((time.monotonic(), read))
+    while time.monotonic() - started < 5:
+        before = time.monotonic()
+        samples.append((before, read_bytes(), time.monotonic()))
         time.sleep(0.02)
-    # From the first read on: in no half second more than its share and the bucket's.
-    first = next(n for n, (_, read) in enumerate(samples) if read > samples[0][1] + MIB // 8)
-    late = [sample for sample in samples[first:] if sample[0] > samples[first][0] + 0.5]
-    for number, (at, read) in enumerate(late):
-        ahead = [other for other in late[number:] if other[0] <= at + 0.5]
-        assert ahead[-1][1] - read <= 0.85 * MIB, "a burst"
-    rate = (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
+    # In no half second more than its share and the bucket's. A look itself may take long.
+    rates = []
+    for number, (before, read, _) in enumerate(samples):
+        ahead = [other for other in samples[number:] if other[2] <= before + 0.5]
+        if ahead:
+            assert ahead[-1][1] - read <= 0.85 * MIB, "a burst"
+            if ahead[-1][2] > before + 0.4:
+                rates.append((ahead[-1][1] - read) / (ahead[-1][2] - before))
+    # What a backup has missed while it got no processor it does not make up for: that lowers some of the rates.
+    rate = statistics.median(rates)
     assert 0.8 * MIB <= rate <= 1.2 * MIB, rate
     started = time.monotonic()
     process.terminate()
     assert process.wait(timeout=30) == 130
-    assert time.monotonic() - started < 3
+    # The rest would take half a minute.
+    assert time.monotonic() - started < 15
     assert coldrise.json("list")["machines"] == []
 
 
