@@ -46,7 +46,8 @@ def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, folder):
     with machine(folder) as host:
         process, ready = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
         assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
-        assert ready["elapsed_ms"] < 5000
+        # No answer was waited for in vain: that is given up after 10 s.
+        assert ready["elapsed_ms"] < 10000
         node = host.node("coldrise-web01-vda")
         assert node["ro"] and node["image"]["virtual-size"] == 4 * MIB
         assert "65536/65536" in host.io("coldrise-web01-vda", "read -P 0x5a 1M 64k")

@@ -21,13 +21,13 @@ EXHAUSTED = 3
 LOG_MAX = 64 << 10
 BLOCK = 4096
 ADVICE = "raise the limit of open files"
-# In seconds. Without the mend neither comes.
-ANSWER_S, STOP_S = 5, 5
+# In seconds. Without the mend none comes.
+ANSWER_S = 20
 
 
 @contextlib.contextmanager
 def served(coldrise, path, log, *options):
-    """nbdkit's process id. The server may open LIMIT files, and must end soon."""
+    """nbdkit's process id. The server may open LIMIT files, and must end when asked."""
     with open(log, "w", encoding="utf-8") as file:
         process = coldrise.start(
             "--json", "serve", "nbd", "--socket", path, *options, stdout=subprocess.PIPE, stderr=file,
@@ -39,11 +39,10 @@ def served(coldrise, path, log, *options):
         (nbdkit,) = children.read_text(encoding="ascii").split()
         yield int(nbdkit)
     finally:
-        began = time.monotonic()
         process.terminate()
         process.communicate(timeout=30)
-    took = time.monotonic() - began
-    assert process.returncode == 0 and took < STOP_S, took
+    # A server that does not end by itself is killed, which the log says.
+    assert process.returncode == 0 and "was killed" not in log.read_text(encoding="utf-8")
     assert log.stat().st_size < LOG_MAX
 
 

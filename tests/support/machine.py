@@ -18,7 +18,14 @@ class Machine:
             ["qemu-system-x86_64", "-S", "-m", "64", "-nodefaults", "-display", "none", "-device",
              "virtio-scsi-pci,id=sc0", "-qmp", f"unix:{self.socket},server=on,wait=off", *options],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        wait_until(lambda: self.socket.exists() or self.process.poll() is not None, "QEMU")
+        wait_until(lambda: self.answers() or self.process.poll() is not None, "QEMU")
+
+    def answers(self):
+        """QEMU makes the socket before it listens there, and greets only when it has started."""
+        try:
+            return self.execute("query-status")
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
 
     def execute(self, command, **arguments):
         """The result of one command. The monitor serves one client at a time, so each has its own connection."""
