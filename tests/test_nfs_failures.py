@@ -9,7 +9,7 @@ from support import nfs3
 from support.cli import Coldrise
 from support.crash.loopfs import LoopFileSystem
 from support.image import Image
-from support.nbdserver import DEADLINE_S
+from support.nbdserver import DEADLINE_S, wait_until
 from support.network import Network
 from support.nfsserver import NfsServer
 from support.sources import tool
@@ -62,7 +62,8 @@ def test_a_full_disk_is_told_and_nothing_is_lost(small, tmp_path, serve_on):
         assert client.read(disk, 0, written)[0][: 64 * KIB] == image.read(0, 64 * KIB)
         assert client.read_all(disk)[:written] == image.content[:written]
         assert client.space(server.root())[2] < 64 * MIB
-        assert "no space" in server.messages().lower()
+        # The server writes its log a moment after it has answered.
+        wait_until(lambda: "no space" in server.messages().lower(), "the log says why")
         tool("mount", "-o", "remount,size=200m", small)
         for at in range(written, len(image), 64 * KIB):
             data = os.urandom(64 * KIB)

@@ -87,12 +87,13 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
         image.write(0, b"%4d" % 0 * KIB)
         with syncs.held_back():
             writes = [pool.submit(write_stable, server, disk, n) for n in range(1, WRITERS)]
-            at = (WRITERS - 1) * 4 * KIB
-            data = b"%4d" % (WRITERS - 1) * KIB
-            wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
-            syncs.fail()
+            # Each: one that comes later could reach the next server.
+            for number in range(1, WRITERS):
+                at, data = number * 4 * KIB, b"%4d" % number * KIB
+                wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
             # Nor do those that come before its end get an error.
             with server.connect() as late, pytest.raises(OSError):
+                syncs.fail()
                 while True:
                     late.write(disk, 0, b"%4d" % 0 * KIB, nfs3.UNSTABLE)
             for write in writes:

@@ -1,10 +1,13 @@
 """`coldrise serve nfs` in a private network."""
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
 import signal
 import subprocess
+import threading
 
 from support import nfs3
 from support.cli import PROGRAM
@@ -52,8 +55,10 @@ class NfsServer:
 
         def find():
             for child in children(self.process.pid):
-                if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "ganesha.nfsd":
-                    return child
+                # One that was killed vanishes at any moment.
+                with contextlib.suppress(OSError):
+                    if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "ganesha.nfsd":
+                        return child
             return None
 
         return wait_until(find, "nfs-ganesha to run")
@@ -74,10 +79,35 @@ class NfsServer:
 
         wait_until(answers, "another nfs-ganesha")
 
-    def stop(self):
+    @contextlib.contextmanager
+    def in_use(self, file):
+        """A client writes a file, which has content, all the while: it is not idle, however long a command takes."""
+        begun, ending = threading.Event(), threading.Event()
+
+        def write():
+            try:
+                with self.connect() as client:
+                    first, _ = client.read(file, 0, 1)
+                    while not ending.is_set():
+                        client.write(file, 0, first)
+                        begun.set()
+                        ending.wait(0.1)
+            finally:
+                begun.set()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            try:
+                begun.wait(DEADLINE_S)
+                yield
+            finally:
+                ending.set()
+            writing.result()
+
+    def stop(self, number=signal.SIGTERM):
         """Ends it as its users do; it must end without an error."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         self.log.close()
         assert self.process.returncode == 0, f"{output}{self.messages()}"
