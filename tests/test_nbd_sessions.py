@@ -1,12 +1,12 @@
 """NBD: who may write a session, and when it is open."""
 
 import concurrent.futures
-import signal
 
 import nbd
 import pytest
 
 from support.nbdserver import read_all, refused, wait_until
+from support.stopped import stopped
 
 
 def leases(coldrise):
@@ -43,15 +43,15 @@ def test_the_end_of_a_killed_server_is_waited_for(live, nbdkit):
     first, second = nbdkit(), nbdkit()
     with first.connect(live) as writer, concurrent.futures.ThreadPoolExecutor(1) as pool:
         writer.pwrite(b"flushed", 100, flags=nbd.CMD_FLAG_FUA)
-        first.process.send_signal(signal.SIGSTOP)
 
         def read():
             with second.connect(live) as handle:
                 return bytes(handle.pread(7, 100))
 
-        reading = pool.submit(read)
-        early = concurrent.futures.wait([reading], timeout=0.5).done
-        first.kill()
+        with stopped(first.process.pid):
+            reading = pool.submit(read)
+            early = concurrent.futures.wait([reading], timeout=0.5).done
+            first.kill()
         assert not early
         assert reading.result() == b"flushed"
 
