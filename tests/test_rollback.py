@@ -5,12 +5,14 @@ import hashlib
 import os
 import random
 import signal
+import subprocess
 import time
 
 import nbd
 import pytest
 
 from support.image import Image
+from support.nbdserver import wait_until
 from support.sources import tool
 from support.targets import qemu_nbd, served
 
@@ -170,21 +172,27 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     address = coldrise.backup("web01", vda=path)
     coldrise.runs = tmp_path / "runs"
     mixed = 0
-    with served(tmp_path, "--filter=delay", "file", path, "delay-write=20ms") as uri:
-        for number in range(8):
-            old.save(path)
-            before = points(coldrise)
-            options = ["--no-safety-point"] * (number % 2)
+    target = ("--filter=delay", "file", path, "delay-write=60ms")
+    for number in range(8):
+        old.save(path)
+        before, saved = points(coldrise), path.stat().st_mtime_ns
+        options = ["--no-safety-point"] * (number % 2)
+        # Each has a server of its own: one that has ended writes nothing any more of what it got before the kill.
+        with served(tmp_path, *target) as uri:
             process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
-            time.sleep(random.Random(number).uniform(0.05, 0.8))
+            if number >= 4:
+                # How long the program takes to start is not known: these are killed while they write.
+                wait_until(lambda: path.stat().st_mtime_ns != saved or process.poll() is not None, "a write")
+            time.sleep(random.Random(number).uniform(0.05, 0.8) / (8 if number >= 4 else 1))
             process.send_signal(signal.SIGKILL)
             process.wait()
-            found = path.read_bytes()
-            for at in range(0, len(found), BLOCK):
-                assert found[at : at + BLOCK] in (old.read(at, BLOCK), new.read(at, BLOCK))
-            if not options and points(coldrise) == before:
-                assert found == bytes(old.content), "written before the safety point was stored"
-            mixed += found != bytes(old.content) and found != bytes(new.content)
+        found = path.read_bytes()
+        for at in range(0, len(found), BLOCK):
+            assert found[at : at + BLOCK] in (old.read(at, BLOCK), new.read(at, BLOCK))
+        if not options and points(coldrise) == before:
+            assert found == bytes(old.content), "written before the safety point was stored"
+        mixed += found != bytes(old.content) and found != bytes(new.content)
+    with served(tmp_path, *target) as uri:
         told = coldrise.run("doctor").stdout
         assert told.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in told, told
         safe = coldrise.json("rollback", address, "--onto", uri)
@@ -258,6 +266,20 @@ def test_a_disk_in_use_or_of_another_size_is_refused(coldrise, disk, tmp_path):
     assert (digest(path), points(coldrise)) == before
 
 
+@contextlib.contextmanager
+def mount_of_its_own(device, folder):
+    """In a mount namespace of its own: one that another test begins meanwhile would copy the mount, and keep it."""
+    script = 'mount "$0" "$1" && echo mounted && read -r end; umount "$1"'
+    holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", script, device, folder], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"mounted\n"
+        yield
+    finally:
+        holder.communicate(timeout=30)
+    assert holder.returncode == 0
+
+
 def test_devices(coldrise, disk, tmp_path):
     """A loop device: mounted it is refused, and the file behind it, too; else it is rolled back."""
     path, address, state = disk
@@ -270,12 +292,9 @@ def test_devices(coldrise, disk, tmp_path):
         tool("mkfs.ext4", "-q", device)
         mounted = tmp_path / "mounted"
         mounted.mkdir()
-        tool("mount", device, mounted)
-        try:
+        with mount_of_its_own(device, mounted):
             used = coldrise.run("rollback", address, "--onto", device)
             assert used.returncode == 11 and "mounted" in used.stderr
-        finally:
-            tool("umount", mounted)
         coldrise.json("rollback", address, "--onto", device, "--no-safety-point")
         os.sync()
         assert digest(path) == state
