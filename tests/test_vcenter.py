@@ -178,10 +178,8 @@ def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image
 def test_the_command_may_be_killed_at_each_step(served):
     steps = ["CreateNasDatastore", "RegisterVM_Task", "ReconfigVM_Task", "PowerOnVM_Task"]
     for times, step in enumerate(steps, 1):
-        # The task runs for a while: the command is killed meanwhile.
-        delayed = {"RegisterVM_Task": "RegisterVm", "PowerOnVM_Task": "PowerOn"}.get(step)
-        if delayed:
-            served.vcenter.order("delay", delayed, 700)
+        # The task, or that of a later step, runs for a while: the command is killed before it is done.
+        served.vcenter.order("delay", {"RegisterVM_Task": "RegisterVm"}.get(step, "PowerOn"), 2000)
         before = served.vcenter.calls().count(step)
         process = served.start(*served.recovery())
         served.vcenter.wait_for(step, before + 1)
@@ -314,14 +312,13 @@ def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site)
     process, _ = site.recover()
     ganesha, = [child for child in children(process.pid) if name_of(child) == "ganesha.nfsd"]
     # It cannot end yet, and listens.
-    os.kill(ganesha, signal.SIGSTOP)
-    process.kill()
-    process.communicate()
-    for told in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
-        assert "no NFS server serves the disks of web01-recovered" in told, told
-    again = site.start(*site.recovery(address=f"live/{SESSION}", host=None))
-    says(again, "another server listens on 127.0.0.1:2049; waiting")
-    os.kill(ganesha, signal.SIGCONT)
+    with stopped(ganesha):
+        process.kill()
+        process.communicate()
+        for told in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
+            assert "no NFS server serves the disks of web01-recovered" in told, told
+        again = site.start(*site.recovery(address=f"live/{SESSION}", host=None))
+        says(again, "another server listens on 127.0.0.1:2049; waiting")
     event = json.loads(again.stdout.readline())
     assert event["event"] == "running" and event["serves_nfs"], event
     assert "no NFS server serves" not in site.coldrise.run("doctor").stdout
@@ -368,7 +365,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     assert "RestrictedVersion" in served.refused("move", live, "--to", "LocalDS_0")
     vcenter.order("clear")
     # Ctrl-C cancels the task.
-    vcenter.order("delay", "RelocateVm", 8000)
+    vcenter.order("delay", "RelocateVm", 20000)
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task", 2)
     assert "is being moved" in served.coldrise.run("sessions").stdout
@@ -382,7 +379,8 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
 def test_a_killed_move_is_followed_and_finished(served):
     vcenter, live = served.vcenter, f"live/{SESSION}"
     served.json(*served.recovery())
-    vcenter.order("delay", "RelocateVm", 2000)
+    # Longer than two programs take to start on a busy machine.
+    vcenter.order("delay", "RelocateVm", 10000)
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task")
     process.kill()
@@ -422,7 +420,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served):
         vcenter.order("clear")
         return messages
 
-    vcenter.order("delay", "PowerOn", 2000)
+    vcenter.order("delay", "PowerOn", 4000)
     messages = interrupted_in_silence("PowerOnVM_Task", *served.recovery())
     assert f"session {SESSION} is kept: coldrise recover {live} --undo" in messages
     served.undo()
@@ -436,7 +434,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served):
     vcenter.order("clear")
     assert process.returncode == 130 and served.is_clean()
     served.json(*served.recovery())
-    vcenter.order("delay", "RelocateVm", 2000)
+    vcenter.order("delay", "RelocateVm", 4000)
     messages = interrupted_in_silence("RelocateVM_Task", "move", live, "--to", "LocalDS_0")
     assert f"coldrise move {live} follows it" in messages
     assert "being moved" in served.coldrise.run("sessions").stdout
