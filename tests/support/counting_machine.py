@@ -22,11 +22,11 @@ XML = f"""<domain type='kvm'><name>web01</name><uuid>{UUID}1</uuid>
 </devices></domain>"""
 
 
-def store(coldrise, folder):
-    """Its backup; returns the address."""
+def store(coldrise, folder, random_mib=4):
+    """Its backup; returns the address. A copy with a limited rate takes time for what is random only."""
     disk = folder / "boot.raw"
-    content = CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(4 * MIB - 512) + os.urandom(4 * MIB)
-    disk.write_bytes(content + bytes(24 * MIB))
+    content = CODE.ljust(510, b"\0") + b"\x55\xaa" + bytes(4 * MIB - 512) + os.urandom(random_mib * MIB)
+    disk.write_bytes(content + bytes((28 - random_mib) * MIB))
     configuration = folder / "web01.xml"
     configuration.write_text(XML, encoding="utf-8")
     return coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", configuration)["address"]
