@@ -54,7 +54,7 @@ def picture(visitor, name):
         visitor.page.screenshot(path=pathlib.Path(folder) / f"{name}-{scheme}.png", full_page=True)
 
 
-def big(made, name, seed, count=24):
+def big(made, name, seed, count):
     path = made.folder / f"{name}.raw"
     path.write_bytes(random.Random(seed).randbytes(count * MIB))
     made.coldrise.json("backup", name, f"vda=raw:{path}")
@@ -81,7 +81,8 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     page.get_by_text("Job offsite is saved.").wait_for()
     job = service.get("jobs/offsite")
     assert (job["kind"], job["to"], job["behind_limit_minutes"], job["rate_bytes_per_second"]) == ("copy", "berlin", 240, MIB)
-    big(made, "web01", 1)
+    # At 1 MiB/s. Rates are told every 10 s, and two make a plot: the rest must be long enough to look at the page.
+    big(made, "web01", 1, 40)
     service.post("jobs/offsite/start", {}, expected=(202,))
     visitor.go("copies")
     page.get_by_role("img", name=re.compile("^Rate: content .*on the line")).wait_for(timeout=60_000)
@@ -90,11 +91,12 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     assert "copying" in card.inner_text() and "on the line" in card.inner_text()
     picture(visitor, "copying")
     browser.look(visitor, "berlin", "copying")
+    card.get_by_text("Left", exact=True).wait_for(state="detached", timeout=90_000)
     wait_until(lambda: not service.get("queue")["runs"], "the end of the copy")
     card.get_by_text("up to date").first.wait_for(timeout=60_000)
     # All that was copied is random: it was neither known there, nor does it compress. The page hears of the end a moment
     # after the queue.
-    card.get_by_role("img", name=re.compile(r"sent: 2\d\.\d MiB")).wait_for(timeout=60_000)
+    card.get_by_role("img", name=re.compile(r"sent: 4\d\.\d MiB")).wait_for(timeout=60_000)
     picture(visitor, "current")
 
     # What is behind appears by itself.
