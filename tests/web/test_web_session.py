@@ -9,6 +9,7 @@ import pytest
 from support import browser, site
 from support.nbdserver import Nbdkit, wait_until
 from support.service import Coldrised
+from support.stopped import stop
 
 # Longer than the list of sessions at the edge is wide.
 SESSION = "used-" + "u" * 50
@@ -118,8 +119,8 @@ def take_no_other_for_its_own(place, page):
 
 def lose_the_disks(place, page, process):
     """The server of the disks is killed. The run's process, which would end the machine, is stopped, and stays so."""
-    os.kill(process, signal.SIGSTOP)
     try:
+        stop(process)
         os.kill(place.service.get(f"sessions/{SESSION}")["server"]["process"], signal.SIGKILL)
         page.get_by_text("nothing serves its disks now").wait_for(timeout=30_000)
         assert page.get_by_text("running", exact=True).count() == 0
