@@ -101,9 +101,8 @@ def test_a_point_is_served_over_nbd(place, visit):
     place.service.call("POST", f"runs/{second}/cancel", {})
     reach.get_by_role("link", name="Server over NBD").nth(1).wait_for(state="detached")
 
-    disk = nbd.NBD()
     line = reach.locator("code", has_text="qemu-system-x86_64").inner_text()
-    wait_until(lambda: connected(disk, uri), "the disk is served")
+    disk = wait_until(lambda: connected(uri), "the disk is served")
     assert disk.pread(len(place.disk), 0) == place.disk
     disk.pwrite(b"w" * MIB, 0)
     disk.flush()
@@ -127,12 +126,14 @@ def test_a_point_is_served_over_nbd(place, visit):
     reach.get_by_role("button", name="Serve over NBD").wait_for()
 
 
-def connected(disk, uri):
+def connected(uri):
+    """A client; `None` if the server does not listen yet. A handle that was refused once is of no more use."""
+    disk = nbd.NBD()
     try:
         disk.connect_uri(uri)
     except nbd.Error:
-        return False
-    return True
+        return None
+    return disk
 
 
 def test_what_the_service_refuses_starts_nothing(place, visit):
