@@ -3,6 +3,7 @@
 import pytest
 
 from support.browser import PASSWORD
+from support.nbdserver import wait_until
 
 
 def test_the_first_administrator_logs_in_and_out(service, visit):
@@ -99,6 +100,12 @@ def test_each_role_sees_its_pages(service, visit, role, links):
     assert visitor.page.get_by_text("The service is away").count() == 0
 
 
+def goes_to_jobs(page):
+    """The second key counts for 1.2 s after the first: between them a busy machine may need longer."""
+    page.keyboard.type("gj")
+    return page.get_by_role("heading", name="Jobs").count() > 0
+
+
 def test_keys_reach_everything(service, visit):
     visitor = visit(service)
     visitor.set_up()
@@ -115,8 +122,7 @@ def test_keys_reach_everything(service, visit):
     page.get_by_role("dialog", name="Keys").get_by_text("Search machines").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
-    page.keyboard.type("gj")
-    page.get_by_role("heading", name="Jobs").wait_for()
+    wait_until(lambda: goes_to_jobs(page), "the jobs")
     page.keyboard.press("/")
     page.get_by_role("heading", name="Machines").wait_for()
     page.wait_for_function("document.activeElement.type === 'search'")
