@@ -86,9 +86,12 @@ def test_the_timeline_is_used_by_keys(place, visit):
     panel = page.get_by_label("Chosen point")
     panel.get_by_text(place.web[0]).wait_for()
     panel.get_by_text("removes it").wait_for()
-    page.wait_for_url(f"**/#/machines/web01/{place.web[0].split('/')[1]}")
+    first = place.web[0].split("/")[1]
+    page.wait_for_url(f"**/#/machines/web01/{first}")
     page.keyboard.press("End")
     panel.get_by_text("sealed session, session patch").or_(panel.get_by_text(place.web[-1])).first.wait_for()
+    # The address follows a moment later: it must not replace the next one.
+    page.wait_for_url(lambda url: not url.endswith(first))
     verified = place.web[-2].split("/")[1]
     visitor.go(f"machines/web01/{verified}")
     page.get_by_label("Evidence").get_by_text("web01 login").first.wait_for()
@@ -204,6 +207,7 @@ def test_a_viewer_is_told_nothing_to_do(place, visit):
     # All its points may be of one day.
     for machine in ("old01", "db01"):
         visitor.go(f"machines/{machine}")
+        page.get_by_role("heading", level=1, name=machine).wait_for()
         span = page.locator(".timeline .bar p").inner_text().split(" – ")
         assert len(span) == len(set(span)), span
 
