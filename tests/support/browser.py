@@ -101,11 +101,16 @@ class Visitor:
 
     def violations(self):
         """What axe-core finds, in words, once what slides in is there: half way its colours are paler."""
-        self.page.evaluate("""() => Promise.all(document.getAnimations().filter((each) => each.effect.getComputedTiming().endTime < Infinity)
-            .map((each) => each.finished.catch(() => undefined)))""")
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")["violations"]
+        # In one step: what appears between two requests would be half way again.
+        found = self.page.evaluate("""async () => {
+            const moving = () => document.getAnimations().filter((each) => each.playState === 'running'
+                && each.effect.getComputedTiming().endTime < Infinity);
+            for (let some = moving(); some.length > 0; some = moving())
+                await Promise.all(some.map((each) => each.finished.catch(() => undefined)));
+            return axe.run(document, { resultTypes: ['violations'] });
+        }""")["violations"]
         return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
 
     def close(self):

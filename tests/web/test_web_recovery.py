@@ -56,7 +56,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     page.get_by_text(re.compile(r"^nothing: its disks of [\d.]+ [MG]iB stay in the backup, [\d.]+ MiB were read from it$")).wait_for()
     [run] = guest.get("runs?state=running")["runs"]
     assert (run["machine"]["session"], run["machine"]["network"], run["machine"]["memory_mib"]) == (session, "isolated", 512)
-    look_everywhere(visitor, [f"sessions/{session}", f"runs/{run['id']}"])
+    look_everywhere(visitor, {f"sessions/{session}": session, f"runs/{run['id']}": "boot"})
 
     # What it wrote becomes a point, while it runs.
     visitor.go(f"sessions/{session}")
@@ -112,9 +112,9 @@ def look_everywhere(visitor, addresses):
     for look, (scheme, width) in LOOKS.items():
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 844})
-        for address in addresses:
+        for address, heading in addresses.items():
             visitor.go(address)
-            page.get_by_role("heading", level=1).wait_for()
+            page.get_by_role("heading", level=1, name=heading).wait_for()
             page.get_by_text("running", exact=True).first.wait_for()
             if address.startswith("sessions"):
                 page.get_by_role("application", name="Screen of the machine").locator("canvas").wait_for()
