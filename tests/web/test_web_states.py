@@ -99,13 +99,15 @@ def test_what_does_not_exist(running, made, visit):
 def test_a_viewer_sees_and_starts_nothing(running, made, visit, tmp_path):
     run = slow_backup(running, tmp_path)
     visitor, page = enter(visit, running, "auditor")
-    for address, hidden in {"machines": ["Recover web01"], "machines/web01": ["Recover", "Verify boot", "Protect", "Forget…"],
-                            "activity": ["Cancel"], f"runs/{run}": ["Cancel"], "jobs": ["New job"],
-                            "repository": ["Verify all data", "Free space (gc)"], "notifications": ["New target", "Acknowledge"],
-                            "access": ["New user", "New token"]}.items():
-        visitor.go("about")
+    for address, heading, hidden in (
+            ("machines", "Machines", ["Recover web01"]),
+            ("machines/web01", "web01", ["Recover", "Verify boot", "Protect", "Forget…"]),
+            ("activity", "Activity", ["Cancel"]), (f"runs/{run}", "backup", ["Cancel"]), ("jobs", "Jobs", ["New job"]),
+            ("repository", "Repository", ["Verify all data", "Free space (gc)"]),
+            ("notifications", "Alarms and messages", ["New target", "Acknowledge"]),
+            ("access", "Access", ["New user", "New token"])):
         visitor.go(address)
-        page.get_by_role("heading", level=1).wait_for()
+        page.get_by_role("heading", level=1, name=heading).wait_for()
         page.get_by_text("Loading…").first.wait_for(state="detached")
         for name in hidden:
             assert page.get_by_role("button", name=name).count() == 0, (address, name)
