@@ -96,6 +96,15 @@ def test_what_does_not_exist(running, made, visit):
     page.get_by_role("alert").get_by_text("There is no point 20200101T000000Z").wait_for()
 
 
+def test_a_login_that_is_ended_elsewhere_leads_to_the_login(running, visit):
+    visitor, page = enter(visit, running, "auditor")
+    visitor.go("about")
+    page.get_by_text("auditor, role viewer").wait_for()
+    assert running.call("DELETE", "users/auditor").status == 204
+    page.get_by_role("button", name="Log in").wait_for(timeout=20_000)
+    assert page.get_by_text("The service is away").count() == 0
+
+
 def test_a_viewer_sees_and_starts_nothing(running, made, visit, tmp_path):
     run = slow_backup(running, tmp_path)
     visitor, page = enter(visit, running, "auditor")

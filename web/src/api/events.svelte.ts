@@ -1,4 +1,5 @@
 // The one event stream: it feeds every view, and says whether the service is there.
+import { call } from './client';
 import type { Event as ServiceEvent } from './schema';
 
 export type StreamEvent = ServiceEvent | { type: 'reset' };
@@ -38,6 +39,8 @@ class Stream {
       this.stop();
       this.status = 'away';
       this.#wasLost = true;
+      // It may have refused because the login has ended: the answer to any call says that.
+      void call('GET /me').catch(() => undefined);
       this.#timer = setTimeout(() => this.start(), this.#pause);
       this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE_MS);
     };

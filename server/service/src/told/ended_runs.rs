@@ -93,7 +93,8 @@ pub(super) fn record(
         .execute(params![
             run.id,
             run.state.word(),
-            ended_ms(run),
+            // It is told again once it is forgotten: not before, if it has no time, or one of a wrong clock.
+            ended_ms(run).max(now_ms),
             stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
         ])?;
         let is_success = run.state == State::Ok;
@@ -216,8 +217,9 @@ mod tests {
     fn a_run_is_told_once_if_somebody_waits_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
+        let now_ms = super::HISTORY_MS * 2;
         let take = |run: RunRecord| {
-            let told = database.change(|sql| record(sql, &[run], &|_| None, 0)).unwrap();
+            let told = database.change(|sql| record(sql, &[run], &|_| None, now_ms)).unwrap();
             told.first().map(|condition| condition.topic)
         };
         assert_eq!(take(run(1, None, Some("operator"), Some(1))), None, "of before the service");
@@ -232,6 +234,11 @@ mod tests {
         let kept = database.read(|sql| condition_of(sql, &id)).unwrap().unwrap();
         assert_eq!(kept.summary, "backup of web01 failed (job nightly)");
         assert_eq!(kept.details, "no\nExit code: 1");
-        assert_eq!(database.read(known).unwrap().len(), 7);
+        // Killed before it had a plan.
+        assert_eq!(
+            take(RunRecord { plan: None, ..run(8, None, None, None) }),
+            Some(Topic::RunLost)
+        );
+        assert_eq!(database.read(known).unwrap().len(), 8);
     }
 }
