@@ -102,7 +102,17 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
         Just(r#"{"machine":"../../x"}"#.to_owned()),
         r#"\{"(machine|point|disks)":[0-9\[\]{}",a-z]{0,40}\}"#,
     ];
-    prop_oneof![prop::collection::vec(any::<u8>(), 0..300), text.prop_map(String::into_bytes)]
+    let any = prop::collection::vec(any::<u8>(), 0..300);
+    prop_oneof![any, text.prop_map(String::into_bytes)]
+        .prop_filter("a machine's document", |value| !is_machine(value))
+}
+
+/// Whether it is a whole document of a machine: its name alone makes one.
+fn is_machine(value: &[u8]) -> bool {
+    let parsed: Option<serde_json::Value> = serde_json::from_slice(value).ok();
+    parsed.is_some_and(|value| {
+        value["machine"].as_str().is_some_and(|name| MachineName::parse(name).is_ok())
+    })
 }
 
 proptest! {

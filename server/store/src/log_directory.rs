@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{flock, statvfs, FlockOperation};
+use rustix::io::Errno;
 
 use crate::{aead, hex};
 
@@ -20,6 +21,8 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Reserved space: far more than the log of one open. Later RocksDB logs only
 /// fatal errors.
 const ROOM_BYTES: u64 = 1 << 20;
+/// Names that are tried. Each is lost only to a process that begins in the same moment.
+const ATTEMPTS: usize = 100;
 
 /// The directory of one process.
 pub(crate) struct LogDirectory {
@@ -41,23 +44,39 @@ impl LogDirectory {
     }
 
     fn create_in(parent: &Path) -> Result<Self> {
-        let mut suffix = [0; 8];
-        aead::random(&mut suffix)?;
-        let path = parent.join(format!("{PREFIX}{}", hex::encode(&suffix)));
-        let what = || format!("making {}", path.display());
+        let what = || format!("making a directory in {}", parent.display());
         let found = statvfs(parent).map_err(std::io::Error::from).context(what)?;
         if found.f_bavail.saturating_mul(found.f_frsize) < ROOM_BYTES {
             let message = format!("no room in {}", parent.display());
             return Err(Error::new(ErrorKind::NoSpace, message));
         }
+        for _ in 0..ATTEMPTS {
+            if let Some(made) = Self::try_create_in(parent)? {
+                return Ok(made);
+            }
+        }
+        Err(Error::new(ErrorKind::Io, format!("{}: others removed it each time", what())))
+    }
+
+    /// `None` if another process took it for an abandoned one before it was locked.
+    fn try_create_in(parent: &Path) -> Result<Option<Self>> {
+        let mut suffix = [0; 8];
+        aead::random(&mut suffix)?;
+        let path = parent.join(format!("{PREFIX}{}", hex::encode(&suffix)));
+        let what = || format!("making {}", path.display());
         std::fs::DirBuilder::new().mode(0o700).create(&path).context(what)?;
-        let locked = File::open(&path).context(what)?;
-        flock(&locked, FlockOperation::NonBlockingLockExclusive)
-            .map_err(std::io::Error::from)
-            .context(what)?;
-        // Another process may have removed it as abandoned before it was locked.
-        path.symlink_metadata().context(what)?;
-        Ok(LogDirectory { path, _locked: locked })
+        let locked = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.context(what)?,
+        };
+        match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            taken => taken.map_err(std::io::Error::from).context(what)?,
+        }
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            there => there.context(what).map(|_| Some(LogDirectory { path, _locked: locked })),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -87,5 +106,27 @@ fn remove_abandoned(parent: &Path) {
             // After a failure the next process tries again.
             let _ = std::fs::remove_dir_all(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_begin_together_all_have_a_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        remove_abandoned(parent.path());
+                        let made = LogDirectory::create_in(parent.path()).unwrap();
+                        assert!(made.path().is_dir());
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 }

@@ -13,7 +13,7 @@ use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, Rate, RateLimit};
 use coldrise_replica::{
-    copy, local_time, parse_prefix, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget,
+    copy, parse_prefix, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget,
     FetchRequest, Link, Links, MachineCopy, RateWindow, RateWindows,
 };
 use coldrise_session::{Catalog, Openers, SharedWriter};
@@ -375,24 +375,12 @@ fn copy_here(
     let openers = Openers { writer: &|| open_for_writing(to, &passphrase), reader: &reader };
     let far = SharedWriter::join(to, openers, cancel);
     let far = if is_from { far? } else { far.map_err(there)? };
-    let flow = windows.flow(local_time());
-    let limit = Arc::new(RateLimit::new(flow));
-    let set = |flow| {
-        if flow == Flow::Stopped {
-            attempts::tell_wait(windows);
-        }
-        limit.set(flow);
-    };
-    set(flow);
+    let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let target = (!is_from).then(|| (Arc::clone(here), CopyTarget::directory(place)));
     let limited = Some(Arc::clone(&limit));
     let request = CopyRequest { limit: limited, target, ..arguments.request() };
     let view = ProgressView::new(invocation);
-    let copied = attempts::within(
-        windows,
-        |flow| limit.set(flow),
-        || copy(&source, &far, &request, &view, cancel),
-    );
+    let copied = attempts::paced(windows, &limit, || copy(&source, &far, &request, &view, cancel));
     drop(view);
     let summary = told(copied, to)?;
     Ok(report(invocation, arguments, &summary, None))

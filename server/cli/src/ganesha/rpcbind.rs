@@ -10,11 +10,11 @@ use super::rpc;
 use crate::child::terminate;
 
 /// When a process gives up its privileges, as rpcbind does, the kernel no longer ends it
-/// together with its parent. So its parent is a shell, which keeps them. Ctrl-C is for this
-/// program alone.
-const RUN: &str = "trap '' INT HUP; trap 'kill $!; exit' TERM; rpcbind -f & wait $!";
+/// together with its parent. So its parent is a shell, which keeps them, and which ends after it: a server that starts then
+/// must not count on an rpcbind that is about to end. Ctrl-C is for this program alone.
+const RUN: &str = "trap '' INT HUP; trap 'kill $!; wait $!; exit' TERM; rpcbind -f & wait $!";
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// An rpcbind that this program has started. Dropping it ends it.

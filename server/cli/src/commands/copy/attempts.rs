@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::Flow;
+use coldrise_ingest::{Flow, RateLimit};
 use coldrise_line::{connect, Identity, Line, LineOptions, LineStatistics, PeerKey};
 use coldrise_replica::{
     copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FarSide,
@@ -158,7 +158,12 @@ fn attempt(
     progress: &dyn CopyProgress,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Attempt> {
-    let rate = rate_of(site.windows.flow(local_time()));
+    // A window that begins while the line comes about is followed then.
+    let begun = match site.windows.flow(local_time()) {
+        Flow::Stopped => Flow::Free,
+        flow => flow,
+    };
+    let rate = rate_of(begun);
     let is_source = matches!(way, Way::To { .. });
     let rate_here = rate.filter(|_| is_source);
     let options = LineOptions { rate_bytes_per_second: rate_here, ..LineOptions::default() };
@@ -189,8 +194,9 @@ fn attempt(
                 }
                 follow(flow);
             };
-            let copied =
-                within(site.windows, follow, || copy(*source, &far, request, progress, cancel));
+            let copied = within(site.windows, begun, follow, || {
+                copy(*source, &far, request, progress, cancel)
+            });
             (copied, far.loss(), far.traffic())
         }
         Way::From { path, passphrase, request, prefix } => {
@@ -200,7 +206,7 @@ fn attempt(
                 Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
             let far = SharedWriter::join(path, openers, cancel)?;
             let request = FetchRequest { rate_bytes_per_second: rate, ..(*request).clone() };
-            let fetched = within(site.windows, follow, || {
+            let fetched = within(site.windows, begun, follow, || {
                 fetch(&*line, &far, &request, prefix, progress, cancel)
             });
             (fetched.copied, fetched.loss, fetched.traffic)
@@ -211,9 +217,23 @@ fn attempt(
     Ok(Attempt { copied, loss, traffic, statistics, was_stopped })
 }
 
-/// Does `work`, and tells `apply` beside it what may flow whenever a window begins or ends.
-pub(super) fn within<T>(
+/// Does `work` below a limit that follows the windows. Says when nothing may flow.
+pub(super) fn paced<T>(windows: &RateWindows, limit: &RateLimit, work: impl FnOnce() -> T) -> T {
+    let set = |flow| {
+        if flow == Flow::Stopped {
+            tell_wait(windows);
+        }
+        limit.set(flow);
+    };
+    let begun = windows.flow(local_time());
+    set(begun);
+    within(windows, begun, set, work)
+}
+
+/// Does `work`, and tells `apply` beside it what may flow whenever that changes, from `begun` on.
+fn within<T>(
     windows: &RateWindows,
+    begun: Flow,
     apply: impl FnMut(Flow) + Send,
     work: impl FnOnce() -> T,
 ) -> T {
@@ -222,7 +242,6 @@ pub(super) fn within<T>(
     }
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let begun = windows.flow(local_time());
         let is_over = &is_over;
         scope.spawn(move || {
             windows.follow(begun, &local_time, &|| is_over.load(Ordering::Relaxed), apply);
@@ -249,7 +268,7 @@ fn rate_of(flow: Flow) -> Option<u64> {
 }
 
 /// Says that nothing is sent at this time, and until when.
-pub(super) fn tell_wait(windows: &RateWindows) {
+fn tell_wait(windows: &RateWindows) {
     let until = windows.opens(local_time()).map(|time| time.strftime("%a %H:%M").to_string());
     let off: Vec<_> = windows.stopping().map(ToString::to_string).collect();
     let (off, until) = (off.join(", "), until.unwrap_or_default());

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
-use coldrise_replica::{
-    copy, fetch_from_bucket, local_time, BucketFar, CopyRequest, CopyTarget, RateWindows,
-};
+use coldrise_replica::{copy, fetch_from_bucket, BucketFar, CopyRequest, CopyTarget, RateWindows};
 use coldrise_session::{Openers, SharedWriter};
 use coldrise_store::{OpenOptions, Repository};
 
@@ -27,36 +25,28 @@ pub(super) fn run(
 ) -> Result<Report> {
     let passphrase = arguments.passphrase(invocation)?;
     let bucket = bucket::open(url, &passphrase, arguments.retry, cancel)?;
-    let flow = windows.flow(local_time());
-    if flow == Flow::Stopped {
-        attempts::tell_wait(windows);
-    }
-    let limit = Arc::new(RateLimit::new(flow));
+    let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let view = ProgressView::new(invocation);
-    let copied = attempts::within(
-        windows,
-        |flow| limit.set(flow),
-        || match arguments.to {
-            Some(_) => {
-                let far = BucketFar::begin(&bucket, here)?;
-                let target = Some((Arc::clone(here), CopyTarget::Bucket(url.to_owned())));
-                let limit = Some(Arc::clone(&limit));
-                let request = CopyRequest { target, limit, ..arguments.request() };
-                copy(here, &far, &request, &view, cancel)
-            }
-            None => {
-                let (own, passphrase) = (invocation.repository_path()?, invocation.passphrase()?);
-                let none = OpenOptions { cache_bytes: 0 };
-                let reader = || Repository::open(own, &passphrase, &none);
-                let openers =
-                    Openers { writer: &|| open_for_writing(own, &passphrase), reader: &reader };
-                let far = SharedWriter::join(own, openers, cancel)?;
-                let request = arguments.fetch_request();
-                let terms = (arguments.prefix.as_str(), Some(Arc::clone(&limit)));
-                fetch_from_bucket(&bucket, &far, &request, terms, &view, cancel)
-            }
-        },
-    );
+    let copied = attempts::paced(windows, &limit, || match arguments.to {
+        Some(_) => {
+            let far = BucketFar::begin(&bucket, here)?;
+            let target = Some((Arc::clone(here), CopyTarget::Bucket(url.to_owned())));
+            let limit = Some(Arc::clone(&limit));
+            let request = CopyRequest { target, limit, ..arguments.request() };
+            copy(here, &far, &request, &view, cancel)
+        }
+        None => {
+            let (own, passphrase) = (invocation.repository_path()?, invocation.passphrase()?);
+            let none = OpenOptions { cache_bytes: 0 };
+            let reader = || Repository::open(own, &passphrase, &none);
+            let openers =
+                Openers { writer: &|| open_for_writing(own, &passphrase), reader: &reader };
+            let far = SharedWriter::join(own, openers, cancel)?;
+            let request = arguments.fetch_request();
+            let terms = (arguments.prefix.as_str(), Some(Arc::clone(&limit)));
+            fetch_from_bucket(&bucket, &far, &request, terms, &view, cancel)
+        }
+    });
     drop(view);
     let place = arguments.to.as_deref().map_or_else(|| invocation.repository_path(), Ok)?;
     let summary = told(copied, place)?;
