@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
-use crate::repository_config::LEASES_NAME;
+use crate::repository_config::{FILE_NAME, LEASES_NAME};
 use crate::{hex, MachineName, Repository};
 
 /// A claim, as long as this lives.
@@ -34,9 +34,12 @@ impl Claim {
         let folder = repository.join(LEASES_NAME);
         let path = folder.join(name);
         let what = || format!("locking {}", path.display());
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() == AlreadyExists => {}
-            made => made.context(|| format!("creating {}", folder.display()))?,
+        // Not in a mount point from which the repository has gone meanwhile.
+        if repository.join(FILE_NAME).exists() {
+            match DirBuilder::new().mode(0o700).create(&folder) {
+                Err(error) if error.kind() == AlreadyExists => {}
+                made => made.context(|| format!("creating {}", folder.display()))?,
+            }
         }
         loop {
             let mut options = File::options();
@@ -77,5 +80,17 @@ impl Repository {
             );
             Error::new(ErrorKind::Busy, text)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Claim;
+
+    #[test]
+    fn a_mount_point_without_its_repository_stays_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Claim::take(folder.path(), "backup-1").is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
