@@ -96,7 +96,8 @@ pub(crate) fn quarantined(
     Ok(addresses(&points))
 }
 
-/// Removes from `targets` the points that are still on their way and whose other site is not connected.
+/// Removes from `targets` the points that are still on their way and whose other site is not connected, and returns them. A machine
+/// stays if it has restore points.
 ///
 /// # Errors
 /// Errors of the drive, and of reading the catalog.

@@ -122,11 +122,8 @@ impl GivingUp {
         }
         let _documents = FileLock::documents(repository)?;
         let published = Published::read(repository)?;
-        for coming in &self.points {
-            published.check_unused(coming)?;
-            coming.begun.remove(repository)?;
-        }
-        Ok(())
+        self.points.iter().try_for_each(|coming| published.check_unused(coming))?;
+        self.points.iter().try_for_each(|coming| coming.begun.remove(repository))
     }
 }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -216,8 +216,7 @@ impl Drop for LeaseHold {
 }
 
 fn write_first(repository: &Repository, program: &str, path: &Path) -> Result<File> {
-    let directory = repository.leases_dir();
-    make_directory(&directory)?;
+    let directory = Repository::leases_folder(repository.path())?;
     let _locked = lock_leases(&directory)?;
     remove_stale(&directory)?;
     write(repository, path, &document(program, &[]))
@@ -387,13 +386,6 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
 /// hosts.
 fn lock_leases(directory: &Path) -> Result<FileLock> {
     FileLock::wait(&directory.join(LOCK))
-}
-
-fn make_directory(directory: &Path) -> Result<()> {
-    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        result => result.context(|| format!("creating {}", directory.display())),
-    }
 }
 
 fn random_name() -> Result<String> {

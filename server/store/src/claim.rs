@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
-use crate::repository_config::{FILE_NAME, LEASES_NAME};
+use crate::repository_config::LEASES_NAME;
 use crate::{hex, MachineName, Repository};
 
 /// A claim, as long as this lives.
@@ -29,18 +29,10 @@ impl Claim {
     /// has it. The file's name is not encrypted.
     ///
     /// # Errors
-    /// `ReadOnly` on a read-only file system, and other errors of the operating system.
+    /// `NoRepository` if it has gone; `ReadOnly` on a read-only file system, and other errors of the operating system.
     pub fn take(repository: &Path, name: &str) -> Result<Option<Claim>> {
-        let folder = repository.join(LEASES_NAME);
-        let path = folder.join(name);
+        let path = Repository::leases_folder(repository)?.join(name);
         let what = || format!("locking {}", path.display());
-        // Not in a mount point from which the repository has gone meanwhile.
-        if repository.join(FILE_NAME).exists() {
-            match DirBuilder::new().mode(0o700).create(&folder) {
-                Err(error) if error.kind() == AlreadyExists => {}
-                made => made.context(|| format!("creating {}", folder.display()))?,
-            }
-        }
         loop {
             let mut options = File::options();
             options.write(true).create(true).truncate(false).mode(0o600);
@@ -67,6 +59,22 @@ impl Drop for Claim {
 }
 
 impl Repository {
+    /// The folder of the leases and claims of the repository in the folder `repository`. Made if it is missing.
+    ///
+    /// # Errors
+    /// `NoRepository` if that has gone since it was opened: nothing is made in its empty mount point. Errors of the operating system.
+    pub fn leases_folder(repository: &Path) -> Result<PathBuf> {
+        let folder = repository.join(LEASES_NAME);
+        if !folder.exists() {
+            Repository::check(repository)?;
+            match DirBuilder::new().mode(0o700).create(&folder) {
+                Err(error) if error.kind() == AlreadyExists => {}
+                made => made.context(|| format!("creating {}", folder.display()))?,
+            }
+        }
+        Ok(folder)
+    }
+
     /// Claims a machine for one backup, or for one copy to this repository.
     ///
     /// # Errors
@@ -85,12 +93,15 @@ impl Repository {
 
 #[cfg(test)]
 mod tests {
+    use coldrise_block::ErrorKind;
+
     use super::Claim;
 
     #[test]
     fn a_mount_point_without_its_repository_stays_empty() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Claim::take(folder.path(), "backup-1").is_err());
+        let refused = Claim::take(folder.path(), "backup-1").err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::NoRepository);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

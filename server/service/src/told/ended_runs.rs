@@ -93,7 +93,7 @@ pub(super) fn record(
         .execute(params![
             run.id,
             run.state.word(),
-            // It is told again once it is forgotten: not before, if it has no time, or one of a wrong clock.
+            // A run without a time, or with one of a wrong clock, must not be forgotten at once: it would be told again.
             ended_ms(run).max(now_ms),
             stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
         ])?;
