@@ -2,6 +2,7 @@
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_inventory::{has_tpm, LOST_TPM};
 pub(crate) use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
 use coldrise_store::Configuration;
 
@@ -43,6 +44,9 @@ impl HardwareOptions {
             invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
             Hardware::default()
         });
+        if configuration.is_some_and(has_tpm) {
+            invocation.remark(LOST_TPM);
+        }
         if let Some(bytes) = self.memory {
             hardware.memory_mib = bytes.div_ceil(1 << 20);
         }

@@ -39,6 +39,7 @@ mod signals;
 mod since;
 mod socket_access;
 mod targets;
+mod uefi;
 mod units;
 mod vmx;
 

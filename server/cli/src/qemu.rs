@@ -1,12 +1,13 @@
 //! QEMU's arguments for a machine with served disks.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
 use crate::hardware::{DiskBus, Firmware, Hardware, Network};
+use crate::uefi::{self, Flash};
 
 /// The program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
@@ -17,15 +18,6 @@ pub(crate) const DISK_NODE: &str = "disk";
 /// A thread for the server's answers. QEMU's main loop takes half a millisecond for an
 /// answer while emulated processors keep it busy; IDE and SATA can use only that loop.
 const IO_THREAD: &str = "iothread,id=io";
-
-/// Where distributions install UEFI firmware: code, and the empty variables.
-const UEFI_FILES: [(&str, &str); 5] = [
-    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
-    ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
-    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
-    ("/usr/share/edk2/x64/OVMF_CODE.4m.fd", "/usr/share/edk2/x64/OVMF_VARS.4m.fd"),
-    ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
-];
 
 /// QEMU's NFS driver.
 const NFS_DRIVER: &str = "block-nfs.so";
@@ -96,7 +88,7 @@ pub(crate) enum Console {
 pub(crate) fn check(hardware: &Hardware, disks: usize) -> Result<()> {
     check_bus(hardware.disk_bus, disks)?;
     if hardware.firmware == Firmware::Uefi {
-        uefi_files()?;
+        uefi::plain()?;
     }
     if program_path().is_none() {
         return Err(Error::new(
@@ -139,17 +131,14 @@ pub(crate) fn check_nfs_driver() -> Result<()> {
 }
 
 /// All arguments. `disks` are block nodes without names. A machine that `stops` does so when a part of its disks cannot be
-/// read, and goes on with the monitor's `cont`. `scratch` is a folder for files that live as long as the machine.
-///
-/// # Errors
-/// `Unsupported` if UEFI is not installed.
+/// read, and goes on with the monitor's `cont`. `flash` is the firmware of a machine that starts by UEFI.
 pub(crate) fn arguments(
     hardware: &Hardware,
     console: Console,
     disks: Vec<Value>,
     stops: bool,
-    scratch: &Path,
-) -> Result<Vec<OsString>> {
+    flash: Option<&Flash>,
+) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
     add(&accelerator());
@@ -204,13 +193,12 @@ pub(crate) fn arguments(
         }
         add(&["-blockdev", &node.to_string(), "-device", &device]);
     }
-    if hardware.firmware == Firmware::Uefi {
-        let (code, variables) = uefi(scratch)?;
-        for (unit, file, is_read_only) in [(0, code, "on"), (1, variables, "off")] {
+    if let Some(Flash { code, variables }) = flash {
+        for (unit, file, is_read_only) in [(0, code, true), (1, variables, false)] {
             let node = json!({
                 "driver": "raw",
                 "node-name": format!("firmware{unit}"),
-                "read-only": is_read_only == "on",
+                "read-only": is_read_only,
                 "file": { "driver": "file", "filename": file },
             });
             add(&["-blockdev", &node.to_string()]);
@@ -219,28 +207,7 @@ pub(crate) fn arguments(
     } else {
         add(&["-machine", "pc"]);
     }
-    Ok(words)
-}
-
-/// The files with the firmware's code and its empty variables.
-fn uefi_files() -> Result<(&'static str, &'static str)> {
-    UEFI_FILES
-        .into_iter()
-        .find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file())
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Unsupported,
-                "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)",
-            )
-        })
-}
-
-/// The firmware's code, and our own copy of its variables.
-fn uefi(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
-    let (code, variables) = uefi_files()?;
-    let copy = scratch.join("uefi-variables");
-    std::fs::copy(variables, &copy).context(|| format!("copying {variables}"))?;
-    Ok((PathBuf::from(code), copy))
+    words
 }
 
 /// A command line for people to copy: the short form of [`arguments`].
@@ -277,11 +244,10 @@ pub(crate) fn plain_command(hardware: &Hardware, uris: &[String], stops: bool) -
 mod tests {
     use super::*;
 
-    fn words(hardware: Hardware, disks: usize) -> Result<Vec<String>> {
+    fn words(hardware: Hardware, disks: usize) -> Vec<String> {
         let disks = (0..disks).map(|i| json!({ "driver": "nbd", "export": format!("a,vd{i}") }));
-        let scratch = tempfile::tempdir().unwrap();
-        let words = arguments(&hardware, Console::Serial, disks.collect(), false, scratch.path())?;
-        Ok(words.into_iter().map(|word| word.into_string().unwrap()).collect())
+        let words = arguments(&hardware, Console::Serial, disks.collect(), false, None);
+        words.into_iter().map(|word| word.into_string().unwrap()).collect()
     }
 
     #[test]
@@ -292,7 +258,7 @@ mod tests {
             (DiskBus::Sata, "ide-hd,bus=bus.1,drive=disk1,"),
             (DiskBus::Ide, "ide-hd,bus=ide.0,unit=1,drive=disk1,"),
         ] {
-            let words = words(Hardware { disk_bus: bus, ..Hardware::default() }, 2).unwrap();
+            let words = words(Hardware { disk_bus: bus, ..Hardware::default() }, 2);
             assert!(words.iter().any(|word| word.starts_with(device)), "{words:?}");
             let node = words.iter().find(|word| word.contains("\"disk1\"")).unwrap();
             let node: serde_json::Value = serde_json::from_str(node).unwrap();
@@ -313,14 +279,14 @@ mod tests {
 
     #[test]
     fn a_machine_has_no_network_unless_asked_for() {
-        let quiet = words(Hardware::default(), 1).unwrap();
+        let quiet = words(Hardware::default(), 1);
         assert!(
             quiet.contains(&"-nodefaults".to_owned()) && !quiet.contains(&"-netdev".to_owned())
         );
         for (network, option) in
             [(Network::User, "user,id=net0"), (Network::Isolated, "user,id=net0,restrict=on")]
         {
-            let open = words(Hardware { network, ..Hardware::default() }, 1).unwrap();
+            let open = words(Hardware { network, ..Hardware::default() }, 1);
             let place = open.iter().position(|word| word == "-netdev").unwrap();
             assert_eq!(open[place + 1], option);
         }

@@ -20,6 +20,28 @@ const MAX_XML_NODES: u32 = 100_000;
 /// What QEMU needs beside the machine's memory, in bytes.
 pub const QEMU_BYTES: u64 = 128 << 20;
 
+/// What it means for a machine that had a TPM.
+pub const LOST_TPM: &str = "the machine's TPM is in no backup: keys that it holds do not open BitLocker or LUKS disks, so \
+                            have the recovery key at hand";
+
+/// Whether the machine of a stored configuration has a TPM. False for a broken configuration.
+pub fn has_tpm(configuration: &Configuration) -> bool {
+    let text = &configuration.text;
+    match configuration.format.as_str() {
+        LIBVIRT_XML => {
+            let options =
+                roxmltree::ParsingOptions { nodes_limit: MAX_XML_NODES, ..Default::default() };
+            let document = roxmltree::Document::parse_with_options(text, options);
+            document.is_ok_and(|xml| xml.descendants().any(|node| node.has_tag_name("tpm")))
+        }
+        VMX => text.lines().filter_map(|line| line.split_once('=')).any(|(name, value)| {
+            name.trim().eq_ignore_ascii_case("vtpm.present")
+                && value.trim().trim_matches('"').eq_ignore_ascii_case("true")
+        }),
+        _ => false,
+    }
+}
+
 /// The machine's firmware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]

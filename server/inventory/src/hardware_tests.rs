@@ -101,3 +101,13 @@ fn vmx_tells_memory_processors_firmware_and_bus() {
                  ide1:0.deviceType = \"cdrom-raw\"\n";
     assert_eq!(hardware(VMX, cdrom).unwrap().disk_bus, DiskBus::Sata);
 }
+
+#[test]
+fn a_tpm_is_seen() {
+    let has = |format: &str, text: &str| {
+        has_tpm(&Configuration { format: format.to_owned(), text: text.to_owned() })
+    };
+    assert!(has(LIBVIRT_XML, "<domain><devices><tpm model='tpm-crb'/></devices></domain>"));
+    assert!(!has(LIBVIRT_XML, "<domain/>") && !has(LIBVIRT_XML, "<domain"));
+    assert!(has(VMX, "vtpm.present = \"TRUE\"\n") && !has(VMX, "vtpm.present = \"FALSE\"\n"));
+}

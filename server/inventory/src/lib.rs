@@ -44,7 +44,9 @@ pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use difference::{Difference, DifferingRange, DiskDifference};
 pub use gc_estimate::{estimate_gc, Space};
-pub use hardware::{has_virtualisation, DiskBus, Firmware, Hardware, Network, QEMU_BYTES};
+pub use hardware::{
+    has_tpm, has_virtualisation, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES,
+};
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::MachinePattern;

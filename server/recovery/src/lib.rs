@@ -6,6 +6,7 @@ pub mod attest;
 pub mod backup_domain;
 pub mod backup_source;
 pub mod files;
+pub mod firmware;
 pub mod https;
 pub mod libvirt;
 pub mod relocation;

@@ -18,6 +18,7 @@ use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
 use crate::qemu::{self, Console};
 use crate::signals::ChildSignals;
+use crate::uefi;
 use crate::units::{show_count, show_size, unix_ms};
 
 /// Memory for decoded chunks: a boot reads little twice.
@@ -125,8 +126,9 @@ impl Trial<'_> {
         let machine_folder = scratch.join("machine");
         std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;
         let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
+        let flash = uefi::prepare(invocation, self.repository, session, hardware, &machine_folder)?;
         let words =
-            qemu::arguments(hardware, Console::Observed, disks.collect(), false, &machine_folder)?;
+            qemu::arguments(hardware, Console::Observed, disks.collect(), false, flash.as_ref());
         invocation.remark(&format!(
             "checking {}/{}: {}, {} MiB",
             session.machine,

@@ -30,6 +30,7 @@ use crate::qemu::{self, Console};
 use crate::qemu_process::QemuProcess;
 use crate::report::Report;
 use crate::signals::ChildSignals;
+use crate::uefi;
 use crate::units::{parse_size, show_count};
 
 /// How long QEMU may take to end.
@@ -282,8 +283,9 @@ fn boot(
         signals,
     )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
+    let flash = uefi::prepare(invocation, repository, session, hardware, &place.of_qemu())?;
     let mut words =
-        qemu::arguments(hardware, console, disks.collect(), session.is_coming(), &place.of_qemu())?;
+        qemu::arguments(hardware, console, disks.collect(), session.is_coming(), flash.as_ref());
     words.extend(move_monitor(repository, session, &place)?);
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
@@ -302,6 +304,9 @@ fn boot(
     let stopped = server.stop();
     let status = ran?;
     stopped?;
+    if let Some(flash) = &flash {
+        uefi::keep(repository, session, flash)?;
+    }
     Ok(status)
 }
 

@@ -11,6 +11,7 @@ use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
 
+use super::recover::remove_files;
 use super::skipped_files;
 use crate::arguments::session_name;
 use crate::invocation::Invocation;
@@ -54,12 +55,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         // A session without its documents can be given up nevertheless.
         Err(_) => None,
     };
+    let is_moved = !matches!(move_state(&repository, session), Ok(None));
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
     if let Some(recovered) = recovered {
-        // A killed server leaves its socket.
-        let _ = std::fs::remove_file(&recovered.socket);
+        remove_files(invocation, &recovered, is_moved);
     }
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),

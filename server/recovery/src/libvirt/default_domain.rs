@@ -4,15 +4,13 @@ use coldrise_inventory::{DiskBus, Firmware, Hardware};
 
 use super::devices::disk_element;
 use super::domain_xml::{escaped, DomainOptions, DomainXml, NetworkChoice};
+use super::uefi::Boot;
 
 /// Makes the domain.
 pub fn default_domain(name: &str, hardware: &Hardware, options: &DomainOptions<'_>) -> DomainXml {
     let name = options.name.unwrap_or(name).to_owned();
     let kind = if options.has_kvm { "kvm" } else { "qemu" };
-    let firmware = match hardware.firmware {
-        Firmware::Uefi => " firmware='efi'",
-        Firmware::Bios => "",
-    };
+    let boot = Boot::plain(hardware.firmware == Firmware::Uefi, options);
     let (bus, prefix) = match hardware.disk_bus {
         DiskBus::Virtio => ("virtio", "vd"),
         DiskBus::Scsi => ("scsi", "sd"),
@@ -21,11 +19,12 @@ pub fn default_domain(name: &str, hardware: &Hardware, options: &DomainOptions<'
     };
     let mut text = format!(
         "<domain type='{kind}'>\n<name>{}</name>\n<memory unit='MiB'>{}</memory>\n\
-         <vcpu>{}</vcpu>\n<os{firmware}><type arch='x86_64' machine='pc'>hvm</type></os>\n\
+         <vcpu>{}</vcpu>\n{}\n\
          <features><acpi/><apic/></features>\n<devices>\n",
         escaped(&name),
         hardware.memory_mib,
-        hardware.cpus
+        hardware.cpus,
+        boot.text
     );
     if hardware.disk_bus == DiskBus::Scsi {
         text.push_str("<controller type='scsi' model='virtio-scsi'/>\n");
@@ -48,7 +47,7 @@ pub fn default_domain(name: &str, hardware: &Hardware, options: &DomainOptions<'
          </domain>\n",
     );
     let remarks = vec!["no stored XML: the machine has the hardware of coldrise boot".to_owned()];
-    DomainXml { text, name, uuid: None, remarks }
+    DomainXml { text, name, uuid: None, variables: boot.variables, remarks }
 }
 
 /// `a` to `z`, then `aa` and so on.

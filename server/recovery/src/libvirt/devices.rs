@@ -1,5 +1,6 @@
 //! The devices of a recovered machine.
 
+use coldrise_inventory::LOST_TPM;
 use coldrise_store::DiskName;
 use roxmltree::Node;
 
@@ -124,7 +125,9 @@ fn other(
         tag if KEPT.contains(&tag) => Some(span(source, node).to_owned()),
         _ => None,
     };
-    if kept.is_none() {
+    if kept.is_none() && tag(node) == "tpm" {
+        remarks.push(LOST_TPM.to_owned());
+    } else if kept.is_none() {
         let name = match (tag(node), target(node)) {
             ("disk", name) => format!("disk {name}, which is not in the restore point"),
             (tag, _) => format!("{tag} {kind}"),

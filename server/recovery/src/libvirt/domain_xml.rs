@@ -2,15 +2,18 @@
 //!
 //! The XML describes the host it came from, and it may be hostile: libvirtd acts as root. So the new text has only
 //! elements of a known list, copied by their place in the source text or built here. No path of the stored XML
-//! survives, except those of firmware and its variables in libvirt's own folders. Everything left out is named.
+//! survives, except that of firmware in the folders of firmware. Everything left out is named.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::DiskName;
 use roxmltree::{Document, Node, ParsingOptions};
+use serde::{Deserialize, Serialize};
 
 use super::devices;
+use super::uefi::{Boot, NotedVariables};
+use crate::firmware::Uefi;
 
 /// Maximum number of elements and attributes.
 const MAX_NODES: u32 = 100_000;
@@ -32,10 +35,6 @@ const KEPT: [&str; 12] = [
 /// Elements that are left out without a word: they say nothing about the machine. `resource` is its place among the
 /// control groups of the old host.
 const SILENT: [&str; 3] = ["metadata", "seclabel", "resource"];
-/// Where distributions keep firmware, and libvirt its variables.
-const FIRMWARE: [&str; 4] =
-    ["/usr/share/", "/usr/lib/", "/var/lib/libvirt/qemu/nvram/", "/etc/qemu/"];
-
 /// The machine's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetworkChoice {
@@ -61,6 +60,19 @@ pub struct DomainOptions<'a> {
     pub socket: &'a Path,
     /// Whether guests run under KVM here.
     pub has_kvm: bool,
+    /// The UEFI firmware of this host.
+    pub uefi: &'a [Uefi],
+    /// Where the variables of UEFI firmware lie. No other file of variables is used.
+    pub variables: VariablesPlace,
+}
+
+/// The place of a machine's own firmware variables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VariablesPlace {
+    /// libvirt makes it from the template when the machine first starts.
+    pub file: PathBuf,
+    /// Must be there when the machine is started.
+    pub template: PathBuf,
 }
 
 /// The new domain.
@@ -72,6 +84,8 @@ pub struct DomainXml {
     pub name: String,
     /// Its UUID; `None` for a new one.
     pub uuid: Option<String>,
+    /// Its own variables, if it starts by UEFI.
+    pub variables: Option<NotedVariables>,
     /// What was changed or left out, for people.
     pub remarks: Vec<String>,
 }
@@ -88,6 +102,8 @@ pub fn check_domain(source: &str) -> Result<()> {
         disks: Vec::new(),
         socket: Path::new("/"),
         has_kvm: true,
+        uefi: &[],
+        variables: VariablesPlace { file: PathBuf::new(), template: PathBuf::new() },
     };
     rewrite(source, &options).map(drop)
 }
@@ -120,14 +136,23 @@ pub fn rewrite(source: &str, options: &DomainOptions<'_>) -> Result<DomainXml> {
         text.push_str(&format!("<uuid>{}</uuid>\n", escaped(uuid)));
     }
     let mut remarks = Vec::new();
+    let mut variables = None;
     for node in domain.children().filter(Node::is_element) {
-        if let Some(kept) = element(source, node, options, &mut remarks) {
+        let kept = match tag(node) {
+            "os" => {
+                let boot = Boot::stored(source, node, options, &mut remarks);
+                variables = boot.variables;
+                Some(boot.text)
+            }
+            _ => element(source, node, options, &mut remarks),
+        };
+        if let Some(kept) = kept {
             text.push_str(&kept);
             text.push('\n');
         }
     }
     text.push_str("</domain>\n");
-    Ok(DomainXml { text, name, uuid, remarks })
+    Ok(DomainXml { text, name, uuid, variables, remarks })
 }
 
 /// An element of the domain; `None` if it is left out.
@@ -140,7 +165,6 @@ fn element(
     let tag = tag(node);
     match tag {
         "name" | "uuid" => None,
-        "os" => Some(operating_system(source, node, remarks)),
         "vcpu" => Some(vcpu(node)),
         "cpu" => {
             // Host models exist under KVM only.
@@ -180,43 +204,6 @@ fn vcpu(node: Node<'_, '_>) -> String {
     let current = current.map(|current| format!(" current='{current}'")).unwrap_or_default();
     let all = node.text().and_then(number).unwrap_or(1);
     format!("<vcpu{current}>{all}</vcpu>")
-}
-
-/// Firmware is kept where this host has it. A kernel outside the disks is not: its files are not in the backup.
-fn operating_system(source: &str, node: Node<'_, '_>, remarks: &mut Vec<String>) -> String {
-    let mut text = String::new();
-    let mut is_uefi = node.attribute("firmware") == Some("efi");
-    for part in node.children().filter(Node::is_element) {
-        match tag(part) {
-            "type" | "boot" | "bootmenu" | "bios" | "smbios" => text.push_str(span(source, part)),
-            "loader" | "nvram" => {
-                let path = part.text().unwrap_or_default().trim();
-                let template = part.attribute("template").unwrap_or("/usr/share/");
-                let is_known = is_firmware(path) && is_firmware(template);
-                if is_known && Path::new(path).exists() {
-                    text.push_str(span(source, part));
-                } else {
-                    is_uefi |= part.attribute("type") == Some("pflash");
-                    let why = match is_known {
-                        true => "is not here",
-                        false => "is not used: it lies outside the folders of firmware",
-                    };
-                    remarks.push(format!("{} {} {why}", tag(part), escaped(path)));
-                }
-            }
-            other => remarks.push(format!("left out: {} of os", escaped(other))),
-        }
-    }
-    // libvirt chooses the file, unless there is one.
-    let firmware = match is_uefi && !text.contains("<loader") {
-        true => " firmware='efi'",
-        false => "",
-    };
-    format!("<os{firmware}>{text}</os>")
-}
-
-fn is_firmware(path: &str) -> bool {
-    FIRMWARE.iter().any(|folder| path.starts_with(folder)) && !path.contains("..")
 }
 
 /// The element with those of its children that are in the list.

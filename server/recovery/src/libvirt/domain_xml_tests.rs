@@ -32,6 +32,8 @@ fn options(network: &NetworkChoice) -> DomainOptions<'_> {
         disks: vec![(DiskName::parse("vda").unwrap(), "live/r/vda".to_owned())],
         socket: Path::new("/run/it's"),
         has_kvm: true,
+        uefi: &[],
+        variables: VariablesPlace { file: "/own/it's.fd".into(), template: "/own/new".into() },
     }
 }
 
@@ -120,5 +122,37 @@ fn what_is_no_domain_is_refused() {
     for text in ["", "<network/>", "<domain>", bomb] {
         let error = rewrite(text, &options(&NetworkChoice::None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+    }
+}
+
+#[test]
+fn uefi_machines_get_variables_of_their_own() {
+    let network = NetworkChoice::None;
+    let (file, template) = ("/own/it&apos;s.fd", "/own/new");
+    let os = |os: &str| {
+        let text = XML.replace("<os><type", &format!("{os}<type"));
+        rewrite(&text, &options(&network)).unwrap()
+    };
+    let original = "<nvram template='/root/vars'>/var/lib/libvirt/qemu/nvram/web01_VARS.fd</nvram>";
+    let network_file = "<nvram type='network'><source protocol='nbd' name='web01_VARS'/></nvram>";
+    for (start, chosen) in [
+        (format!("<os><loader type='pflash' secure='yes'>/lost/CODE.fd</loader>{original}"), false),
+        (format!("<os firmware='efi'><firmware><feature enabled='yes' name='secure-boot'/></firmware>{network_file}"), false),
+        (format!("<os><loader type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>{original}"), true),
+    ] {
+        let domain = os(&start);
+        assert!(!domain.text.contains("web01_VARS") && !domain.text.contains("/root"), "{}", domain.text);
+        assert!(domain.text.contains(&format!(">{file}</nvram>")), "{}", domain.text);
+        let variables = domain.variables.unwrap();
+        assert_eq!(variables.place, options(&network).variables);
+        // By its name, without a descriptor.
+        let empty = chosen.then(|| PathBuf::from("/usr/share/OVMF/OVMF_VARS_4M.fd"));
+        assert_eq!(variables.empty, empty);
+        assert_eq!(domain.text.contains(&format!("<nvram template='{template}'>")), chosen);
+        assert_eq!(domain.text.contains("firmware='efi'"), !chosen);
+    }
+    for bios in ["<os>", "<os><loader type='rom'>/usr/share/seabios/bios.bin</loader>"] {
+        let domain = os(bios);
+        assert!(!domain.text.contains("nvram") && domain.variables.is_none(), "{}", domain.text);
     }
 }

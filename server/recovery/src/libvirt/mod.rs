@@ -20,6 +20,7 @@ mod default_domain;
 mod devices;
 mod domain_xml;
 mod presence;
+mod uefi;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -34,8 +35,11 @@ use crate::virsh::Virsh;
 
 pub use default_domain::default_domain;
 pub(crate) use domain_xml::escaped;
-pub use domain_xml::{check_domain, rewrite, DomainOptions, DomainXml, NetworkChoice};
+pub use domain_xml::{
+    check_domain, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
+};
 pub use presence::missing;
+pub use uefi::NotedVariables;
 
 /// For one request. Starting a domain on a busy host takes seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,6 +59,9 @@ pub struct RecoveryNote {
     pub socket: PathBuf,
     /// For `virsh create`.
     pub xml: String,
+    /// The variables of its firmware; `None` without UEFI, and in notes of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variables: Option<NotedVariables>,
 }
 
 impl RecoveryNote {

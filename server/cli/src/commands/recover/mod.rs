@@ -5,6 +5,7 @@ mod server;
 mod unserved;
 mod vsphere;
 
+pub(crate) use place::remove_files;
 pub(crate) use unserved::unserved;
 
 use std::path::PathBuf;
@@ -12,9 +13,10 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_recovery::firmware;
 use coldrise_recovery::libvirt::{
     default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
-    RecoveryNote,
+    RecoveryNote, VariablesPlace,
 };
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::virsh::Virsh;
@@ -231,16 +233,19 @@ fn publish(
     let virsh = Virsh::new(&arguments.connect);
     let free = |domain: &DomainXml| check_free(&virsh, domain);
     // A first pass: the session has no name yet.
-    free(&domain(arguments, point, "x", std::path::Path::new("/x"))?)?;
+    let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
+    free(&domain(arguments, point, "x", std::path::Path::new("/x"), nowhere)?)?;
     let session = origin.publish(invocation, repository, arguments.name.clone())?;
     let done = place::socket(arguments.socket.as_deref(), &session.name).and_then(|socket| {
-        let domain = domain(arguments, point, session.name.as_str(), &socket)?;
+        let variables = VariablesPlace::of(&arguments.connect, &session, &socket);
+        let domain = domain(arguments, point, session.name.as_str(), &socket, variables)?;
         domain.remarks.iter().for_each(|remark| invocation.remark(remark));
         let note = RecoveryNote {
             connect: arguments.connect.clone(),
             name: domain.name,
             socket,
             xml: domain.text,
+            variables: domain.variables,
         };
         note.write(&SessionNotes::of(repository, &session.name)?)?;
         if let Err(why) = qemu::kvm_works() {
@@ -263,8 +268,10 @@ fn domain(
     point: &PointDocument,
     session: &str,
     socket: &std::path::Path,
+    variables: VariablesPlace,
 ) -> Result<DomainXml> {
     let has_kvm = qemu::kvm_works();
+    let uefi = firmware::installed();
     let disks = point.disks.iter();
     let options = DomainOptions {
         name: arguments.name.as_ref().map(SessionName::as_str),
@@ -273,6 +280,8 @@ fn domain(
         disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
         socket,
         has_kvm: has_kvm.is_ok(),
+        uefi: &uefi,
+        variables,
     };
     let stored = point.configuration.as_ref().filter(|_| !arguments.default_hardware);
     match stored.filter(|stored| stored.format == LIBVIRT_XML) {

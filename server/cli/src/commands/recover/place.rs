@@ -121,8 +121,21 @@ pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Res
         }
     };
     let sealed = end_session(&repository, session, discard, CLOSE_PATIENCE)?;
-    let _ = std::fs::remove_file(&note.socket);
+    remove_files(invocation, &note, false);
     Ok(undone(invocation, session, (&note.name, end), sealed, discard))
+}
+
+/// Removes what a recovered machine had outside of its ended session. One that was moved keeps its firmware's variables.
+pub(crate) fn remove_files(invocation: &Invocation, note: &RecoveryNote, is_moved: bool) {
+    // A killed server leaves its socket.
+    let _ = std::fs::remove_file(&note.socket);
+    if is_moved {
+        return;
+    }
+    if let Err(error) = note.remove_variables() {
+        let text = error.full_message();
+        invocation.remark(&format!("warning: the machine's firmware variables stay: {text}"));
+    }
 }
 
 /// Ends a session. Its server closes it when the machine is gone, within `patience`.

@@ -16,6 +16,7 @@ use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::run_record;
 use crate::signals::ChildSignals;
 use crate::socket_access::{SocketAccess, SocketOwner};
+use crate::uefi;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -124,7 +125,7 @@ impl RecoveryServer {
         let domain = note.domain();
         let repository = Arc::clone(repository);
         let server = RecoveryServer { repository, session, note, nbdkit, domain };
-        match server.start_domain() {
+        match server.start_domain(invocation) {
             Ok(()) => Ok(server),
             Err(error) if is_new => Err(server.withdraw(error)),
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -145,6 +146,10 @@ impl RecoveryServer {
         let ended = is_off
             && self.nbdkit.stop(None).is_ok()
             && coldrise_session::unpublish(&self.repository, name, true).is_ok();
+        if ended {
+            // There are none unless libvirt failed late.
+            let _ = self.note.remove_variables();
+        }
         match ended {
             true if error.kind() == ErrorKind::Busy => error.advise(super::BESIDE),
             true => error,
@@ -152,10 +157,10 @@ impl RecoveryServer {
         }
     }
 
-    fn start_domain(&self) -> Result<()> {
+    fn start_domain(&self, invocation: &Invocation) -> Result<()> {
         let session = &self.session.name;
         match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
-            DomainState::Off => self.domain.create(&self.note.xml).or_else(|error| {
+            DomainState::Off => self.create(invocation).or_else(|error| {
                 match self.note.state(session) {
                     // Started just now by somebody else.
                     Ok(None) => Err(self.note.name_is_taken()),
@@ -167,6 +172,15 @@ impl RecoveryServer {
             DomainState::Running => Ok(()),
             DomainState::DiskError | DomainState::Paused(_) => self.resume_until_it_runs(),
         }
+    }
+
+    fn create(&self, invocation: &Invocation) -> Result<()> {
+        if let Some(found) = self.note.write_variables(&self.repository, &self.session)? {
+            uefi::tell_start(invocation, &found);
+        }
+        let created = self.domain.create(&self.note.xml);
+        self.note.remove_template();
+        created
     }
 
     /// Resumes a machine whose disks were away. The first requests of each disk fail once more, because libvirt's QEMU

@@ -1,0 +1,105 @@
+//! The UEFI firmware of booted machines, and how a machine starts whose variables are in no backup.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
+use coldrise_recovery::firmware::{installed, loaders, new_variables, Found, Uefi, UefiNeeds};
+use coldrise_session::{SessionDocument, SessionNotes};
+use coldrise_store::Repository;
+
+use crate::hardware::{Firmware, Hardware};
+use crate::invocation::Invocation;
+
+/// The session's note with the variables that its machine had when it was last off.
+const NOTE: &str = "firmware-variables";
+/// The machine's variables in its folder.
+const FILE: &str = "uefi-variables";
+/// Maximum length of variables, in bytes: what a note takes.
+const MAX_BYTES: u64 = 1000 << 10;
+
+/// The firmware's files for QEMU.
+pub(crate) struct Flash {
+    pub(crate) code: PathBuf,
+    pub(crate) variables: PathBuf,
+}
+
+/// Firmware for a machine without Secure Boot.
+///
+/// # Errors
+/// `Unsupported` if none is installed.
+pub(crate) fn plain() -> Result<Uefi> {
+    let mut firmware = installed().into_iter();
+    firmware.find(|uefi| uefi.fits(UefiNeeds::default())).ok_or_else(|| {
+        let text = "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)";
+        Error::new(ErrorKind::Unsupported, text)
+    })
+}
+
+/// The firmware of a session's machine, whose variables are copied into `folder`: those that it had when it was last off, else new
+/// ones with boot entries for the loaders on its disks. `None` for a BIOS.
+///
+/// # Errors
+/// As for [`plain`]; errors of the operating system.
+pub(crate) fn prepare(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+    hardware: &Hardware,
+    folder: &Path,
+) -> Result<Option<Flash>> {
+    if hardware.firmware != Firmware::Uefi {
+        return Ok(None);
+    }
+    let uefi = plain()?;
+    let empty = read_small_file(&uefi.variables, MAX_BYTES)?;
+    let kept = SessionNotes::of(repository, &session.name)?.read(NOTE)?;
+    let content = match kept.filter(|kept| kept.len() == empty.len()) {
+        Some(kept) => kept,
+        None => {
+            let mut found = loaders(repository, session);
+            let made = new_variables(&empty, &found.loaders).unwrap_or_else(|error| {
+                found.loaders.clear();
+                found.unread.push(error.full_message());
+                empty
+            });
+            tell_start(invocation, &found);
+            made
+        }
+    };
+    let variables = folder.join(FILE);
+    std::fs::write(&variables, content).context(|| format!("writing {}", variables.display()))?;
+    Ok(Some(Flash { code: uefi.code, variables }))
+}
+
+/// Keeps the variables of a machine that is off with its session.
+///
+/// # Errors
+/// Errors of the operating system.
+pub(crate) fn keep(
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+    flash: &Flash,
+) -> Result<()> {
+    let content = read_small_file(&flash.variables, MAX_BYTES)?;
+    SessionNotes::of(repository, &session.name)?.write(NOTE, &content)
+}
+
+/// Says how a machine starts that has new variables.
+pub(crate) fn tell_start(invocation: &Invocation, found: &Found) {
+    for text in &found.unread {
+        invocation.remark(&format!("warning: no boot entry could be made: {text}"));
+    }
+    match found.loaders.first() {
+        Some(loader) => invocation.remark(&format!(
+            "the backup has no firmware variables: the machine starts {} of {}",
+            loader.path, loader.disk
+        )),
+        None if found.has_fallback => {}
+        None => invocation.remark(
+            "warning: the backup has no firmware variables, and no EFI system partition has a boot loader: the machine \
+             will stop in the firmware's shell. If it started by BIOS, recover it with --default-hardware, or boot it with \
+             --firmware bios",
+        ),
+    }
+}

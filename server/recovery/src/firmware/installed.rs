@@ -1,0 +1,147 @@
+//! The UEFI firmware that is installed on this host, by the descriptors that QEMU's packages install
+//! (QEMU's docs/interop/firmware.json).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use coldrise_block::read_at_most;
+use serde::Deserialize;
+
+/// Where distributions and administrators describe firmware; a file in a later folder replaces one of the same name.
+const FOLDERS: [&str; 2] = ["/usr/share/qemu/firmware", "/etc/qemu/firmware"];
+/// Maximum length of a descriptor, in bytes.
+const MAX_DESCRIPTOR_BYTES: u64 = 64 << 10;
+const ARCHITECTURE: &str = "x86_64";
+
+/// UEFI firmware in two flash files: code, and empty variables that each machine gets a copy of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uefi {
+    /// The code.
+    pub code: PathBuf,
+    /// The variables of a new machine.
+    pub variables: PathBuf,
+    features: Vec<String>,
+    machines: Vec<String>,
+}
+
+/// What a machine needs of its firmware.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UefiNeeds {
+    /// The machine is a q35, else an i440fx.
+    pub is_q35: bool,
+    /// Secure Boot, with system management mode.
+    pub secure_boot: bool,
+    /// Secure Boot is on: the variables have Microsoft's keys.
+    pub enrolled_keys: bool,
+}
+
+impl Uefi {
+    /// Whether a machine with these needs can start with it.
+    pub fn fits(&self, needs: UefiNeeds) -> bool {
+        let machine = if needs.is_q35 { "pc-q35" } else { "pc-i440fx" };
+        let has = |feature: &str| self.features.iter().any(|known| known == feature);
+        self.machines.iter().any(|known| known.starts_with(machine))
+            && has("secure-boot") == needs.secure_boot
+            && has("requires-smm") == needs.secure_boot
+            && has("enrolled-keys") == needs.enrolled_keys
+    }
+}
+
+/// All installed UEFI firmware for x86_64 whose files exist and are raw, in the order of preference.
+pub fn installed() -> Vec<Uefi> {
+    let mut descriptors = BTreeMap::new();
+    for folder in FOLDERS {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            descriptors.insert(entry.file_name(), entry.path());
+        }
+    }
+    let firmware = descriptors.into_values().filter_map(|path| {
+        let file = std::fs::File::open(&path).ok()?;
+        parse(&read_at_most(file, &path, MAX_DESCRIPTOR_BYTES).ok()?)
+    });
+    firmware.filter(|uefi| uefi.code.is_file() && uefi.variables.is_file()).collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Descriptor {
+    interface_types: Vec<String>,
+    mapping: Mapping,
+    targets: Vec<Target>,
+    features: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Mapping {
+    device: String,
+    executable: FlashFile,
+    nvram_template: FlashFile,
+}
+
+#[derive(Deserialize)]
+struct FlashFile {
+    filename: PathBuf,
+    format: String,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    architecture: String,
+    machines: Vec<String>,
+}
+
+/// `None` for firmware of another kind: a BIOS, without variables, for other processors, in qcow2 files.
+fn parse(text: &[u8]) -> Option<Uefi> {
+    let described: Descriptor = serde_json::from_slice(text).ok()?;
+    let Mapping { device, executable, nvram_template } = described.mapping;
+    let is_uefi = described.interface_types.iter().any(|kind| kind == "uefi")
+        && device == "flash"
+        && executable.format == "raw"
+        && nvram_template.format == "raw";
+    let ours = described.targets.into_iter().filter(|t| t.architecture == ARCHITECTURE);
+    let machines: Vec<String> = ours.flat_map(|target| target.machines).collect();
+    (is_uefi && !machines.is_empty()).then_some(Uefi {
+        code: executable.filename,
+        variables: nvram_template.filename,
+        features: described.features,
+        machines,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(machine: &str, features: &str, format: &str) -> String {
+        format!(
+            r#"{{ "description": "x", "interface-types": ["uefi"], "mapping": {{ "device": "flash",
+               "executable": {{ "filename": "/code", "format": "{format}" }},
+               "nvram-template": {{ "filename": "/vars", "format": "{format}" }} }},
+               "targets": [{{ "architecture": "x86_64", "machines": ["{machine}"] }}],
+               "features": [{features}], "tags": [] }}"#
+        )
+    }
+
+    #[test]
+    fn firmware_fits_its_machines_and_no_others() {
+        let plain = parse(descriptor("pc-i440fx-*", "", "raw").as_bytes()).unwrap();
+        assert!(plain.fits(UefiNeeds::default()));
+        assert!(!plain.fits(UefiNeeds { is_q35: true, ..UefiNeeds::default() }));
+        assert!(!plain.fits(UefiNeeds { secure_boot: true, ..UefiNeeds::default() }));
+        let features = r#""secure-boot", "requires-smm", "enrolled-keys""#;
+        let secure = parse(descriptor("pc-q35-*", features, "raw").as_bytes()).unwrap();
+        let needs = UefiNeeds { is_q35: true, secure_boot: true, enrolled_keys: true };
+        assert!(secure.fits(needs));
+        assert!(!secure.fits(UefiNeeds { enrolled_keys: false, ..needs }));
+        assert!(!secure.fits(UefiNeeds { is_q35: true, ..UefiNeeds::default() }));
+    }
+
+    #[test]
+    fn firmware_of_other_kinds_is_skipped() {
+        assert_eq!(parse(descriptor("pc-q35-*", "", "qcow2").as_bytes()), None);
+        let arm = descriptor("virt-*", "", "raw").replace("x86_64", "aarch64");
+        assert_eq!(parse(arm.as_bytes()), None);
+        assert_eq!(parse(b"{}"), None);
+    }
+}
