@@ -158,18 +158,6 @@ def test_a_mail_target_is_made_and_says_what_fails(admin):
     row(page, "Mail").get_by_text("refused").wait_for()
 
 
-def test_a_job_that_is_due_often_has_no_empty_days(service, admin):
-    """The service tells a limited number of times: days after them are not said to be free."""
-    for name, schedule in {"often": "*:0/30", "weekly": "Sun 04:00"}.items():
-        service.post("jobs", {"name": name, "kind": "backup", "machines": ["web01"], "disks": {"vda": "raw:/srv/web01.raw"},
-                              "schedule": [schedule]})
-    admin.go("activity")
-    week = admin.page.locator("section", has=admin.page.get_by_role("heading", name="Next seven days"))
-    week.get_by_text("often: too often to list").first.wait_for()
-    assert week.locator("ol > li").count() == 7 and week.get_by_text("nothing").count() == 0
-    assert week.get_by_text("weekly").count() == 1 and week.get_by_text("weekly: too often").count() == 0
-
-
 def test_a_job_is_made_started_and_removed(service, admin, tmp_path):
     page = admin.page
     admin.go("jobs")

@@ -13,7 +13,7 @@ use crate::parse;
 
 /// The last year of a calendar event, as in systemd.
 pub(crate) const MAX_YEAR: u32 = 2199;
-const MICROS: u32 = 1_000_000;
+pub(crate) const MICROS: u32 = 1_000_000;
 pub(crate) const ALL_DAYS: u8 = 0b111_1111;
 const DAY_NAMES: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 

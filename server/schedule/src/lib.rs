@@ -7,9 +7,11 @@
 mod back_off;
 mod calendar;
 mod field;
+mod occurrences;
 mod parse;
 mod window;
 
 pub use back_off::back_off;
 pub use calendar::Calendar;
+pub use occurrences::{occurrences, Occurrences};
 pub use window::Window;

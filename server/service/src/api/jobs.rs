@@ -19,10 +19,6 @@ use crate::service::{Service, SharedService};
 
 /// Number of next times that a job is shown with.
 const SHOWN_TIMES: usize = 5;
-/// Maximum number of times of a preview.
-const MAX_TIMES: usize = 100;
-/// Maximum number of lines of a schedule in a preview.
-const MAX_LINES: usize = 16;
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()
@@ -32,7 +28,6 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(start))
         .routes(routes!(queue, change_queue))
         .routes(routes!(cancel))
-        .routes(routes!(preview_schedule))
 }
 
 /// A job, its next times, and what became of its runs.
@@ -313,39 +308,4 @@ async fn uncovered(
         Ok(found)
     });
     found.await.map(Json)
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[into_params(parameter_in = Query)]
-struct ScheduleQuestion {
-    /// Calendar events as in systemd.time(7), one per line.
-    calendar: String,
-    /// Number of times, 1 to 100.
-    #[param(minimum = 1, maximum = 100)]
-    count: Option<usize>,
-}
-
-/// The next times of a schedule.
-#[derive(Serialize, utoipa::ToSchema)]
-struct ScheduleTimes {
-    /// Milliseconds since 1970.
-    next_ms: Vec<i64>,
-}
-
-/// Show the next times of a schedule.
-#[utoipa::path(get, path = "/schedule/preview", tag = "jobs", params(ScheduleQuestion),
-    responses((status = 200, body = ScheduleTimes), (status = "4XX", body = Problem, content_type = "application/problem+json")),
-    security(("token" = []), ("login" = [])))]
-async fn preview_schedule(
-    Caller(caller): Caller,
-    Fields(question): Fields<ScheduleQuestion>,
-) -> Answer<Json<ScheduleTimes>> {
-    caller.allow(Permission::View)?;
-    let count = question.count.unwrap_or(SHOWN_TIMES).clamp(1, MAX_TIMES);
-    let times = blocking(move || {
-        let lines: Vec<String> =
-            question.calendar.lines().take(MAX_LINES).map(str::to_owned).collect();
-        preview(&lines, now_ms(), count)
-    });
-    Ok(Json(ScheduleTimes { next_ms: times.await? }))
 }

@@ -23,6 +23,7 @@ mod production;
 mod recovered;
 mod recoveries;
 mod runs;
+mod schedule;
 mod settings;
 mod starts;
 mod stream;
@@ -108,6 +109,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(growth::routes())
                 .merge(console::routes())
                 .merge(runs::routes())
+                .merge(schedule::routes())
                 .merge(starts::routes())
                 .merge(jobs::routes())
                 .merge(told::routes())

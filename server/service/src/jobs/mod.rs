@@ -43,5 +43,5 @@ pub(crate) use ended::copy_failures;
 pub(crate) use job::{Job, JobKind};
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
-pub(crate) use schedule::preview;
+pub(crate) use schedule::{due_between, preview};
 pub(crate) use store::{Outcome, StoredJob};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::backup_domain::running_domains;
 use coldrise_recovery::virsh::Virsh;
-use coldrise_schedule::Calendar;
+use coldrise_schedule::{occurrences, Calendar, Occurrences};
 use coldrise_store::MachineName;
 use jiff::tz::TimeZone;
 use jiff::Timestamp;
@@ -79,6 +79,20 @@ pub(crate) fn preview(schedule: &[String], after_ms: i64, count: usize) -> Resul
         schedule.iter().map(|line| Calendar::parse(line)).collect::<Result<_>>()?;
     let next = |last: &i64| next_of(&lines, *last);
     Ok(std::iter::successors(next_of(&lines, after_ms), next).take(count).collect())
+}
+
+/// How often a job is due from now on, between neighbours of `bounds_ms`, which ascend.
+pub(crate) fn due_between(
+    stored: &StoredJob,
+    now_ms: i64,
+    bounds_ms: &[i64],
+) -> Vec<Option<Occurrences>> {
+    // Without a next time, it is due at none. What is due already is about to be queued.
+    let lines = stored.next_due_ms.map(|_| lines(&stored.job)).unwrap_or_default();
+    let next_second_ms = stored.next_due_ms.unwrap_or(0).div_euclid(1000) * 1000;
+    let from_ms = next_second_ms.max(now_ms + 1);
+    let bounds_ms: Vec<i64> = bounds_ms.iter().map(|bound_ms| *bound_ms.max(&from_ms)).collect();
+    occurrences(&lines, &bounds_ms, &TimeZone::system())
 }
 
 impl Queue {

@@ -16,12 +16,14 @@ use super::job::Job;
 use super::queue::{NewRun, Queue};
 use super::rows::{QueueRow, RowState};
 use super::rules::{choose, JobLimits};
-use super::{preview, schedule};
+use super::store::StoredJob;
+use super::{due_between, preview, schedule};
 use crate::arguments::Arguments;
 use crate::database::Database;
 use crate::events::Events;
 
-const DAY_MS: i64 = 24 * 3_600_000;
+const HOUR_MS: i64 = 3_600_000;
+const DAY_MS: i64 = 24 * HOUR_MS;
 /// A Monday, 2026-11-23T00:00:00Z.
 const START_MS: i64 = 1_795_392_000_000;
 
@@ -447,4 +449,21 @@ fn times_of_several_lines_are_merged() {
     assert_eq!(hours, [1, 2, 25]);
     assert!(preview(&["x".to_owned()], START_MS, 1).is_err());
     assert_eq!(schedule::next_due_ms(&Job { enabled: false, ..backup_job() }, START_MS), None);
+}
+
+#[test]
+fn days_count_the_times_that_are_still_to_come() {
+    let bounds = [START_MS, START_MS + DAY_MS, START_MS + 2 * DAY_MS];
+    let now_ms = START_MS + 10 * HOUR_MS;
+    let counts = |next_due_ms: Option<i64>| {
+        let stored = StoredJob { job: backup_job(), created_ms: 0, next_due_ms };
+        let days = due_between(&stored, now_ms, &bounds).into_iter();
+        days.map(|due| due.map(|due| ((due.first_ms - START_MS) / HOUR_MS, due.times))).collect()
+    };
+    let found: Vec<_> = counts(Some(now_ms + HOUR_MS));
+    assert_eq!(found, [Some((11, 13)), Some((24, 24))]);
+    // What is due now is as good as queued. After the clock was set back, a time that is done is not repeated.
+    assert_eq!(counts(Some(now_ms)), found);
+    assert_eq!(counts(Some(now_ms + 2 * HOUR_MS)), [Some((12, 12)), Some((24, 24))]);
+    assert_eq!(counts(None), [None, None]);
 }
