@@ -1,13 +1,13 @@
 //! Objects from the command line, for tests/test_object_store.py:
 //!
-//!     objects [--patience SECONDS] URL put|create NAME FILE
+//!     objects [--patience SECONDS] URL put NAME FILE
 //!     objects [--patience SECONDS] URL get NAME MOST_BYTES
 //!     objects [--patience SECONDS] URL range NAME OFFSET LENGTH
 //!     objects [--patience SECONDS] URL list PREFIX
 //!     objects [--patience SECONDS] URL delete NAME
 //!     objects [--patience SECONDS] URL fill PREFIX COUNT
 //!
-//! Objects go to the standard output, lists there as lines of name, bytes and ms. `fill` creates so many
+//! Objects go to the standard output, lists there as lines of name, bytes and ms. `fill` puts so many
 //! objects from eight threads. An error goes to the standard error, with its kind and its exit code.
 
 use std::io::Write;
@@ -50,7 +50,6 @@ fn run() -> Result<()> {
     let read = |path: &&str| std::fs::read(path).context(|| format!("reading {path}"));
     match (command, more) {
         ("put", [path]) => objects.put(name, read(path)?),
-        ("create", [path]) => objects.create(name, read(path)?),
         ("get", [most]) => print(&objects.get(name, number(Some(most))?)?),
         ("range", [at, length]) => {
             print(&objects.get_range(name, number(Some(at))?, number(Some(length))?)?)
@@ -86,7 +85,7 @@ fn fill(objects: &dyn Objects, prefix: &str, count: u64) -> Result<()> {
         if number >= count {
             return Ok(());
         }
-        objects.create(&format!("{prefix}{number:06}"), number.to_string().into_bytes())?;
+        objects.put(&format!("{prefix}{number:06}"), number.to_string().into_bytes())?;
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();

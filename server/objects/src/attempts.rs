@@ -35,13 +35,6 @@ impl From<object_store::Error> for Ended {
     }
 }
 
-/// The end of a call.
-pub(crate) struct Outcome<T> {
-    pub(crate) result: Result<T>,
-    /// The server may have done what an earlier attempt asked for, although that failed.
-    pub(crate) is_uncertain: bool,
-}
-
 /// How calls are tried.
 pub(crate) struct Attempts {
     pub(crate) patience: Duration,
@@ -65,9 +58,8 @@ impl Attempts {
         call: &Call<'_>,
         most_bytes: u64,
         attempt: impl AsyncFnMut() -> std::result::Result<T, Ended>,
-    ) -> Outcome<T> {
-        let mut is_uncertain = false;
-        let result = tokio::select! {
+    ) -> Result<T> {
+        tokio::select! {
             biased;
             () = self.cancelled() => {
                 Err(Error::new(ErrorKind::Interrupted, format!("{}: cancelled", call.context())))
@@ -75,9 +67,8 @@ impl Attempts {
             limit = self.limited() => {
                 Err(call.error(ErrorKind::Io, format!("no answer in {} s", limit.as_secs())))
             }
-            result = self.persist(call, most_bytes, attempt, &mut is_uncertain) => result,
-        };
-        Outcome { result, is_uncertain }
+            result = self.persist(call, most_bytes, attempt) => result,
+        }
     }
 
     async fn persist<T>(
@@ -85,7 +76,6 @@ impl Attempts {
         call: &Call<'_>,
         most_bytes: u64,
         mut attempt: impl AsyncFnMut() -> std::result::Result<T, Ended>,
-        is_uncertain: &mut bool,
     ) -> Result<T> {
         let mut trouble_since = None;
         let mut pause = FIRST_PAUSE;
@@ -96,7 +86,6 @@ impl Attempts {
                 Err(Ended::Lasting(error)) => return Err(error),
                 Err(Ended::Store(error)) => call.failure(exchange.take_trouble(), error),
             };
-            *is_uncertain |= failure.is_uncertain;
             let since = trouble_since.get_or_insert_with(|| exchange.moved());
             let left = self.patience.saturating_sub(since.elapsed());
             if !failure.is_transient || left.is_zero() {

@@ -1,7 +1,7 @@
 //! What the environment says: credentials, region, endpoint, certificates.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, S3ConditionalPut};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
 use crate::address::Address;
@@ -51,7 +51,6 @@ pub(crate) fn read(
     let builder = builder
         .with_bucket_name(&address.bucket)
         .with_client_options(ClientOptions::new().with_allow_http(is_plain))
-        .with_conditional_put(S3ConditionalPut::ETagMatch)
         .with_disable_bulk_delete(true)
         .with_retry(RetryConfig {
             backoff: BackoffConfig::default(),

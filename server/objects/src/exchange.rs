@@ -28,6 +28,17 @@ pub(crate) enum Trouble {
     StoodStill(Duration),
     /// The answer is longer than this many bytes.
     TooLong(u64),
+    /// The server did what it was asked, as it seems; object_store does not understand how.
+    NotUnderstood(Success),
+}
+
+/// What object_store needs to find in an answer that is a success.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Success {
+    pub(crate) has_tag: bool,
+    pub(crate) has_length: bool,
+    /// All of an object, where a range was asked for.
+    pub(crate) is_whole: bool,
 }
 
 /// One attempt.
@@ -82,6 +93,14 @@ impl Exchange {
     /// Keeps the trouble that comes last.
     pub(crate) fn record(&self, trouble: Trouble) {
         self.state.lock().trouble = Some(trouble);
+    }
+
+    /// Whether the server has refused, and will do so again.
+    pub(crate) fn is_refused(&self) -> bool {
+        match &self.state.lock().trouble {
+            Some(Trouble::Refused(refusal)) => !refusal.meaning().is_transient,
+            _ => false,
+        }
     }
 
     /// The trouble, which is then forgotten.

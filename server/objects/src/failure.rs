@@ -4,14 +4,13 @@
 use coldrise_block::{Error, ErrorKind};
 
 use crate::address::Address;
-use crate::exchange::Trouble;
+use crate::exchange::{Success, Trouble};
 use crate::refusal::{Cause, Refusal};
 
 /// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Put,
-    Create,
     Get,
     List,
     Delete,
@@ -33,8 +32,6 @@ pub(crate) struct Failure {
     pub(crate) error: Error,
     /// The same call may succeed later.
     pub(crate) is_transient: bool,
-    /// The server may have done what it was asked.
-    pub(crate) is_uncertain: bool,
 }
 
 impl Call<'_> {
@@ -42,7 +39,7 @@ impl Call<'_> {
     pub(crate) fn context(&self) -> String {
         let (name, place) = (self.name, &self.address.text);
         match self.action {
-            Action::Put | Action::Create => format!("storing the object {name} in {place}"),
+            Action::Put => format!("storing the object {name} in {place}"),
             Action::Get => format!("reading the object {name} in {place}"),
             Action::List => format!("listing the objects {name}* in {place}"),
             Action::Delete => format!("deleting the object {name} in {place}"),
@@ -52,10 +49,9 @@ impl Call<'_> {
     /// The meaning of an attempt's failure. `trouble` is what the wire saw, `error` what
     /// object_store says.
     pub(crate) fn failure(&self, trouble: Option<Trouble>, error: object_store::Error) -> Failure {
-        let later = |text: String, advice: String, is_uncertain| Failure {
+        let later = |text: String, advice: String| Failure {
             error: self.error(ErrorKind::Io, text).advise(advice),
             is_transient: true,
-            is_uncertain,
         };
         match trouble {
             Some(Trouble::Refused(refusal)) => self.refused(&refusal),
@@ -63,14 +59,14 @@ impl Call<'_> {
                 let text = format!("{} cannot be reached: {text}", self.endpoint);
                 let advice = "check the network, the name of the host and the port \
                               (AWS_ENDPOINT_URL, AWS_REGION)";
-                later(text, advice.to_owned(), false)
+                later(text, advice.to_owned())
             }
             Some(Trouble::Cut(text)) => {
-                later(format!("the connection broke off: {text}"), self.check_network(), true)
+                later(format!("the connection broke off: {text}"), self.check_network())
             }
             Some(Trouble::StoodStill(time)) => {
                 let text = format!("no byte moved for {:.1} s", time.as_secs_f64());
-                later(text, self.check_network(), true)
+                later(text, self.check_network())
             }
             Some(Trouble::NotTrusted(text)) => {
                 let advice = "if the server's certificate has an authority of your own, name its \
@@ -83,25 +79,39 @@ impl Call<'_> {
                 let text = format!("the server's answer is longer than {bytes} bytes");
                 lasting(self.error(ErrorKind::Corrupt, text))
             }
-            // Credentials that cannot be read, or an answer that cannot be understood.
-            // Its text repeats its sources.
-            None => lasting(self.error(ErrorKind::Io, error.to_string())),
+            Some(Trouble::NotUnderstood(success)) => {
+                let why = self.misunderstanding(success, &error);
+                let text = format!("{} cannot be used, because {why}", self.endpoint);
+                let advice = "check AWS_ENDPOINT_URL; use another store, or reach this one \
+                              without a proxy that changes its answers";
+                lasting(self.error(ErrorKind::Unsupported, text).advise(advice))
+            }
+            // Credentials that cannot be read.
+            None => lasting(self.error(ErrorKind::Io, own_words(&error))),
         }
+    }
+
+    fn misunderstanding(&self, success: Success, error: &object_store::Error) -> String {
+        let lack = match self.action {
+            Action::Put if !success.has_tag => "its answers to PUT have no ETag",
+            Action::Get if !success.has_length => "its answers to GET have no Content-Length",
+            Action::Get if success.is_whole => "it sends whole objects where a range is asked for",
+            _ => return format!("its answer is not understood: {}", own_words(error)),
+        };
+        lack.to_owned()
     }
 
     fn refused(&self, refusal: &Refusal) -> Failure {
         let meaning = refusal.meaning();
         let error = match meaning.kind {
             ErrorKind::NotFound => self.error(meaning.kind, "there is no such object".to_owned()),
-            ErrorKind::AlreadyExists => self.error(meaning.kind, "it is there already".to_owned()),
             kind => self.error(kind, refusal.text()),
         };
         let error = match self.advice(meaning.cause, refusal) {
             Some(advice) => error.advise(advice),
             None => error,
         };
-        let is_transient = meaning.is_transient;
-        Failure { error, is_transient, is_uncertain: is_transient }
+        Failure { error, is_transient: meaning.is_transient }
     }
 
     fn advice(&self, cause: Cause, refusal: &Refusal) -> Option<String> {
@@ -131,6 +141,15 @@ impl Call<'_> {
             Cause::Archived => "the object is in an archive class: restore it there first, and \
                                 keep objects of a repository out of such classes"
                 .to_owned(),
+            Cause::Dialect if self.action == Action::Delete => {
+                "use a store that supports this request, or do without bucket prune and bucket \
+                 forget"
+                    .to_owned()
+            }
+            Cause::Dialect => format!(
+                "{} cannot be used, because it does not support this request: use another store",
+                self.endpoint
+            ),
             Cause::Space => format!("free space there, or raise the quota of the bucket {bucket}"),
             Cause::Other => return None,
         };
@@ -140,7 +159,7 @@ impl Call<'_> {
     fn permission(&self) -> String {
         let bucket = &self.address.bucket;
         match self.action {
-            Action::Put | Action::Create => format!("s3:PutObject in the bucket {bucket}"),
+            Action::Put => format!("s3:PutObject in the bucket {bucket}"),
             Action::Get => format!("s3:GetObject and s3:ListBucket in the bucket {bucket}"),
             Action::List => format!("s3:ListBucket in the bucket {bucket}"),
             Action::Delete => format!(
@@ -160,7 +179,12 @@ impl Call<'_> {
 }
 
 fn lasting(error: Error) -> Failure {
-    Failure { error, is_transient: false, is_uncertain: false }
+    Failure { error, is_transient: false }
+}
+
+/// An error without the name of the library that wraps it. The text repeats its sources.
+fn own_words(error: &object_store::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
@@ -204,17 +228,15 @@ mod tests {
             let failure = refused(Action::Put, status, code);
             let message = failure.error.full_message();
             assert!(message.contains(words), "{message}");
-            assert!(!failure.is_transient && !failure.is_uncertain);
+            assert!(!failure.is_transient);
         }
     }
 
     #[test]
-    fn only_a_request_that_went_out_is_uncertain() {
-        let unreached = failure(Action::Create, Trouble::NotReached("refused".into()));
-        assert!(unreached.is_transient && !unreached.is_uncertain);
-        let cut = failure(Action::Create, Trouble::Cut("reset".into()));
-        assert!(cut.is_transient && cut.is_uncertain);
-        assert!(refused(Action::Create, 503, "SlowDown").is_uncertain);
+    fn what_may_pass_is_transient() {
+        assert!(failure(Action::Put, Trouble::NotReached("refused".into())).is_transient);
+        assert!(failure(Action::Put, Trouble::Cut("reset".into())).is_transient);
+        assert!(refused(Action::Put, 503, "SlowDown").is_transient);
         assert!(!failure(Action::Get, Trouble::NotTrusted("unknown".into())).is_transient);
         let long = failure(Action::Get, Trouble::TooLong(5));
         assert_eq!((long.error.kind(), long.is_transient), (ErrorKind::Corrupt, false));

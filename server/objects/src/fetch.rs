@@ -10,6 +10,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 
 use crate::attempts::Ended;
+use crate::exchange::current;
 use crate::failure::Call;
 
 /// What has come so far.
@@ -91,9 +92,8 @@ impl<'a> Fetch<'a> {
         let come = self.content.len() as u64;
         let options = match &self.begun {
             // Without a mark nobody knows whether the rest is of the same content.
-            Some(Begun { e_tag: e_tag @ Some(_), range }) if come > 0 => GetOptions {
+            Some(Begun { e_tag: Some(_), range }) if come > 0 => GetOptions {
                 range: Some(GetRange::Bounded(range.start + come..range.end)),
-                if_match: e_tag.clone(),
                 ..GetOptions::default()
             },
             _ => GetOptions {
@@ -104,7 +104,9 @@ impl<'a> Fetch<'a> {
         self.store.get_opts(&self.path, options).await
     }
 
-    /// Whether the object was replaced meanwhile, or the answer begins elsewhere than it should.
+    /// Whether the object was replaced meanwhile, the answer begins elsewhere than it should, or the
+    /// rest is refused: then it may not be there any more. The request has no If-Match, which not
+    /// all stores know: the mark in the answer says the same.
     fn is_of_another(&self, answer: &object_store::Result<GetResult>) -> bool {
         let Some(begun) = &self.begun else { return false };
         match answer {
@@ -112,7 +114,7 @@ impl<'a> Fetch<'a> {
                 let at = begun.range.start + self.content.len() as u64;
                 answer.meta.e_tag != begun.e_tag || answer.range != (at..begun.range.end)
             }
-            Err(error) => matches!(error, object_store::Error::Precondition { .. }),
+            Err(_) => current().is_some_and(|exchange| exchange.is_refused()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Objects in a store that speaks S3, behind the small blocking trait that repositories use.
 //!
 //! ```text
-//!   callers ──► Objects           coldrise-store's trait: put, create, get, list, delete
+//!   callers ──► Objects           coldrise-store's trait: put, get, list, delete
 //!                  │
 //!               s3.rs, fetch.rs   each call as attempts of object_store's client
 //!                  │
@@ -38,7 +38,7 @@ use std::time::Duration;
 use coldrise_block::Result;
 use coldrise_store::bucket::Objects;
 
-/// Most bytes of an object that [`Objects::put`] and [`Objects::create`] take.
+/// Most bytes of an object that [`Objects::put`] takes.
 pub const MOST_PUT_BYTES: u64 = 64 << 20;
 
 /// How to reach a store.

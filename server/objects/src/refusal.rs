@@ -39,6 +39,7 @@ pub(crate) enum Cause {
     Bucket,
     Endpoint,
     Archived,
+    Dialect,
     Space,
     Other,
 }
@@ -90,7 +91,7 @@ impl Refusal {
             | "XMinioStorageFull"
             | "XMinioAdminBucketQuotaExceeded" => lasting(ErrorKind::NoSpace, Space),
             "InvalidObjectState" => lasting(ErrorKind::Unsupported, Archived),
-            "NotImplemented" | "MethodNotAllowed" => lasting(ErrorKind::Unsupported, Other),
+            "NotImplemented" | "MethodNotAllowed" => lasting(ErrorKind::Unsupported, Dialect),
             "EntityTooLarge" => lasting(ErrorKind::InvalidInput, Other),
             "KeyTooLongError" => lasting(ErrorKind::NameTooLong, Other),
             // Bytes that were damaged or lost on the way, and servers that are busy.
@@ -109,7 +110,6 @@ impl Refusal {
                 403 => lasting(ErrorKind::Forbidden, Permission),
                 404 if code.is_empty() => lasting(ErrorKind::NoRepository, Endpoint),
                 405 | 501 | 505 => lasting(ErrorKind::Unsupported, Endpoint),
-                412 => lasting(ErrorKind::AlreadyExists, Other),
                 416 => lasting(ErrorKind::OutOfRange, Other),
                 507 => lasting(ErrorKind::NoSpace, Space),
                 408 | 425 | 429 | 500..=599 => transient,
@@ -164,7 +164,6 @@ mod tests {
             (400, "XAmzContentSHA256Mismatch", ErrorKind::Io, true),
             (400, "InvalidArgument", ErrorKind::Io, false),
             (409, "ConditionalRequestConflict", ErrorKind::Io, true),
-            (412, "PreconditionFailed", ErrorKind::AlreadyExists, false),
             (416, "InvalidRange", ErrorKind::OutOfRange, false),
             (503, "SlowDown", ErrorKind::Io, true),
             (501, "NotImplemented", ErrorKind::Unsupported, false),

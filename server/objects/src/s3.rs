@@ -11,11 +11,11 @@ use coldrise_store::bucket::{Listed, Objects};
 use hyper::body::Bytes;
 use object_store::aws::AmazonS3;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutPayload};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::address::Address;
-use crate::attempts::{Attempts, Ended, Outcome};
+use crate::attempts::{Attempts, Ended};
 use crate::failure::{Action, Call};
 use crate::fetch::Fetch;
 use crate::transport::Transport;
@@ -85,7 +85,7 @@ impl S3 {
         call: &Call<'_>,
         most_bytes: u64,
         attempt: impl AsyncFnMut() -> std::result::Result<T, Ended>,
-    ) -> Outcome<T> {
+    ) -> Result<T> {
         self.run_by(&self.attempts, call, most_bytes, attempt)
     }
 
@@ -95,28 +95,16 @@ impl S3 {
         call: &Call<'_>,
         most_bytes: u64,
         attempt: impl AsyncFnMut() -> std::result::Result<T, Ended>,
-    ) -> Outcome<T> {
+    ) -> Result<T> {
         match &self.runtime {
             Some(runtime) => runtime.block_on(attempts.run(call, most_bytes, attempt)),
-            None => {
-                let result = Err(call.error(ErrorKind::Internal, "it is closed".to_owned()));
-                Outcome { result, is_uncertain: false }
-            }
+            None => Err(call.error(ErrorKind::Internal, "it is closed".to_owned())),
         }
     }
 
-    fn store(&self, call: &Call<'_>, content: &Bytes, mode: PutMode) -> Result<Outcome<()>> {
-        self.store_by(&self.attempts, call, content, mode)
-    }
-
-    fn store_by(
-        &self,
-        attempts: &Attempts,
-        call: &Call<'_>,
-        content: &Bytes,
-        mode: PutMode,
-    ) -> Result<Outcome<()>> {
-        let path = self.address.path_of(call.name)?;
+    fn put_by(&self, attempts: &Attempts, name: &str, content: Bytes) -> Result<()> {
+        let call = self.call(Action::Put, name);
+        let path = self.address.path_of(name)?;
         if content.len() as u64 > MOST_PUT_BYTES {
             let text = format!("{} bytes are more than {MOST_PUT_BYTES}", content.len());
             return Err(call.error(ErrorKind::InvalidInput, text));
@@ -124,17 +112,17 @@ impl S3 {
         let parts = (0..content.len()).step_by(PART_BYTES);
         let parts = parts.map(|at| content.slice(at..content.len().min(at + PART_BYTES)));
         let payload: PutPayload = parts.collect();
-        Ok(self.run_by(attempts, call, MOST_ANSWER_BYTES, async || {
-            self.store.put_opts(&path, payload.clone(), mode.clone().into()).await?;
+        self.run_by(attempts, &call, MOST_ANSWER_BYTES, async || {
+            self.store.put(&path, payload.clone()).await?;
             Ok(())
-        }))
+        })
     }
 
     fn fetch(&self, name: &str, most_bytes: u64, part: Option<Range<u64>>) -> Result<Vec<u8>> {
         let call = self.call(Action::Get, name);
         let path = self.address.path_of(name)?;
         let mut fetch = Fetch::new(&self.store, &call, path, part, most_bytes);
-        self.run(&call, most_bytes, async || fetch.attempt().await).result?;
+        self.run(&call, most_bytes, async || fetch.attempt().await)?;
         Ok(fetch.into_content())
     }
 
@@ -142,7 +130,7 @@ impl S3 {
         let call = self.call(Action::Delete, name);
         let path = self.address.path_of(name)?;
         let attempt = async || Ok(self.store.delete(&path).await?);
-        match self.run_by(attempts, &call, MOST_ANSWER_BYTES, attempt).result {
+        match self.run_by(attempts, &call, MOST_ANSWER_BYTES, attempt) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             result => result,
         }
@@ -152,10 +140,11 @@ impl S3 {
         &self,
         call: &Call<'_>,
         prefix: &str,
-        token: Option<&str>,
+        (token, most_names): (Option<&str>, Option<usize>),
     ) -> std::result::Result<(Vec<Listed>, Option<String>), Ended> {
         let page_token = token.map(str::to_owned);
-        let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
+        let options =
+            PaginatedListOptions { page_token, max_keys: most_names, ..Default::default() };
         let page = self.store.list_paginated(Some(prefix), options).await?;
         let listed = page.result.objects.into_iter().filter_map(|object| {
             let modified_ms = object.last_modified.timestamp_millis().try_into().unwrap_or(0);
@@ -175,27 +164,7 @@ impl S3 {
 
 impl Objects for S3 {
     fn put(&self, name: &str, content: Vec<u8>) -> Result<()> {
-        let call = self.call(Action::Put, name);
-        self.store(&call, &content.into(), PutMode::Overwrite)?.result
-    }
-
-    /// If the answer to an attempt was lost, the object may be there by that attempt: it is there
-    /// by this call if its content is the same. Content that must tell two writers apart differs
-    /// between them.
-    fn create(&self, name: &str, content: Vec<u8>) -> Result<()> {
-        let call = self.call(Action::Create, name);
-        let content = Bytes::from(content);
-        let outcome = self.store(&call, &content, PutMode::Create)?;
-        match outcome.result {
-            Err(error) if outcome.is_uncertain && error.kind() == ErrorKind::AlreadyExists => {
-                match self.get(name, content.len() as u64) {
-                    Ok(there) if there == content => Ok(()),
-                    Err(other) if other.kind() != ErrorKind::Corrupt => Err(other),
-                    _ => Err(error),
-                }
-            }
-            result => result,
-        }
+        self.put_by(&self.attempts, name, content.into())
     }
 
     fn get(&self, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
@@ -215,12 +184,16 @@ impl Objects for S3 {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        self.list_in_pages(prefix, None)
+    }
+
+    fn list_in_pages(&self, prefix: &str, most_names: Option<usize>) -> Result<Vec<Listed>> {
         let call = self.call(Action::List, prefix);
         let full = self.address.full_prefix(prefix);
         let (mut found, mut token) = (Vec::new(), None);
         loop {
-            let attempt = async || self.page(&call, &full, token.as_deref()).await;
-            let (page, next) = self.run(&call, MOST_ANSWER_BYTES, attempt).result?;
+            let attempt = async || self.page(&call, &full, (token.as_deref(), most_names)).await;
+            let (page, next) = self.run(&call, MOST_ANSWER_BYTES, attempt)?;
             found.extend(page);
             if next.is_none() {
                 break;
@@ -240,9 +213,7 @@ impl Objects for S3 {
     }
 
     fn put_sign(&self, name: &str, content: &[u8]) -> Result<()> {
-        let call = self.call(Action::Put, name);
-        let content = Bytes::copy_from_slice(content);
-        self.store_by(&self.sign_attempts, &call, &content, PutMode::Overwrite)?.result
+        self.put_by(&self.sign_attempts, name, Bytes::copy_from_slice(content))
     }
 
     fn delete_sign(&self, name: &str) -> Result<()> {

@@ -77,7 +77,8 @@ fn read_request(stream: &TcpStream) -> String {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().unwrap(),
             "range" => range = format!(" {}", value.trim()),
-            _ => {}
+            // Not all stores know conditional requests.
+            name => assert!(!name.starts_with("if-"), "{line}"),
         }
     }
     reader.take(length).read_to_end(&mut Vec::new()).unwrap();
@@ -164,7 +165,7 @@ fn what_came_of_an_object_is_not_read_again() {
     assert_eq!(lines.iter().collect::<Vec<_>>(), [asked, rest, rest]);
     // Unless it was replaced meanwhile, whether the server looks or not.
     let replaced = || Answer(200, "other".into());
-    for reply in [refusal(412, "PreconditionFailed"), Part(4, "f", "ish")] {
+    for reply in [refusal(416, "InvalidRange"), Part(4, "f", "ish")] {
         let (s3, lines) = against(vec![Short(3), reply, replaced()]);
         assert_eq!(s3.get("a", 9).unwrap(), b"other");
         assert_eq!(lines.iter().collect::<Vec<_>>(), [asked, rest, asked]);
@@ -176,20 +177,6 @@ fn a_range_behind_the_end_is_empty() {
     let (s3, _) = against(vec![refusal(416, "InvalidRange")]);
     assert_eq!(s3.get_range("a", 10, 5).unwrap(), b"");
     assert_eq!(s3.get_range("a", 10, 0).unwrap(), b"");
-}
-
-#[test]
-fn a_create_whose_answer_was_lost_looks_whose_object_it_is() {
-    let there = || refusal(412, "PreconditionFailed");
-    let (s3, _) = against(vec![there()]);
-    assert_eq!(s3.create("a", b"mine".to_vec()).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    let (s3, _) = against(vec![Cut, there(), Answer(200, "mine".into())]);
-    s3.create("a", b"mine".to_vec()).unwrap();
-    for other in ["hers", "longer"] {
-        let (s3, _) = against(vec![Cut, there(), Answer(200, other.into())]);
-        let error = s3.create("a", b"mine".to_vec()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{other}");
-    }
 }
 
 #[test]

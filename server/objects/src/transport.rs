@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::header::{CONTENT_LENGTH, ETAG, RANGE};
+use hyper::StatusCode;
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
@@ -20,7 +22,7 @@ use object_store::ClientOptions;
 use rustls::ClientConfig;
 use tokio::time::{sleep_until, Instant, Sleep};
 
-use crate::exchange::{current, Exchange, Trouble};
+use crate::exchange::{current, Exchange, Success, Trouble};
 use crate::refusal::Refusal;
 
 /// Most time to wait for a connection.
@@ -81,6 +83,7 @@ impl HttpService for Wire {
         let (parts, body) = request.into_parts();
         let url = parts.uri.to_string().parse().map_err(|_| failed("no URL"))?;
         let mut request = reqwest::Request::new(parts.method, url);
+        let asks_range = parts.headers.contains_key(RANGE);
         *request.headers_mut() = parts.headers;
         *request.body_mut() = Some(match body.content_length() {
             0 => reqwest::Body::from(Vec::new()),
@@ -103,6 +106,11 @@ impl HttpService for Wire {
             exchange: exchange.clone(),
         };
         if parts.status.is_success() {
+            exchange.record(Trouble::NotUnderstood(Success {
+                has_tag: parts.headers.contains_key(ETAG),
+                has_length: parts.headers.contains_key(CONTENT_LENGTH),
+                is_whole: asks_range && parts.status != StatusCode::PARTIAL_CONTENT,
+            }));
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
         }
         body.left_bytes = u64::MAX;

@@ -1,8 +1,8 @@
-//! Who writes to a bucket, and who tidies it.
+//! Who writes to a bucket, who tidies it, and who makes a repository in it.
 //!
 //! A tidy removes what no point needs; a writer may have found just that, and name it in the next point. So they never
 //! run at the same time. There is no lock in an object store: each puts an object of its own in `busy/` first, and then looks for
-//! those of the other kind. If both begin at once, at least one sees the other. What was not renewed for [`FORGOTTEN`] is of a
+//! those that exclude it. If both begin at once, at least one sees the other. What was not renewed for [`FORGOTTEN`] is of a
 //! process that was killed. All times are the server's.
 
 use std::sync::Arc;
@@ -12,10 +12,13 @@ use std::time::{Duration, Instant, SystemTime};
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::in_parallel::in_parallel;
 use super::objects::Objects;
+use super::probe::unusable;
+use super::shelf::REQUESTS;
 use crate::hex;
 
-const FOLDER: &str = "busy/";
+pub(super) const FOLDER: &str = "busy/";
 /// An object is renewed in this time.
 const RENEWAL: Duration = Duration::from_secs(60);
 /// One that was not renewed for this time is of a killed process.
@@ -31,6 +34,8 @@ const ENDED: &[u8] = b"ended";
 pub(super) enum Role {
     Writer,
     Tidier,
+    /// Makes a repository.
+    Founder,
 }
 
 impl Role {
@@ -38,6 +43,7 @@ impl Role {
         match self {
             Role::Writer => "busy/w-",
             Role::Tidier => "busy/t-",
+            Role::Founder => "busy/i-",
         }
     }
 
@@ -45,6 +51,7 @@ impl Role {
         match self {
             Role::Writer => &[Role::Tidier],
             Role::Tidier => &[Role::Writer, Role::Tidier],
+            Role::Founder => &[Role::Founder],
         }
     }
 }
@@ -65,15 +72,17 @@ pub(super) struct Busy {
 
 impl Busy {
     /// # Errors
-    /// `Busy` if another process does what excludes this; errors of reaching the store.
+    /// `Busy` if another process does what excludes this; `Unsupported` if the store's lists lag behind; errors of reaching the
+    /// store.
     pub(super) fn begin(objects: &Arc<dyn Objects>, role: Role) -> Result<Busy> {
         let mut number = [0; 8];
         crate::aead::random(&mut number)?;
         let name = format!("{}{}", role.prefix(), hex::encode(&number));
         let at = (Instant::now(), SystemTime::now());
-        objects.put(&name, Vec::new())?;
         let renewed = Arc::new((Mutex::new(Renewed { at, is_over: false }), Condvar::new()));
         let mut busy = Busy { objects: Arc::clone(objects), name, renewed, renewing: None };
+        // From here on it is removed by the drop: a put that fails may have stored it.
+        objects.put(&busy.name, Vec::new())?;
         busy.look_for_others(role)?;
         let (objects, name, renewed) =
             (Arc::clone(&busy.objects), busy.name.clone(), Arc::clone(&busy.renewed));
@@ -84,32 +93,25 @@ impl Busy {
     fn look_for_others(&self, role: Role) -> Result<()> {
         let listed = self.objects.list(FOLDER)?;
         let own = listed.iter().find(|listed| listed.name == self.name);
-        let now_ms = own.map(|own| own.modified_ms).ok_or_else(|| {
-            let text = format!("{}: it does not list what was put just now", self.objects.place());
-            Error::new(ErrorKind::Unsupported, text)
-                .advise("Coldrise needs a store whose lists are up to date, as those of S3 are")
-        })?;
-        for other in &listed {
-            // Or put while the server's clock was wrong.
-            let is_old = now_ms.abs_diff(other.modified_ms) >= FORGOTTEN.as_millis() as u64;
+        let now_ms = own
+            .map(|own| own.modified_ms)
+            .ok_or_else(|| unusable(&*self.objects, "it does not list what was put just now"))?;
+        let (over, others): (Vec<_>, Vec<_>) =
+            listed.into_iter().filter(|other| other.name != self.name).partition(|other| {
+                // The process has ended, was killed, or the server's clock was wrong then.
+                other.size_bytes > 0
+                    || now_ms.abs_diff(other.modified_ms) >= FORGOTTEN.as_millis() as u64
+            });
+        for other in others {
             let mut roles = role.others().iter();
             let Some(found) = roles.find(|other_role| other.name.starts_with(other_role.prefix()))
             else {
                 continue;
             };
-            if other.name == self.name || other.size_bytes > 0 {
-                continue;
-            }
-            if is_old {
-                // A key that may not remove anything is a good one for copies.
-                if let Err(error) = self.objects.delete(&other.name) {
-                    tracing::debug!("{}: {}", other.name, error.full_message());
-                }
-                continue;
-            }
             let what = match found {
                 Role::Writer => "a copy writes to it",
                 Role::Tidier => "space in it is being returned",
+                Role::Founder => "another coldrise bucket init makes a repository in it",
             };
             let minutes = FORGOTTEN.as_secs() / 60;
             let text = format!(
@@ -118,7 +120,21 @@ impl Busy {
             );
             return Err(Error::new(ErrorKind::Busy, text).advise("try again later"));
         }
+        if role == Role::Tidier {
+            // Left by keys that may remove nothing. Some stores keep every object for a time.
+            in_parallel(&over, REQUESTS, |other| {
+                if let Err(error) = self.objects.delete(&other.name) {
+                    tracing::debug!("{}: {}", other.name, error.full_message());
+                }
+                Ok(())
+            })?;
+        }
         Ok(())
+    }
+
+    /// An object that counts as one of an ended process while it has content.
+    pub(super) fn name_of_probe(&self) -> String {
+        format!("{}-probe", self.name)
     }
 
     /// # Errors

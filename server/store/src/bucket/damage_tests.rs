@@ -153,6 +153,7 @@ fn a_writer_that_may_not_remove_anything_blocks_nobody() {
     assert_eq!(bucket.memory.count("busy/"), 1);
     bucket.memory.refuses_removal.store(false, Ordering::Relaxed);
     bucket.repository.tidy(false).unwrap();
+    assert_eq!(bucket.memory.count("busy/"), 0);
     // Nor does one whose time lies ahead.
     bucket.memory.clock_minutes.fetch_add(600, Ordering::Relaxed);
     bucket.memory.put("busy/w-ahead", Vec::new()).unwrap();

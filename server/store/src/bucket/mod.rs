@@ -6,7 +6,7 @@
 //!   points/MACHINE/TIME    a point's document
 //!   files/MACHINE/TIME     the files that it carries, if any
 //!   traces/MACHINE         what it reads first at a boot
-//!   busy/…                 who writes or tidies
+//!   busy/…                 who writes, tidies or makes the repository
 //! ```
 //!
 //! Chunks, pages, maps and documents have the form that they have in a directory; docs/on-disk-format.md describes packs. There is no
@@ -27,6 +27,7 @@ mod index;
 mod objects;
 mod pack;
 mod points;
+mod probe;
 mod seals;
 mod shelf;
 mod tidy;
@@ -42,6 +43,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use self::busy::{Busy, Role};
 use self::seals::Seals;
 use self::shelf::Shelf;
 use crate::map::MapRoot;
@@ -71,11 +73,14 @@ pub struct BucketRepository {
 impl BucketRepository {
     /// Makes a repository in a bucket that has none.
     ///
+    /// Not all stores can put an object only if it is not there. So of several that begin at once at most one gets beyond
+    /// [`Busy::begin`], and it looks for a repository after that.
+    ///
     /// # Errors
-    /// `AlreadyExists` if there is one, or packs without one; `InvalidInput` for an impossible chunk size or compression;
-    /// errors of reaching the store.
+    /// `AlreadyExists` if there is one, or packs without one; `Busy` if another init runs; `Unsupported` for a store that cannot be
+    /// used; `InvalidInput` for an impossible chunk size or compression; errors of reaching the store.
     pub fn init(
-        objects: &dyn Objects,
+        objects: &Arc<dyn Objects>,
         options: &InitOptions<'_>,
         guess_time: Option<Duration>,
     ) -> Result<()> {
@@ -92,11 +97,20 @@ impl BucketRepository {
             options.passphrase,
             guess_time,
         )?;
-        objects.create(CONFIG, config.to_text()?).map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => there("a repository"),
-            _ => error,
-        })?;
-        objects.put(CONFIG_COPY, config.to_text()?)
+        let busy = Busy::begin(objects, Role::Founder)?;
+        probe::probe(&**objects, busy::FOLDER, &busy.name_of_probe())?;
+        match configuration(&**objects) {
+            Ok(_) => return Err(there("a repository")),
+            Err(error) if error.kind() == ErrorKind::NoRepository => {}
+            Err(error) => return Err(error.context(objects.place())),
+        }
+        busy.check()?;
+        objects.put(CONFIG, config.to_text()?)?;
+        objects.put(CONFIG_COPY, config.to_text()?)?;
+        match configuration(&**objects)?.0.id == config.id {
+            true => Ok(()),
+            false => Err(there("another repository")),
+        }
     }
 
     /// Opens the repository in a bucket.

@@ -21,12 +21,6 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store, and its refusals. The object is then the old one or the new one.
     fn put(&self, name: &str, content: Vec<u8>) -> Result<()>;
 
-    /// Creates an object that is not there yet.
-    ///
-    /// # Errors
-    /// `AlreadyExists`; as for [`Objects::put`].
-    fn create(&self, name: &str, content: Vec<u8>) -> Result<()>;
-
     /// A whole object of at most `most_bytes`.
     ///
     /// # Errors
@@ -44,6 +38,15 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// Errors of reaching the store.
     fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
+
+    /// [`Objects::list`], with at most so many names in an answer of the store.
+    ///
+    /// # Errors
+    /// As for [`Objects::list`].
+    fn list_in_pages(&self, prefix: &str, most_names: Option<usize>) -> Result<Vec<Listed>> {
+        let _ = most_names;
+        self.list(prefix)
+    }
 
     /// Removes an object; one that is not there is no error.
     ///

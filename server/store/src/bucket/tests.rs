@@ -58,13 +58,6 @@ impl Objects for Memory {
         Ok(())
     }
 
-    fn create(&self, name: &str, content: Vec<u8>) -> Result<()> {
-        if self.objects.lock().contains_key(name) {
-            return Err(Error::new(ErrorKind::AlreadyExists, name.to_owned()));
-        }
-        self.put(name, content)
-    }
-
     fn get(&self, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
         self.get_range(name, 0, most_bytes)
     }
@@ -121,7 +114,8 @@ impl Bucket {
             compression: Compression::Zstd(1),
             passphrase: None,
         };
-        BucketRepository::init(&*memory, &options, None).unwrap();
+        let objects = Arc::clone(&memory) as Arc<dyn Objects>;
+        BucketRepository::init(&objects, &options, None).unwrap();
         let repository = open(&memory);
         Bucket { memory, repository, local: TempDir::new().unwrap() }
     }
@@ -390,21 +384,21 @@ fn damage_is_named_and_never_shown() {
 #[test]
 fn a_bucket_is_made_once() {
     let bucket = Bucket::new();
+    let objects = Arc::clone(&bucket.memory) as Arc<dyn Objects>;
     let options = InitOptions {
         chunk_size_bytes: CHUNK as u32,
         compression: Compression::None,
         passphrase: None,
     };
-    let again = BucketRepository::init(&*bucket.memory, &options, None).unwrap_err();
+    let again = BucketRepository::init(&objects, &options, None).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     bucket.add(1, None, &random(1, 10));
     bucket.memory.delete(CONFIG).unwrap();
     // The copy serves.
     open(&bucket.memory);
     bucket.memory.delete(CONFIG_COPY).unwrap();
-    let again = BucketRepository::init(&*bucket.memory, &options, None).unwrap_err();
+    let again = BucketRepository::init(&objects, &options, None).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
-    let objects = Arc::clone(&bucket.memory) as Arc<dyn Objects>;
     let lost = BucketRepository::open(objects, &PassphraseSource::None).map(|_| ()).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Corrupt);
     let objects = Memory::new() as Arc<dyn Objects>;

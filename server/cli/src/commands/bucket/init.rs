@@ -45,7 +45,7 @@ pub(super) fn run(
 ) -> Result<Report> {
     let objects = objects(&arguments.bucket, PATIENCE, cancel)?;
     arguments.new.make(invocation, |options, guess_time| {
-        BucketRepository::init(&*objects, options, guess_time)
+        BucketRepository::init(&objects, options, guess_time)
     })?;
     let bucket = BucketRepository::open(objects, &invocation.passphrase()?)?;
     let made = Made {
