@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_recovery::firmware::{installed, loaders, new_variables, Found, Uefi, UefiNeeds};
+use coldrise_recovery::firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::Repository;
 
@@ -57,12 +57,7 @@ pub(crate) fn prepare(
     let content = match kept.filter(|kept| kept.len() == empty.len()) {
         Some(kept) => kept,
         None => {
-            let mut found = loaders(repository, session);
-            let made = new_variables(&empty, &found.loaders).unwrap_or_else(|error| {
-                found.loaders.clear();
-                found.unread.push(error.full_message());
-                empty
-            });
+            let (made, found) = first_variables(repository, session, empty);
             tell_start(invocation, &found);
             made
         }

@@ -53,7 +53,7 @@ pub struct Found {
 }
 
 /// Looks for boot loaders on the disks of a session.
-pub fn loaders(repository: &Arc<Repository>, session: &SessionDocument) -> Found {
+pub(super) fn loaders(repository: &Arc<Repository>, session: &SessionDocument) -> Found {
     let mut found = Found::default();
     let mut ranked = Vec::new();
     for disk in &session.disks {

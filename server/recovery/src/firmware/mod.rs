@@ -7,8 +7,13 @@
 //! ```text
 //!   installed        the firmware of this host       /usr/share/qemu/firmware/*.json
 //!   loaders          the boot loaders of a session   partitions ─▶ fat
-//!   new_variables    a copy of the empty variables, with boot entries
+//!   first_variables  a copy of the empty variables, with boot entries
 //! ```
+
+use std::sync::Arc;
+
+use coldrise_session::SessionDocument;
+use coldrise_store::Repository;
 
 mod fat;
 mod installed;
@@ -17,5 +22,22 @@ mod partitions;
 mod variables;
 
 pub use installed::{installed, Uefi, UefiNeeds};
-pub use loaders::{loaders, Found, Loader};
-pub use variables::new_variables;
+pub use loaders::{Found, Loader};
+
+/// The first variables of a session's machine: `empty`, the content of the firmware's own file, with a boot entry for each loader on
+/// its disks. If that is not possible, [`Found::unread`] says why, and the variables are `empty`.
+pub fn first_variables(
+    repository: &Arc<Repository>,
+    session: &SessionDocument,
+    empty: Vec<u8>,
+) -> (Vec<u8>, Found) {
+    let mut found = loaders::loaders(repository, session);
+    match variables::new_variables(&empty, &found.loaders) {
+        Ok(made) => (made, found),
+        Err(error) => {
+            found.loaders.clear();
+            found.unread.push(error.full_message());
+            (empty, found)
+        }
+    }
+}

@@ -36,7 +36,7 @@ const ATTRIBUTES: u32 = 7;
 ///
 /// # Errors
 /// `Unsupported` if the file has another form, or no space.
-pub fn new_variables(empty: &[u8], loaders: &[Loader]) -> Result<Vec<u8>> {
+pub(super) fn new_variables(empty: &[u8], loaders: &[Loader]) -> Result<Vec<u8>> {
     let mut store = Store::open(empty)?;
     let mut order = Vec::new();
     let mut number = 0_u16;

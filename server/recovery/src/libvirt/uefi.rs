@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
 use super::{RecoveryNote, PATIENCE};
-use crate::firmware::{loaders, new_variables, Found, Uefi, UefiNeeds};
+use crate::firmware::{first_variables, Found, Uefi, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
@@ -193,12 +193,7 @@ impl RecoveryNote {
             return Ok(None);
         };
         let empty = read_small_file(empty, MAX_VARIABLES_BYTES)?;
-        let mut found = loaders(repository, session);
-        let template = new_variables(&empty, &found.loaders).unwrap_or_else(|error| {
-            found.loaders.clear();
-            found.unread.push(error.full_message());
-            empty
-        });
+        let (template, found) = first_variables(repository, session, empty);
         let writing = || format!("writing {}", place.template.display());
         std::fs::write(&place.template, template).context(writing)?;
         Ok(Some(found))
