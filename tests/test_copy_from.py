@@ -1,16 +1,17 @@
 """coldrise copy --from: the site that receives dials, and the one that has the points serves them."""
 
+import contextlib
 import json
 import random
 import signal
 import subprocess
-import time
 
 import pytest
 
 from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
-from support.far_site import FarSite, wait_for_beginning, wait_for_note
+from support.cutting_proxy import CuttingProxy
+from support.far_site import FarSite, wait_for_beginning
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 
@@ -121,91 +122,106 @@ def test_a_site_that_sends_may_not_fetch(source, coldrise, here, tmp_path):
 
 @pytest.fixture
 def large(coldrise, tmp_path):
-    """web01: two points of random content, 8 MiB each. Returns {point: {disk: content}}."""
+    """web01: two points of two disks with random content, 4 MiB each. Returns {point: {disk: content}}."""
     pieces = random.Random(8)
-    path = tmp_path / "vda.raw"
+    paths = {disk: tmp_path / f"{disk}.raw" for disk in ("vda", "vdb")}
     expected = {}
     for day in (1, 2):
-        path.write_bytes(pieces.randbytes(8 * MIB))
+        for path in paths.values():
+            path.write_bytes(pieces.randbytes(4 * MIB))
         point = f"2026110{day}T100000Z"
-        back_up(coldrise, "web01", path, point)
-        expected[point] = {"vda": path.read_bytes()}
+        coldrise.json("backup", "web01", *(f"{disk}=raw:{path}" for disk, path in paths.items()), "--time", point)
+        expected[point] = {disk: path.read_bytes() for disk, path in paths.items()}
     return expected
 
 
-def fetching(here, *arguments, environment=None):
-    return subprocess.Popen([PROGRAM, "--json", "copy", "--from", "source", *arguments],
-                            env=here.environment() | (environment or {}), stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def gate(source):
+    """Before the source: it holds what the line carries in the middle of a point, until a test has seen what it waits for."""
+    proxy = CuttingProxy(source.address)
+    source.dialled = proxy.address
+    yield proxy
+    proxy.close()
 
 
-def begun(process):
-    """Waits until content arrives."""
-    for line in process.stdout:
-        if '"progress"' in line and '"done_bytes":0' not in line:
-            return
-    raise AssertionError(process.stderr.read())
+def fetching(here):
+    return subprocess.Popen([PROGRAM, "--json", "copy", "--from", "source"], env=here.environment(),
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def held(gate, here):
+    """A fetch, of which only the first disk arrives, and half of the second one: less than what is stored at once."""
+    gate.hold_after(6 * MIB)
+    process = fetching(here)
+    gate.wait_for_hold()
+    return process
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_fetch_goes_on_when_the_other_site_comes_back(source, here, large, tmp_path, how):
+def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, large, tmp_path, how):
     source.pair(here, "source", "--may", "fetch")
-    process = fetching(here, "--rate", "1M")
+    process = held(gate, here)
     # Twice: in the first point, and in the second. A site that was never reached is not waited for.
-    for point in large:
+    for point, count in zip(large, (10 * MIB, None), strict=True):
+        gate.wait_for_hold()
         wait_for_beginning(here, point)
-        time.sleep(0.5)
         source.stop(how)
+        gate.cut()
+        gate.hold_after(count)
         source.start()
     printed, message = process.communicate(timeout=2 * DEADLINE_S)
     assert process.returncode == 0, message
     assert message.count("trying again for") >= 2, message
     copied = json.loads(printed.splitlines()[-1])
     assert copied["points"] == 2 and copied["machines"][0]["already_there"] == 0
-    # Of each point in which the line was lost, only what was under way came twice.
-    assert 16 * MIB < copied["line"]["sent_bytes"] < 16 * MIB + 9 * MIB
+    # Of each point in which the line was lost, only the half of the second disk came twice.
+    assert 16 * MIB < copied["line"]["sent_bytes"] < 21 * MIB
     check(here, large, tmp_path)
     assert here.json("verify")["is_clean"]
 
 
-def test_a_fetch_that_is_cancelled_goes_on_later(source, here, large, tmp_path):
+def test_a_fetch_that_is_cancelled_goes_on_later(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
-    process = fetching(here, "--rate", "512K")
-    # Of the first point, or it is there: the second one takes 16 seconds.
-    wait_for_note(here)
+    process = held(gate, here)
+    wait_until(lambda: [coming["missing_bytes"] for coming in here.json("list").get("coming", [])] == [4 * MIB], "a note")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130 and "run it again to continue" in errors, errors
-    arrived = len(addresses(here))
-    assert arrived < 2
+    assert addresses(here) == set()
+    gate.go_on()
     # Both sites let the machine go.
     copied = here.json("copy", "--from", "source")
-    # Of the second point, nothing may have been noted yet.
-    assert copied["points"] == 2 - arrived and copied["read_bytes"] < (2 - arrived) * 8 * MIB + arrived
+    # The first disk is not read again.
+    assert copied["points"] == 2 and copied["read_bytes"] <= 12 * MIB
     check(here, large, tmp_path)
 
 
-def test_the_end_of_a_link_ends_a_fetch(source, coldrise, here, large):
+def test_the_end_of_a_link_ends_a_fetch(source, gate, coldrise, here, large):
     source.pair(here, "source", "--may", "fetch")
     (link,) = coldrise.json("link", "list")["links"]
-    process = fetching(here, "--rate", "1M")
-    begun(process)
-    # Before the second point has come, which takes 8 seconds.
+    process = held(gate, here)
     coldrise.json("link", "remove", link["name"])
+    gate.wait_for_end()
+    gate.go_on()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1 and "refuses the key" in errors, errors
-    # Both halves of the first point may arrive at the same time, so it may be there; the second one is not.
-    assert "web01/20261102T100000Z" not in addresses(here)
+    assert addresses(here) == set()
 
 
 def test_several_sites_fetch_at_once(source, here, large, tmp_path):
     second = FarSite.repository(tmp_path, "second")
-    for program in (here, second):
-        source.pair(program, "source", "--may", "fetch")
-    both = [fetching(program, "--rate", "8M") for program in (here, second)]
-    for process in both:
-        _, errors = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, errors
+    with contextlib.ExitStack() as stack:
+        both = []
+        for program in (here, second):
+            gate = stack.enter_context(contextlib.closing(CuttingProxy(source.address)))
+            source.dialled = gate.address
+            source.pair(program, "source", "--may", "fetch")
+            both.append((gate, held(gate, program)))
+        for gate, _ in both:
+            gate.go_on()
+        for _, process in both:
+            _, errors = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, errors
     for program in (here, second):
         check(program, large, tmp_path)
 
@@ -230,15 +246,14 @@ def test_copies_from_a_directory(coldrise, here, history, tmp_path):
         assert refused.returncode == 2 and words in refused.stderr, refused
 
 
-def test_a_machine_that_is_busy_here_is_said(source, coldrise, here, large, tmp_path):
+def test_a_machine_that_is_busy_here_is_said(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
-    # The second one begins while this one runs: for 16 seconds.
-    process = fetching(here, "--rate", "1M")
-    begun(process)
+    process = held(gate, here)
     second = here.run("copy", "--from", "source")
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
     # Backups of others run beside it.
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
+    gate.go_on()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     assert content(here, "web01/latest/vda", tmp_path) == large["20261102T100000Z"]["vda"]

@@ -34,6 +34,8 @@ class FarSite:
         self.program = program or self.repository(folder, name, *options)
         self.line = line
         self.address = f"{FAR_ADDRESS}:8481" if line else f"127.0.0.1:{free_port()}"
+        # Where others dial; a proxy's address, if it is not the own one.
+        self.dialled = None
         self.process = None
         self.log_path = folder / f"{name}.log"
         self.log = open(self.log_path, "a", encoding="utf-8")
@@ -67,7 +69,7 @@ class FarSite:
         code = self.invite(f"from-{name}-{len(self.program.json('link', 'list')['links'])}", *options)
 
         def has_paired():
-            done = coldrise.run("link", "add", name, self.address, "--code", code)
+            done = coldrise.run("link", "add", name, self.dialled or self.address, "--code", code)
             # Other words are a failure of the test.
             assert done.returncode == 0 or "code" in done.stderr, done.stderr
             return done.returncode == 0
