@@ -60,14 +60,15 @@ def pytest_addoption(parser):
 
 
 # The files that take longest start first, in this order: one that starts last would leave the
-# other workers idle. Those with guests need a processor and the others mostly wait, so they alternate.
-LONG_FILES = ["test_package", "test_cli_restore_formats", "test_check_boot", "test_cli_repair",
-              "test_nfs_kernel", "test_formats", "test_mount_boot", "test_cli_gc", "test_demo",
-              "test_cli_prune", "test_backup_libvirt", "test_crash", "test_files", "test_cli_full_disk",
-              "test_files_versions", "test_faults", "test_mutations", "test_cli_repair_lists",
-              "test_service_console", "test_cli_errors", "test_backup_running", "test_files_hostile",
-              "test_import_hostile", "test_cli_fold", "test_nbd_live_formats", "test_backups_at_once",
-              "test_recover", "test_web_states", "test_web_recovery", "test_service_away"]
+# other workers idle.
+LONG_FILES = ["test_nfs_kernel", "test_package", "test_recover", "test_check_boot", "test_demo", "test_copy_early",
+              "test_backup_libvirt", "test_cli_repair", "test_copy_link", "test_bucket", "test_formats",
+              "test_cli_restore_formats", "test_crash", "test_nbd_live_formats", "test_mount_boot",
+              "test_files_versions", "test_files", "test_web_states", "test_cli_gc", "test_mutations",
+              "test_copy_from", "test_cli_repair_lists", "test_faults", "test_service_console",
+              "test_backup_running", "test_cli_full_disk", "test_cli_fold", "test_copy_status", "test_cli_errors",
+              "test_cli_prune", "test_web_recovery", "test_import_hostile", "test_files_hostile",
+              "test_backups_at_once", "test_service_away"]
 
 
 def pytest_collection_modifyitems(items):

@@ -329,7 +329,7 @@ def test_a_guest_boots_from_nothing_over_a_slow_line(coldrise, copying, tmp_path
             far.pair(coldrise)
             copying("--retry", "0s")
             wait_until(lambda: is_connected(far.program), "the announcement")
-            boot = [PROGRAM, "boot", "web01/latest", "--name", "early", "--memory", "1G"]
+            boot = [PROGRAM, "boot", "web01/latest", "--name", "early", "--memory", "1G", "--cpus", "1"]
             with Guest([], log=tmp_path / "console.log", boot=boot, environment=far.program.environment()) as guest:
                 guest.wait_for_login(timeout=600)
                 guest.login()

@@ -151,7 +151,7 @@ def guest(packages, tmp_path_factory):
     subprocess.run([ROOT / "images/systemd-guest/build.sh", disk], stdin=subprocess.DEVNULL, check=True,
                    stdout=subprocess.DEVNULL, timeout=1200)
     disks = [raw_disk(disk), raw_disk(folder / "files.tar", name="disk1", read_only=True)]
-    with Guest(disks, log=folder / "console.log") as started:
+    with Guest(disks, log=folder / "console.log", cpus=1) as started:
         started.wait_for_login()
         started.login()
         started.check("tar -C /root -xf /dev/vdb")
