@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from support.counting_machine import MIB, UUID
+from support.killed_at import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
 
@@ -161,14 +162,17 @@ def test_a_recovered_machine_never_opens_the_variables_of_the_original(coldrise,
         assert not list(own_tmp.glob("*.vars"))
 
 
-def test_recover_starts_a_loader_that_no_variable_names(coldrise, libvirt, acme, own_tmp):
-    """The loader turns the machine off, and unpublish removes its variables."""
+@pytest.mark.parametrize(("moment", "request_word"), [("after", "define /dev/stdin"), ("after", "undefine")])
+def test_recover_starts_a_loader_that_no_variable_names(coldrise, libvirt, acme, own_tmp, tmp_path, moment, request_word):
+    """The loader turns the machine off. A killed unpublish is done again: it removes the variables, and nothing else stays."""
     own_tmp.chmod(0o755)
     process = coldrise.start("recover", acme(), "--to", "libvirt", "--connect", libvirt.uri, "--json", "--socket",
                              own_tmp / "nbd", "--socket-owner", QEMU_USER, "--name", "off", stdout=subprocess.PIPE)
     assert process.stdout.readline()
     assert process.wait(timeout=120) == 0 and libvirt.domains() == []
-    folder = libvirt.folder / "lib/qemu/nvram"
-    assert [path.name.startswith("off-") for path in folder.iterdir()] == [True]
+    [own] = (libvirt.folder / "lib/qemu/nvram").iterdir()
+    assert own.name.startswith("off-")
+    with killed_at(tmp_path, moment, request_word):
+        assert coldrise.run("unpublish", "off").returncode == -9
     coldrise.json("unpublish", "off")
-    assert list(folder.iterdir()) == []
+    assert not own.exists() and libvirt.virsh("list", "--all", "--name") == ""

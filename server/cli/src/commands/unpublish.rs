@@ -11,7 +11,7 @@ use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
 
-use super::recover::remove_files;
+use super::recover::remove_variables;
 use super::skipped_files;
 use crate::arguments::session_name;
 use crate::invocation::Invocation;
@@ -55,12 +55,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         // A session without its documents can be given up nevertheless.
         Err(_) => None,
     };
-    let is_moved = !matches!(move_state(&repository, session), Ok(None));
+    if let Some(recovered) = recovered.as_ref().filter(|_| ends_now(&repository, session)) {
+        remove_variables(invocation, recovered);
+    }
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
     if let Some(recovered) = recovered {
-        remove_files(invocation, &recovered, is_moved);
+        // A killed server leaves its socket.
+        let _ = std::fs::remove_file(&recovered.socket);
     }
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),
@@ -80,6 +83,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         (None, false) => format!("session {session} ended; it captured nothing new"),
     };
     Ok(Report::done(&ended, text))
+}
+
+/// Whether a recovered machine ends with its session: the session is free, and the machine was not moved.
+fn ends_now(repository: &Arc<Repository>, session: &SessionName) -> bool {
+    let is_free =
+        coldrise_session::session(repository, session).is_ok_and(|state| !state.is_served);
+    is_free && matches!(move_state(repository, session), Ok(None))
 }
 
 /// Checks that no moved machine still waits to be resumed: only the session's note knows of it.

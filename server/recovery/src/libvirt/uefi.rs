@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{read_small_file, remove_if_present, Context, Error, ErrorKind, Result};
+use coldrise_block::{read_small_file, remove_if_present, Context, Result};
 use coldrise_session::SessionDocument;
 use coldrise_store::Repository;
 use roxmltree::Node;
@@ -224,10 +224,10 @@ impl RecoveryNote {
             escaped(&file.display().to_string())
         );
         let virsh = self.domain().virsh;
-        virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE)?;
-        virsh.run(&["undefine", "--nvram", &name], PATIENCE).map(drop).map_err(|error| {
-            let text = format!("{} is still there", file.display());
-            Error::with_source(ErrorKind::ToolFailed, text, error)
-        })
+        // A removal that was killed leaves it defined.
+        let defined = virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE);
+        let removed = virsh.run(&["undefine", "--nvram", &name], PATIENCE);
+        let removed = removed.or_else(|error| defined.and(Err(error)));
+        removed.map(drop).map_err(|error| error.advise(format!("remove {}", file.display())))
     }
 }

@@ -5,7 +5,7 @@ mod server;
 mod unserved;
 mod vsphere;
 
-pub(crate) use place::remove_files;
+pub(crate) use place::remove_variables;
 pub(crate) use unserved::unserved;
 
 use std::path::PathBuf;

@@ -120,18 +120,15 @@ pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Res
             MachineEnd::NotThere
         }
     };
+    remove_variables(invocation, &note);
     let sealed = end_session(&repository, session, discard, CLOSE_PATIENCE)?;
-    remove_files(invocation, &note, false);
+    let _ = std::fs::remove_file(&note.socket);
     Ok(undone(invocation, session, (&note.name, end), sealed, discard))
 }
 
-/// Removes what a recovered machine had outside of its ended session. One that was moved keeps its firmware's variables.
-pub(crate) fn remove_files(invocation: &Invocation, note: &RecoveryNote, is_moved: bool) {
-    // A killed server leaves its socket.
-    let _ = std::fs::remove_file(&note.socket);
-    if is_moved {
-        return;
-    }
+/// Removes the firmware variables of a recovered machine that is off, before its session ends: after a kill in between, the
+/// session is still there to be ended.
+pub(crate) fn remove_variables(invocation: &Invocation, note: &RecoveryNote) {
     if let Err(error) = note.remove_variables() {
         let text = error.full_message();
         invocation.remark(&format!("warning: the machine's firmware variables stay: {text}"));

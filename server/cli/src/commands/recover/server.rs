@@ -125,7 +125,7 @@ impl RecoveryServer {
         let domain = note.domain();
         let repository = Arc::clone(repository);
         let server = RecoveryServer { repository, session, note, nbdkit, domain };
-        match server.start_domain(invocation) {
+        match server.start_domain(invocation, is_new) {
             Ok(()) => Ok(server),
             Err(error) if is_new => Err(server.withdraw(error)),
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -157,10 +157,10 @@ impl RecoveryServer {
         }
     }
 
-    fn start_domain(&self, invocation: &Invocation) -> Result<()> {
+    fn start_domain(&self, invocation: &Invocation, is_new: bool) -> Result<()> {
         let session = &self.session.name;
         match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
-            DomainState::Off => self.create(invocation).or_else(|error| {
+            DomainState::Off => self.create(invocation, is_new).or_else(|error| {
                 match self.note.state(session) {
                     // Started just now by somebody else.
                     Ok(None) => Err(self.note.name_is_taken()),
@@ -174,8 +174,10 @@ impl RecoveryServer {
         }
     }
 
-    fn create(&self, invocation: &Invocation) -> Result<()> {
-        if let Some(found) = self.note.write_variables(&self.repository, &self.session)? {
+    fn create(&self, invocation: &Invocation, is_new: bool) -> Result<()> {
+        let found = self.note.write_variables(&self.repository, &self.session)?;
+        // One that ran before has its variables.
+        if let Some(found) = found.filter(|_| is_new) {
             uefi::tell_start(invocation, &found);
         }
         let created = self.domain.create(&self.note.xml);
