@@ -86,15 +86,20 @@ pub(crate) fn tell_start(invocation: &Invocation, found: &Found) {
         invocation.remark(&format!("warning: no boot entry could be made: {text}"));
     }
     match found.loaders.first() {
-        Some(loader) => invocation.remark(&format!(
-            "the backup has no firmware variables: the machine starts {} of {}",
-            loader.path, loader.disk
-        )),
+        Some(loader) => {
+            let keys = match found.secure_boot {
+                true => "; Secure Boot is on, with the keys of the firmware's package only",
+                false => "",
+            };
+            invocation.remark(&format!(
+                "the backup has no firmware variables: the machine starts {} of {}{keys}",
+                loader.path, loader.disk
+            ));
+        }
         None if found.has_fallback => {}
         None => invocation.remark(
             "warning: the backup has no firmware variables, and no EFI system partition has a boot loader: the machine \
-             will stop in the firmware's shell. If it started by BIOS, recover it with --default-hardware, or boot it with \
-             --firmware bios",
+             will stop in the firmware's shell. If its system starts by BIOS: coldrise boot --firmware bios",
         ),
     }
 }

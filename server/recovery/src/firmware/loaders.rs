@@ -48,6 +48,8 @@ pub struct Found {
     pub loaders: Vec<Loader>,
     /// Whether there is a loader that firmware finds by itself.
     pub has_fallback: bool,
+    /// Whether the variables have keys: the firmware starts only loaders that are signed with them.
+    pub secure_boot: bool,
     /// Disks that could not be read, each with the reason.
     pub unread: Vec<String>,
 }

@@ -3,7 +3,7 @@ use std::process::Command;
 use coldrise_block::{check_range, Extent, ReadContext};
 
 use super::*;
-use crate::firmware::variables::new_variables;
+use crate::firmware::variables::{have_keys, new_variables};
 
 const START: usize = 1 << 20;
 
@@ -218,6 +218,7 @@ fn boot_entries_stand_before_those_of_the_firmware() {
     assert_eq!(entry[place + 4..place + 8], [2, 0, 0, 0]);
     assert_eq!(&entry[place + 24..place + 42], b"partition's guid\x02\x02");
     assert!(entry.ends_with(&[b'i', 0, 0, 0, 0x7f, 0xff, 4, 0]));
+    assert!(have_keys(&store(&[("PK", 0x3f, &[1])])) && !have_keys(&store(&[("PK", 0x3d, &[1])])));
     // Without loaders nothing changes; without space, or in another form, nothing is written.
     assert_eq!(new_variables(&store(&variables), &[]).unwrap(), store(&variables));
     let full = [("Full", 0x3f, &[0; 1700][..])];

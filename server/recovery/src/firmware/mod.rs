@@ -32,6 +32,7 @@ pub fn first_variables(
     empty: Vec<u8>,
 ) -> (Vec<u8>, Found) {
     let mut found = loaders::loaders(repository, session);
+    found.secure_boot = variables::have_keys(&empty);
     match variables::new_variables(&empty, &found.loaders) {
         Ok(made) => (made, found),
         Err(error) => {

@@ -54,6 +54,11 @@ pub(super) fn new_variables(empty: &[u8], loaders: &[Loader]) -> Result<Vec<u8>>
     Ok(store.bytes)
 }
 
+/// Whether Secure Boot is on: the variables have a platform key.
+pub(super) fn have_keys(variables: &[u8]) -> bool {
+    Store::open(variables).is_ok_and(|store| store.has("PK"))
+}
+
 fn entry_name(number: u16) -> String {
     format!("Boot{number:04X}")
 }

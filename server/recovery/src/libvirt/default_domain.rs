@@ -46,7 +46,10 @@ pub fn default_domain(name: &str, hardware: &Hardware, options: &DomainOptions<'
          address='127.0.0.1'/></graphics>\n<video><model type='vga'/></video>\n</devices>\n\
          </domain>\n",
     );
-    let remarks = vec!["no stored XML: the machine has the hardware of coldrise boot".to_owned()];
+    let remarks = vec![
+        "the machine has the hardware of coldrise boot: there is no stored XML, or it is not used"
+            .to_owned(),
+    ];
     DomainXml { text, name, uuid: None, variables: boot.variables, remarks }
 }
 

@@ -88,7 +88,7 @@ impl Boot {
         let needs = UefiNeeds {
             is_q35: machine.is_some_and(|machine| machine.contains("q35")),
             secure_boot,
-            enrolled_keys: feature("enrolled-keys").unwrap_or(secure_boot),
+            enrolled_keys: feature("enrolled-keys") == Some(true),
         };
         let is_raw = loader.is_some_and(|l| matches!(l.attribute("format"), None | Some("raw")));
         let template = child(node, "nvram").and_then(|nvram| nvram.attribute("template"));

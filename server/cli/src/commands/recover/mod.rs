@@ -86,7 +86,8 @@ pub(crate) struct RecoverArguments {
     #[arg(long)]
     new_uuid: bool,
 
-    /// Leave the stored configuration alone, and give the machine plain hardware: 2 processors, 2 GiB.
+    /// Leave the stored configuration alone but for the kind of firmware, and give the machine plain hardware: 2
+    /// processors, 2 GiB.
     #[arg(long)]
     default_hardware: bool,
 
@@ -289,7 +290,10 @@ fn domain(
             error.advise("start it with plain hardware in place of the stored: --default-hardware")
         }),
         None => {
-            let hardware = Hardware::of(stored).unwrap_or_default();
+            let mut hardware = Hardware::of(stored).unwrap_or_default();
+            if let Ok(known) = Hardware::of(point.configuration.as_ref()) {
+                hardware.firmware = known.firmware;
+            }
             Ok(default_domain(point.machine.as_str(), &hardware, &options))
         }
     }
