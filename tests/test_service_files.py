@@ -62,6 +62,10 @@ def repository():
         coldrise.json("backup", "web01", f"vda=raw:{disk}", f"vdb=raw:{secret}", "--time", f"20261120T1{hour}0000Z")
     for number in range(4):
         coldrise.json("backup", "db01", f"vda=raw:{inner}", "--time", f"2026112{number}T100000Z")
+    filesystems.volume_group([folder / "p0", folder / "p1"], "vg0", {"far": ("linear", inner, [1]), "near": ("linear", inner, [0])})
+    for machine, disks in (("half01", ["p0"]), ("dup01", ["p0", "p0"])):
+        named = [f"vd{'ab'[number]}=raw:{folder / disk}" for number, disk in enumerate(disks)]
+        coldrise.json("backup", machine, *named, "--time", "20261120T100000Z")
     coldrise.folder = folder
     yield coldrise
     shutil.rmtree(folder)
@@ -252,3 +256,13 @@ def test_there_are_few_machines_and_the_unused_one_ends(service):
         assert len(machines(service)) <= 3
     # No run of a machine is a message, however it ended.
     assert not [run for run in service.get("runs")["runs"] if run["state"] in ("failed", "lost")]
+
+
+def test_volume_groups_say_what_is_wrong_with_them(service):
+    systems = {one["name"]: one for one in files(service, "half01/latest")["file_systems"]}
+    said = "vg0 lacks a physical volume that is on no disk of this point (vda;"
+    assert said in systems["vg0-far"]["note"] and systems["vg0-near"]["note"] is None
+    refused(service, address("half01/latest", "/list", system="vg0-far"), 422, said)
+    systems = {one["name"]: one for one in files(service, "dup01/latest")["file_systems"]}
+    typed = "coldrise files ls dup01/20261120T100000Z/vda: or dup01/20261120T100000Z/vdb:"
+    assert "vg0 is there twice, on vda and vdb" in systems["vg0-near"]["note"] and typed in systems["vg0-near"]["note"]

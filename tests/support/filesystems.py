@@ -1,5 +1,6 @@
 """Disks with file systems, made without the host's kernel: no loop device, no mount."""
 
+import hashlib
 import pathlib
 import struct
 import subprocess
@@ -95,73 +96,87 @@ def luks(path, content, passphrase):
 
 def lvm(path, content, group, volume):
     """A physical volume of LVM that holds one linear volume of that content."""
-    content = pathlib.Path(content).read_bytes()
-    extent, start, area = 4 * MIB, MIB, 4096
-    extents = -(-len(content) // extent)
-    size = start + extents * extent
-    ids = [("abcdefghijklmnopqrstuvwxyz012345" * 2)[i:i + 32] for i in range(3)]
+    volume_group([path], group, {volume: ("linear", content, [0])})
+    return path
 
-    def dashed(i):
-        return "-".join(ids[i][a:b] for a, b in ((0, 6), (6, 10), (10, 14), (14, 18), (18, 22), (22, 26), (26, 32)))
+
+def volume_group(paths, group, volumes, mark="a"):
+    """Physical volumes of LVM with a group over them. A volume is (kind, content, numbers of the physical volumes): "linear" over
+    them one after the other, "raid1" with a copy on each. Groups with another `mark` have other unique names."""
+    extent, start, area = 4 * MIB, MIB, 4096
+    fills, described, contents = [0] * len(paths), [], []
+
+    def unique(name):
+        letters = hashlib.sha256(f"{mark} {name}".encode()).hexdigest()[:32]
+        return "-".join(letters[a:b] for a, b in ((0, 6), (6, 10), (10, 14), (14, 18), (18, 22), (22, 26), (26, 32)))
 
     def crc(data):
         return zlib.crc32(data, 0xF597A6CF ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
 
-    text = f"""{group} {{
-id = "{dashed(0)}"
-seqno = 1
-format = "lvm2"
-status = ["RESIZEABLE", "READ", "WRITE"]
-flags = []
-extent_size = {extent // SECTOR}
-max_lv = 0
-max_pv = 0
-metadata_copies = 0
-physical_volumes {{
-pv0 {{
-id = "{dashed(1)}"
-device = "/dev/any"
-status = ["ALLOCATABLE"]
-flags = []
-dev_size = {size // SECTOR}
-pe_start = {start // SECTOR}
-pe_count = {extents}
-}}
-}}
-logical_volumes {{
-{volume} {{
-id = "{dashed(2)}"
-status = ["READ", "WRITE", "VISIBLE"]
-flags = []
-segment_count = 1
-segment1 {{
-start_extent = 0
-extent_count = {extents}
-type = "striped"
-stripe_count = 1
-stripes = ["pv0", 0]
-}}
-}}
-}}
-}}
-contents = "Text Format Volume Group"
-version = 1
-description = ""
-creation_host = "any"
-creation_time = 1
-\0""".encode()
-    header = struct.pack("<I8s32sQQQQQQQQQIIQQ", 32, b"LVM2 001", ids[1].encode(), size, start, 0, 0, 0,
-                         area, start - area, 0, 0, 2, 1, 0, 0).ljust(SECTOR - 20, b"\0")
+    def logical(name, status, segments):
+        listed = ", ".join(f'"{word}"' for word in status)
+        described.append(f'{name} {{\nid = "{unique(name)}"\nstatus = [{listed}]\nflags = []\nsegment_count = {len(segments)}')
+        described.extend(f"segment{number} {{\n{segment}\n}}" for number, segment in enumerate(segments, 1))
+        described.append("}")
+
+    def pieces(content, numbers):
+        """Segments that hold the content, as much on each of these physical volumes."""
+        extents = -(-len(content) // extent)
+        each, first, segments = -(-extents // len(numbers)), 0, []
+        for number in numbers:
+            count = min(each, extents - first)
+            contents.append((number, start + fills[number] * extent, content[first * extent:(first + count) * extent]))
+            segments.append(f'start_extent = {first}\nextent_count = {count}\ntype = "striped"\nstripe_count = 1\n'
+                            f'stripes = ["pv{number}", {fills[number]}]')
+            fills[number] += count
+            first += count
+        return segments
+
+    for name, (kind, image, numbers) in volumes.items():
+        content = pathlib.Path(image).read_bytes()
+        if kind == "linear":
+            logical(name, ("READ", "WRITE", "VISIBLE"), pieces(content, numbers))
+            continue
+        parts = []
+        for copy_, number in enumerate(numbers):
+            for part, held in (("rmeta", mirror_metadata(copy_, len(numbers), len(content))), ("rimage", content)):
+                parts.append(f"{name}_{part}_{copy_}")
+                logical(parts[-1], ("READ", "WRITE"), pieces(held, [number]))
+        listed = ", ".join(f'"{part}"' for part in parts)
+        logical(name, ("READ", "WRITE", "VISIBLE"), [
+            f'start_extent = 0\nextent_count = {-(-len(content) // extent)}\ntype = "{kind}"\ndevice_count = {len(numbers)}\n'
+            f"region_size = 4096\nraids = [{listed}]"])
+    sizes = [start + fill * extent for fill in fills]
+    physical = [f'pv{number} {{\nid = "{unique(number)}"\ndevice = "/dev/any"\nstatus = ["ALLOCATABLE"]\nflags = []\n'
+                f"dev_size = {sizes[number] // SECTOR}\npe_start = {start // SECTOR}\npe_count = {fill}\n}}"
+                for number, fill in enumerate(fills)]
+    text = "\n".join([
+        f'{group} {{\nid = "{unique(group)}"\nseqno = 1\nformat = "lvm2"\nstatus = ["RESIZEABLE", "READ", "WRITE"]\nflags = []',
+        f"extent_size = {extent // SECTOR}\nmax_lv = 0\nmax_pv = 0\nmetadata_copies = 0",
+        "physical_volumes {", *physical, "}\nlogical_volumes {", *described, "}\n}",
+        'contents = "Text Format Volume Group"\nversion = 1\ndescription = ""\ncreation_host = "any"\ncreation_time = 1\n\0',
+    ]).encode()
     area_header = struct.pack("<16sIQQQQII", b" LVM2 x[5A%r0N*>", 1, area, start - area, SECTOR, len(text), crc(text),
                               0).ljust(SECTOR - 4, b"\0")
-    with open(empty(path, size), "r+b") as disk:
-        disk.seek(SECTOR)
-        disk.write(struct.pack("<8sQI", b"LABELONE", 1, crc(header)) + header)
-        disk.seek(area)
-        disk.write(struct.pack("<I", crc(area_header)) + area_header + text)
-        disk.seek(start)
-        disk.write(content)
-    return path
+    for number, path in enumerate(paths):
+        header = struct.pack("<I8s32sQQQQQQQQQIIQQ", 32, b"LVM2 001", unique(number).replace("-", "").encode(), sizes[number],
+                             start, 0, 0, 0, area, start - area, 0, 0, 2, 1, 0, 0).ljust(SECTOR - 20, b"\0")
+        with open(empty(path, sizes[number]), "r+b") as disk:
+            disk.seek(SECTOR)
+            disk.write(struct.pack("<8sQI", b"LABELONE", 1, crc(header)) + header)
+            disk.seek(area)
+            disk.write(struct.pack("<I", crc(area_header)) + area_header + text)
+            for _, offset, content in (held for held in contents if held[0] == number):
+                disk.seek(offset)
+                disk.write(content)
+
+
+def mirror_metadata(position, count, size):
+    """What device-mapper keeps beside a copy of a RAID 1: a superblock, and a bitmap without changes."""
+    sectors, all_ = size // SECTOR, 0xFFFFFFFFFFFFFFFF
+    superblock = struct.pack("<4sIIIQQQQIIIIQIIIIQQQQ", b"DmRd", 1, count, position, 1, 0, all_, all_, 1, 0, 0, 0, all_, 1, 0, 0, 0,
+                             sectors, 0, 0, sectors)
+    return superblock.ljust(4096, b"\0") + struct.pack("<4sI16sQQQIII", b"bitm", 4, b"", 1, 1, sectors, 0, 2 * MIB, 5).ljust(4096, b"\0")
 
 
 def mirror(path, content):

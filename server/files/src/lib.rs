@@ -16,10 +16,12 @@
 
 mod entry;
 mod fields;
+mod group;
 mod messages;
 
 pub use entry::{Entry, EntryKind};
 pub use fields::Malformed;
+pub use group::{Affected, Group};
 pub use messages::{Answer, Device, Failure, Found, Request};
 
 /// The first bytes of a greeting.
@@ -36,6 +38,8 @@ pub const MAX_PATH_BYTES: usize = 32 << 10;
 pub const MAX_DEPTH: usize = 400;
 /// Maximum number of devices that are told.
 pub const MAX_DEVICES: usize = 256;
+/// Maximum length of a name of a device or of a text, in bytes.
+const MAX_TEXT_BYTES: usize = 1024;
 /// Name of the virtio port.
 pub const PORT: &str = "org.coldrise.files";
 

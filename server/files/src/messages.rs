@@ -2,17 +2,17 @@
 
 use crate::entry::Entry;
 use crate::fields::{Body, Fields, Malformed};
-use crate::CONTENT_BYTES;
+use crate::group::Group;
+use crate::{CONTENT_BYTES, MAX_TEXT_BYTES};
 
 /// Maximum length of a passphrase or key, in bytes.
 const MAX_KEY_BYTES: usize = 64 << 10;
-/// Maximum length of a name of a device or of a text, in bytes.
-const MAX_TEXT_BYTES: usize = 1024;
 
 /// What Coldrise asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The devices: [`Answer::Device`] for each. The key, if not empty, opens the encrypted ones.
+    /// The devices: [`Answer::Device`] for each, then [`Answer::Group`] for each volume group with which something
+    /// is wrong. The key, if not empty, opens the encrypted ones.
     Devices(Vec<u8>),
     /// Makes a device readable: [`Answer::Opened`].
     Open(u64),
@@ -136,6 +136,8 @@ pub enum Answer {
     End,
     /// The request failed.
     Failed(Failure, String),
+    /// A volume group with which something is wrong.
+    Group(Group),
 }
 
 impl Answer {
@@ -149,6 +151,7 @@ impl Answer {
             Answer::Unread(text) => Body::new(4).bytes(cut(text)),
             Answer::End => Body::new(5),
             Answer::Failed(failure, text) => Body::new(6).number(*failure as u64).bytes(cut(text)),
+            Answer::Group(group) => group.write(Body::new(7)),
         }
         .end()
     }
@@ -180,6 +183,7 @@ impl Answer {
                 };
                 Answer::Failed(failure, fields.text(MAX_TEXT_BYTES)?)
             }
+            7 => Answer::Group(Group::read(&mut fields)?),
             _ => return Err(Malformed),
         };
         fields.end()?;

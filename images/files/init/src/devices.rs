@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_files::{Answer, Device, Failure, Found, MAX_DEVICES};
+use coldrise_files::{Answer, Device, Failure, Found, Group, MAX_DEVICES};
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 
 use crate::port::Port;
-use crate::signature::{recognise, Content, Signature, HEAD_BYTES};
+use crate::signature::{recognise, unique, Content, Signature, HEAD_BYTES};
 use crate::{abandoned, modules, shown_disks, text, volumes, Refusal};
 
 /// How long the disks may take to appear.
@@ -49,7 +49,7 @@ fn number_in(path: &Path) -> Option<u64> {
 
 /// A block device.
 pub(crate) struct Block {
-    /// The kernel's name.
+    /// The kernel's name; empty for a logical volume that is not active.
     pub(crate) node: String,
     pub(crate) disk: Option<u64>,
     pub(crate) partition: u64,
@@ -58,6 +58,8 @@ pub(crate) struct Block {
     pub(crate) content: Content,
     format: &'static str,
     label: Vec<u8>,
+    /// What only copies of it share: the UUID of a physical volume or of a member of an array; else empty.
+    pub(crate) unique: Vec<u8>,
     /// Why its volumes are missing.
     pub(crate) note: String,
 }
@@ -69,11 +71,30 @@ impl Block {
         let mut head = Vec::new();
         let read = File::open(Path::new("/dev").join(node))
             .and_then(|file| file.take(HEAD_BYTES as u64).read_to_end(&mut head));
-        let Signature { format, content, label } = recognise(&head);
-        let note = read.err().map(|error| text(&error)).unwrap_or_default();
         let size_bytes = sectors.unwrap_or_default().saturating_mul(SECTOR_BYTES);
-        let node = node.to_owned();
-        Block { node, disk, partition, volume, size_bytes, content, format, label, note }
+        let unread = Block::unread(volume, size_bytes);
+        let block = Block { node: node.to_owned(), disk, partition, ..unread };
+        if let Err(error) = read {
+            return Block { note: text(&error), ..block };
+        }
+        let Signature { format, content, label } = recognise(&head);
+        Block { content, format, label, unique: unique(&head, content), ..block }
+    }
+
+    /// A volume of which nothing is known.
+    pub(crate) fn unread(volume: Vec<u8>, size_bytes: u64) -> Block {
+        Block {
+            node: String::new(),
+            disk: None,
+            partition: 0,
+            volume,
+            size_bytes,
+            content: Content::Unreadable(""),
+            format: "unknown",
+            label: Vec::new(),
+            unique: Vec::new(),
+            note: String::new(),
+        }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -113,6 +134,7 @@ pub(crate) struct Opened {
 #[derive(Default)]
 pub(crate) struct Devices {
     blocks: Vec<Block>,
+    groups: Vec<Group>,
     opened: BTreeMap<u64, Opened>,
     /// The number of the first disk that is shown.
     first: u64,
@@ -121,18 +143,33 @@ pub(crate) struct Devices {
 impl Devices {
     /// Finds the devices, once, and tells them. A key opens containers at any time.
     pub(crate) fn tell(&mut self, port: &mut Port, key: &[u8]) -> std::result::Result<(), Refusal> {
+        // What a group lacks may be in a container: LVM does not add it to volumes that are active.
+        if !key.is_empty() && !self.groups.is_empty() {
+            self.close()?;
+        }
         if self.blocks.is_empty() {
             self.find()?;
         }
-        volumes::assemble(&mut self.blocks, key);
+        volumes::assemble(&mut self.blocks, &mut self.groups, key);
         for (number, block) in self.blocks.iter().enumerate().take(MAX_DEVICES) {
             port.send(&Answer::Device(block.described(number))).map_err(|_| abandoned())?;
+        }
+        let arrays = volumes::repeated_arrays(&self.blocks);
+        for group in self.groups.iter().chain(&arrays).take(MAX_DEVICES) {
+            port.send(&Answer::Group(group.clone())).map_err(|_| abandoned())?;
         }
         Ok(())
     }
 
     /// Closes everything, and shows other disks.
     pub(crate) fn select(&mut self, first: u64, count: u64) -> std::result::Result<(), Refusal> {
+        self.close()?;
+        shown_disks::select(first, count)?;
+        self.first = first;
+        Ok(())
+    }
+
+    fn close(&mut self) -> std::result::Result<(), Refusal> {
         for number in std::mem::take(&mut self.opened).into_keys() {
             unmount(format!("/run/{number}"), UnmountFlags::empty())?;
         }
@@ -140,8 +177,7 @@ impl Devices {
         // It remembers the newest state of a file system, and would refuse an older one.
         modules::unload(c"btrfs")?;
         self.blocks.clear();
-        shown_disks::select(first, count)?;
-        self.first = first;
+        self.groups.clear();
         Ok(())
     }
 
@@ -216,21 +252,31 @@ fn mount_block(block: &Block, all: &[Block], folder: &Path) -> Result<()> {
 }
 
 /// Runs a program with that input. Its last line is the error's text.
-pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<()> {
+pub(crate) fn run(command: Command, input: &[u8]) -> Result<()> {
+    let done = output(command, input)?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(last_line(&done)),
+    }
+}
+
+/// What a program prints.
+pub(crate) fn output(mut command: Command, input: &[u8]) -> Result<Output> {
     use std::io::Write;
     command.env_clear().env("PATH", "/bin").env("LC_ALL", "C");
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         let _ = stdin.write_all(input);
     }
-    let done = child.wait_with_output()?;
-    if done.status.success() {
-        return Ok(());
-    }
+    child.wait_with_output()
+}
+
+/// The last line that a program has said, as an error.
+pub(crate) fn last_line(done: &Output) -> Error {
     let said = String::from_utf8_lossy(&done.stderr);
     let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it failed");
-    Err(Error::other(last.to_owned()))
+    Error::other(last.trim().to_owned())
 }
 
 /// Which system lies there. In Btrfs it may be in a subvolume.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod devices;
+mod groups;
 mod modules;
 mod port;
 mod shown_disks;

@@ -1,6 +1,8 @@
 //! What a device holds, from its first bytes. Only names and labels are taken from them here: the
 //! kernel reads the rest.
 
+use std::ops::Range;
+
 /// Bytes at the beginning of a device that are looked at.
 pub(crate) const HEAD_BYTES: usize = 128 << 10;
 
@@ -27,6 +29,27 @@ pub(crate) enum Content {
     Unreadable(&'static str),
 }
 
+/// What a physical volume of LVM or a member of an array shares only with its copies: its UUID.
+pub(crate) fn unique(head: &[u8], content: Content) -> Vec<u8> {
+    let part = |place: Option<usize>, bytes: Range<usize>| {
+        let bytes = place.and_then(|at| head.get(at + bytes.start..at + bytes.end));
+        bytes.unwrap_or_default().to_vec()
+    };
+    match content {
+        Content::Lvm => {
+            let is_label = |at: &usize| head.get(*at..).is_some_and(|s| s.starts_with(b"LABELONE"));
+            part((0..4).map(|sector| sector * 512).find(is_label), 32..64)
+        }
+        Content::Array => {
+            let is_member = |at: &usize| head.get(*at..).is_some_and(|s| s.starts_with(&ARRAY));
+            part([0, 4096].into_iter().find(is_member), 168..184)
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The first bytes of a superblock of Linux' arrays.
+const ARRAY: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 const ATTACH: &str = "not readable here: boot the point, or attach the disk to a machine that can";
 
 /// Recognises the beginning of a device.
@@ -45,7 +68,7 @@ pub(crate) fn recognise(head: &[u8]) -> Signature {
     let kernel = Content::Mountable;
     let lvm =
         (0..4).any(|sector| at(sector * 512, b"LABELONE") && at(sector * 512 + 24, b"LVM2 001"));
-    let array = [0, 4096].into_iter().any(|offset| at(offset, &0xa92b_4efc_u32.to_le_bytes()));
+    let array = [0, 4096].into_iter().any(|offset| at(offset, &ARRAY));
     if at(0, b"LUKS\xba\xbe") {
         // Only version 2 has a label.
         found("luks", Content::Luks, if at(6, b"\0\x02") { label(24, 48) } else { Vec::new() })

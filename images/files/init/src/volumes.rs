@@ -4,26 +4,28 @@ use std::io::{Error, Result};
 use std::path::Path;
 use std::process::Command;
 
+use coldrise_files::{Affected, Group};
+
 use crate::devices::{run, Block};
+use crate::groups::{self, VolumeGroup};
 use crate::modules;
 use crate::signature::Content;
 
 /// Volumes lie in each other at most so deep.
 const MAX_ROUNDS: usize = 4;
+/// The kernel's modules for levels of RAID: of arrays and of logical volumes.
+const LEVELS: [&str; 4] = ["raid0", "raid1", "raid10", "raid456"];
 /// The names of open containers begin so.
 const OPEN: &str = "open-";
-/// There is no udev here.
-const LVM_CONFIG: &str =
-    "activation/udev_sync=0 activation/udev_rules=0 devices/obtain_device_list_from_udev=0";
 
-/// Assembles what can be assembled.
-pub(crate) fn assemble(blocks: &mut Vec<Block>, key: &[u8]) {
+/// Assembles what can be assembled, and says which volume groups have something wrong.
+pub(crate) fn assemble(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>, key: &[u8]) {
     for _ in 0..MAX_ROUNDS {
         let before = blocks.len();
         let unlocked = unlock(blocks, key);
         assemble_arrays(blocks);
-        activate_volumes(blocks);
-        add_new(blocks);
+        add_arrays(blocks);
+        activate_volumes(blocks, troubles);
         if blocks.len() == before && !unlocked {
             return;
         }
@@ -68,7 +70,7 @@ fn assemble_arrays(blocks: &mut [Block]) {
     if members.is_empty() {
         return;
     }
-    for module in ["raid0", "raid1", "raid10", "raid456", "linear"] {
+    for module in LEVELS.iter().chain(&["linear"]) {
         let _ = modules::load(module);
     }
     for member in &members {
@@ -83,26 +85,74 @@ fn assemble_arrays(blocks: &mut [Block]) {
     members.iter_mut().for_each(|member| member.note = "a member of an array".to_owned());
 }
 
-fn activate_volumes(blocks: &mut [Block]) {
-    let is_left = |block: &&mut Block| block.content == Content::Lvm && block.note.is_empty();
-    let mut members: Vec<&mut Block> = blocks.iter_mut().filter(is_left).collect();
-    if members.is_empty() {
+fn activate_volumes(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>) {
+    let is_left = |block: &Block| block.content == Content::Lvm && block.note.is_empty();
+    if !blocks.iter().any(is_left) {
         return;
     }
-    let mut command = Command::new("/bin/lvm");
-    command.args(["vgchange", "--activate", "y", "--activationmode", "partial", "--noudevsync"]);
-    command.args(["--config", LVM_CONFIG]);
     let activated = modules::load("dm-mod").and_then(|()| {
-        for module in ["dm-mirror", "dm-snapshot", "dm-raid", "dm-thin-pool"] {
+        for module in ["dm-mirror", "dm-snapshot", "dm-raid", "dm-thin-pool"].iter().chain(&LEVELS)
+        {
             let _ = modules::load(module);
         }
-        run(command, b"")
+        let found = groups::read()?;
+        let activated = activate_groups(&found, blocks);
+        *troubles = groups::troubles(&found, blocks);
+        // What is wrong says why.
+        activated.or_else(|error| if troubles.is_empty() { Err(error) } else { Ok(()) })
     });
     let note = match activated {
         Ok(()) => "a physical volume of LVM".to_owned(),
         Err(error) => format!("a physical volume of LVM: {error}"),
     };
-    members.iter_mut().for_each(|member| member.note.clone_from(&note));
+    blocks.iter_mut().filter(|block| is_left(block)).for_each(|block| block.note.clone_from(&note));
+}
+
+/// Activates the groups that are there once, and adds the volumes of all.
+fn activate_groups(found: &[VolumeGroup], blocks: &mut Vec<Block>) -> Result<()> {
+    let repeated = groups::repeated(found, blocks);
+    let names = || found.iter().map(|group| &group.name).filter(|name| !repeated.contains(*name));
+    let mut command = Command::new("/bin/lvm");
+    command.args(["vgchange", "--activate", "y", "--activationmode", "partial", "--noudevsync"]);
+    command.args(["--config", groups::CONFIG]).args(names());
+    let done = if names().next().is_some() { run(command, b"") } else { Ok(()) };
+    for group in found {
+        let is_repeated = repeated.contains(&group.name);
+        for volume in &group.logical {
+            let node = if is_repeated { None } else { node_of(&volume.name) };
+            let name = volume.name.clone().into_bytes();
+            let place = blocks.iter().position(|block| block.volume == name);
+            let block = match node {
+                Some(node) => Block::read(&node, None, 0, name),
+                None if is_repeated || volume.is_partial => Block::unread(name, volume.size_bytes),
+                None => continue,
+            };
+            match place.and_then(|place| blocks.get_mut(place)) {
+                // Now there may be something in it. Else it may be in use, or what is in it is open.
+                Some(known) if matches!(known.content, Content::Unreadable(_)) => *known = block,
+                Some(_) => {}
+                None => blocks.push(block),
+            }
+        }
+    }
+    done
+}
+
+/// Arrays that are there several times. The kernel has assembled the first of each.
+pub(crate) fn repeated_arrays(blocks: &[Block]) -> Vec<Group> {
+    let repeated = arrays().into_iter().filter_map(|node| {
+        let array = blocks.iter().position(|block| block.node == node)? as u64;
+        let members = Path::new("/sys/block").join(&node).join("slaves");
+        let is_member = |block: &&Block| members.join(&block.node).exists();
+        let unique: Vec<&[u8]> =
+            blocks.iter().filter(is_member).map(|block| block.unique.as_slice()).collect();
+        let copies = groups::copies(&unique, blocks);
+        let devices = copies.iter().flatten().copied().chain([array]);
+        let affected = devices.map(|device| Affected { device, is_whole: true }).collect();
+        let name = node.into_bytes();
+        (copies.len() > 1).then_some(Group { name, missing: Vec::new(), copies, affected })
+    });
+    repeated.collect()
 }
 
 /// Ends all volumes over these devices.
@@ -117,13 +167,20 @@ pub(crate) fn close(blocks: &[Block]) -> Result<()> {
         }
         if has(Content::Lvm) {
             let mut command = Command::new("/bin/lvm");
-            command.args(["vgchange", "--activate", "n", "--noudevsync", "--config", LVM_CONFIG]);
+            command.args([
+                "vgchange",
+                "--activate",
+                "n",
+                "--noudevsync",
+                "--config",
+                groups::CONFIG,
+            ]);
             let done = run(command, b"");
             if round + 1 == MAX_ROUNDS {
                 done?;
             }
         }
-        for (_, name, _) in mapped.iter().filter(|(_, name, _)| name.starts_with(OPEN)) {
+        for (_, name) in mapped.iter().filter(|(_, name)| name.starts_with(OPEN)) {
             let mut command = Command::new("/bin/cryptsetup");
             command.args(["close", name]);
             let _ = run(command, b"");
@@ -149,33 +206,26 @@ fn arrays() -> Vec<String> {
 
 /// The kernel's name of a mapped device.
 fn node_of(mapped: &str) -> Option<String> {
-    mapped_devices().into_iter().find(|(_, name, _)| name == mapped).map(|(node, _, _)| node)
+    mapped_devices().into_iter().find(|(_, name)| name == mapped).map(|(node, _)| node)
 }
 
-/// The mapped devices: the kernel's name, name and unique name.
-fn mapped_devices() -> Vec<(String, String, String)> {
+/// The mapped devices: the kernel's name, and the name.
+fn mapped_devices() -> Vec<(String, String)> {
     let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
     let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let mapped = all.filter(|device| device.path().join("dm").is_dir());
     let mut mapped: Vec<_> = mapped
         .map(|device| {
-            let field = |name| read(device.path().join("dm").join(name)).trim().to_owned();
-            (device.file_name().to_string_lossy().into_owned(), field("name"), field("uuid"))
+            let name = read(device.path().join("dm/name")).trim().to_owned();
+            (device.file_name().to_string_lossy().into_owned(), name)
         })
         .collect();
     mapped.sort();
     mapped
 }
 
-/// Adds logical volumes and arrays that have appeared.
-fn add_new(blocks: &mut Vec<Block>) {
-    for (node, name, unique) in mapped_devices() {
-        // Parts of volumes have a longer one.
-        let is_volume = unique.strip_prefix("LVM-").is_some_and(|rest| !rest.contains('-'));
-        if is_volume && !blocks.iter().any(|block| block.node == node) {
-            blocks.push(Block::read(&node, None, 0, name.into_bytes()));
-        }
-    }
+/// Adds arrays that have appeared.
+fn add_arrays(blocks: &mut Vec<Block>) {
     for node in arrays() {
         if !blocks.iter().any(|block| block.node == node) {
             blocks.push(Block::read(&node, None, 0, node.clone().into_bytes()));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_recovery::files::FilesAddress;
 use coldrise_session::Catalog;
-use coldrise_store::Address;
 use rustix::process::{getpid, kill_process, setsid, Signal};
 
 use super::machine::FilesMachine;
@@ -25,17 +25,15 @@ pub(super) const MAY_STAY: u8 = b's';
 ///
 /// # Errors
 /// Those of the machine's start, for the command that waits. `Busy` if another keeper lives.
-pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -> Result<()> {
+pub(crate) fn keep(invocation: &Invocation, address: &FilesAddress, idle: Duration) -> Result<()> {
     // The terminal's signals are for the command.
     let _ = setsid();
     let mut signals = ChildSignals::catch()?;
     let may_stay = watch_command()?;
-    let Address::Point { machine, selector, disk } = address else {
-        return Err(Error::new(ErrorKind::InvalidInput, "only the files of points are read"));
-    };
+    let FilesAddress { machine, selector, disks, .. } = address;
     let repository = &invocation.open()?;
     let point = Catalog::new(repository).point(machine, selector)?;
-    let place = Place::new(invocation, &point, disk.as_ref())?;
+    let place = Place::new(invocation, &point, disks)?;
     let until = Instant::now() + LOOK_PATIENCE;
     let _lock = loop {
         // A command that looks for machines holds the lock for a moment.
@@ -49,7 +47,7 @@ pub(crate) fn keep(invocation: &Invocation, address: &Address, idle: Duration) -
         }
     };
     let mut kept =
-        FilesMachine::start(invocation, repository, &[&point], disk.as_ref(), None, &mut signals)?;
+        FilesMachine::start(invocation, repository, &[&point], disks, None, &mut signals)?;
     let disks = kept
         .disks
         .first()

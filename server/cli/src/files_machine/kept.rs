@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, HeldLock, Result};
+use coldrise_recovery::files::point_with_disks;
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
 use super::keeper::MAY_STAY;
@@ -38,7 +39,7 @@ impl KeptMachine {
     pub(crate) fn take(
         invocation: &Invocation,
         point: &PointDocument,
-        only: Option<&DiskName>,
+        only: &[DiskName],
         idle: Duration,
         signals: &mut ChildSignals,
     ) -> Result<KeptMachine> {
@@ -152,14 +153,14 @@ fn wait(signals: &mut ChildSignals) -> Result<()> {
 fn start(
     invocation: &Invocation,
     point: &PointDocument,
-    only: Option<&DiskName>,
+    only: &[DiskName],
     idle: Duration,
 ) -> Result<Child> {
     let program = std::env::current_exe().context(|| "finding this program")?;
-    let disk = only.map(|disk| format!("/{disk}")).unwrap_or_default();
+    let point = point_with_disks(&format!("{}/{}", point.machine, point.point), only);
     let mut command = Command::new(program);
     command.args(["--json", "files", "keep"]);
-    command.arg(format!("{}/{}{disk}", point.machine, point.point));
+    command.arg(point);
     command.arg(idle.as_millis().to_string());
     command.env_remove("COLDRISE_PASSPHRASE_FILE").env_remove("COLDRISE_PASSPHRASE_COMMAND");
     command.env_remove("COLDRISE_SERVER");

@@ -71,7 +71,7 @@ pub(crate) struct PointDisks {
 }
 
 impl FilesMachine {
-    /// Starts the machine with the points' disks, or one disk of each. With several points it shows no
+    /// Starts the machine with the points' disks, or only those of these names. With several points it shows no
     /// disk before it is asked to. Its port is in `folder`, or else in one of its own.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl FilesMachine {
         invocation: &Invocation,
         repository: &Arc<Repository>,
         points: &[&PointDocument],
-        only: Option<&DiskName>,
+        only: &[DiskName],
         folder: Option<PathBuf>,
         signals: &mut ChildSignals,
     ) -> Result<FilesMachine> {
@@ -184,9 +184,9 @@ impl FilesMachine {
 
 fn chosen<'a>(
     point: &'a PointDocument,
-    only: Option<&'a DiskName>,
+    only: &'a [DiskName],
 ) -> impl Iterator<Item = &'a DiskDocument> {
-    point.disks.iter().filter(move |disk| only.is_none_or(|only| disk.name == *only))
+    point.disks.iter().filter(move |disk| only.is_empty() || only.contains(&disk.name))
 }
 
 fn installed_file(name: &str) -> Result<PathBuf> {
@@ -198,8 +198,9 @@ fn installed_file(name: &str) -> Result<PathBuf> {
     })
 }
 
-fn check_disks(point: &PointDocument, only: Option<&DiskName>, count: usize) -> Result<()> {
-    if let (0, Some(name)) = (count, only) {
+fn check_disks(point: &PointDocument, only: &[DiskName], count: usize) -> Result<()> {
+    let is_unknown = |name: &&DiskName| point.disks.iter().all(|disk| disk.name != **name);
+    if let Some(name) = only.iter().find(is_unknown) {
         let names: Vec<_> = point.disks.iter().map(|disk| disk.name.to_string()).collect();
         let text = format!(
             "{}/{} has no disk {name}; it has {}",
@@ -210,8 +211,9 @@ fn check_disks(point: &PointDocument, only: Option<&DiskName>, count: usize) -> 
         return Err(Error::new(ErrorKind::NotFound, text));
     }
     if count > MAX_DISKS {
-        let text =
-            format!("{count} disks are too many at once: name one, as in MACHINE/POINT/DISK:/PATH");
+        let text = format!(
+            "{count} disks are too many at once: name some, as in MACHINE/POINT/vda,vdb:/PATH"
+        );
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     if qemu::program_path().is_none() {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
+use coldrise_recovery::files::point_with_disks;
 use coldrise_store::{DiskName, PointDocument};
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,7 @@ use crate::invocation::Invocation;
 
 const REASON: &str = "reason.json";
 
-/// The machine of one point, or of one of its disks.
+/// The machine of one point, or of some of its disks.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     folder: PathBuf,
@@ -52,12 +53,11 @@ impl Place {
     pub(super) fn new(
         invocation: &Invocation,
         point: &PointDocument,
-        only: Option<&DiskName>,
+        only: &[DiskName],
     ) -> Result<Place> {
         let repository = invocation.repository_path()?;
         let repository = repository.canonicalize().context(|| "finding the repository")?;
-        let disk = only.map(|disk| format!("/{disk}")).unwrap_or_default();
-        let point = format!("{}/{}{disk}", point.machine, point.point);
+        let point = point_with_disks(&format!("{}/{}", point.machine, point.point), only);
         let identity = format!("{} {point}", repository.display());
         let mut hasher = DefaultHasher::new();
         identity.hash(&mut hasher);

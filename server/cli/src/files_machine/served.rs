@@ -28,8 +28,7 @@ pub(crate) fn serve(invocation: &Invocation, addresses: &[Address], idle: Durati
     let points: Vec<PointDocument> = points.collect::<Result<_>>()?;
     let all: Vec<&PointDocument> = points.iter().collect();
     let folder = Some(files.qemu_folder());
-    let mut machine =
-        FilesMachine::start(invocation, repository, &all, None, folder, &mut signals)?;
+    let mut machine = FilesMachine::start(invocation, repository, &all, &[], folder, &mut signals)?;
     files.tell_files(&record(invocation, &points, &machine)?)?;
     let served = until_unused(invocation, &files, &mut machine, idle, &mut signals);
     let ended = machine.end();

@@ -1,4 +1,4 @@
-//! `MACHINE/POINT[/DISK]:[FILE SYSTEM]/PATH`.
+//! `MACHINE/POINT[/DISK[,DISK...]]:[FILE SYSTEM]/PATH`.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -17,8 +17,8 @@ pub struct FilesAddress {
     pub machine: MachineName,
     /// The point.
     pub selector: PointSelector,
-    /// The only disk to look at.
-    pub disk: Option<DiskName>,
+    /// The only disks to look at, sorted; none stands for all.
+    pub disks: Vec<DiskName>,
     /// The file system's name; `None` for the root of the system.
     pub system: Option<String>,
     /// The path, which begins with `/`; `None` if the address ends before it.
@@ -42,11 +42,17 @@ impl FilesAddress {
         };
         let (point, inside) = split(bytes, b':').ok_or_else(refuse)?;
         let point = std::str::from_utf8(point).map_err(|_| refuse())?;
-        let Address::Point { machine, selector, disk } = Address::parse(point)? else {
+        let (whole, named) = match point.match_indices('/').nth(1) {
+            Some((place, _)) => (point.get(..place), point.get(place + 1..)),
+            None => (Some(point), None),
+        };
+        let Address::Point { machine, selector, .. } = Address::parse(whole.unwrap_or_default())?
+        else {
             let text =
                 format!("{point}: files are read from restore points; seal the session first");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         };
+        let disks = named.map_or(Ok(Vec::new()), disks)?;
         let (system, path) = match inside.iter().position(|byte| *byte == b'/') {
             Some(end) => inside.split_at(end),
             None => (inside, [].as_slice()),
@@ -58,10 +64,15 @@ impl FilesAddress {
         Ok(FilesAddress {
             machine,
             selector,
-            disk,
+            disks,
             system: (!system.is_empty()).then(|| system.to_owned()),
             path: (!path.is_empty()).then(|| path.to_vec()),
         })
+    }
+
+    /// MACHINE/POINT.
+    pub fn point(&self) -> String {
+        format!("{}/{}", self.machine, self.selector)
     }
 
     /// The last name of the path, if it has one.
@@ -113,10 +124,34 @@ impl fmt::Display for HistoryAddress {
 
 impl fmt::Display for FilesAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let disk = self.disk.as_ref().map(|disk| format!("/{disk}")).unwrap_or_default();
+        let disks = point_with_disks(&self.point(), &self.disks);
         let system = self.system.as_deref().unwrap_or_default();
         let path = shown(self.path.as_deref().unwrap_or_default());
-        write!(f, "{}/{}{disk}:{}{path}", self.machine, self.selector, shown(system.as_bytes()))
+        write!(f, "{disks}:{}{path}", shown(system.as_bytes()))
+    }
+}
+
+/// `MACHINE/POINT[/DISK[,DISK...]]`.
+pub fn point_with_disks(point: &str, disks: &[DiskName]) -> String {
+    let names: Vec<&str> = disks.iter().map(DiskName::as_str).collect();
+    match names.is_empty() {
+        true => point.to_owned(),
+        false => format!("{point}/{}", names.join(",")),
+    }
+}
+
+/// The disks of `vda,vdb`.
+fn disks(list: &str) -> Result<Vec<DiskName>> {
+    let parsed: Result<Vec<DiskName>> = list.split(',').map(DiskName::parse).collect();
+    let mut disks = parsed
+        .map_err(|error| error.advise("several disks are named as in MACHINE/POINT/vda,vdb:"))?;
+    disks.sort();
+    let same = disks.windows(2).find_map(|two| (two.first() == two.last()).then(|| two.first()));
+    match same.flatten() {
+        Some(disk) => {
+            Err(Error::new(ErrorKind::InvalidInput, format!("{list} names disk {disk} twice")))
+        }
+        None => Ok(disks),
     }
 }
 
@@ -139,6 +174,8 @@ mod tests {
         assert_eq!(whole.system.as_deref(), Some("vda1"));
         assert_eq!(whole.path.as_deref(), Some(b"/etc/a:b".as_slice()));
         assert_eq!(whole.to_string(), "web01/latest~1/vda:vda1/etc/a:b");
+        let several = parse("web01/latest/vdb,vda:/etc").unwrap();
+        assert_eq!(several.to_string(), "web01/latest/vda,vdb:/etc");
         let list = parse("web01/latest:").unwrap();
         assert_eq!((list.system, list.path), (None, None));
         let history = HistoryAddress::parse(OsStr::new("web01:vda1/etc/a:b")).unwrap();
@@ -147,9 +184,17 @@ mod tests {
             assert!(HistoryAddress::parse(OsStr::new(refused)).is_err(), "{refused}");
         }
         assert_eq!(parse("web01/latest:/").unwrap().path.as_deref(), Some(b"/".as_slice()));
-        for refused in
-            ["web01/latest", "web01:/etc", "live/rescue:/etc", ":/etc", "web01/latest/a/b:/"]
-        {
+        for refused in [
+            "web01/latest",
+            "web01:/etc",
+            "live/rescue:/etc",
+            ":/etc",
+            "web01/latest/a/b:/",
+            "web01/latest/:/",
+            "web01/latest/a,:/",
+            "web01/latest/a,b,a:/",
+            "live/rescue/a,b:/",
+        ] {
             assert_eq!(parse(refused).unwrap_err().kind(), ErrorKind::InvalidInput, "{refused}");
         }
     }

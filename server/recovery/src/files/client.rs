@@ -1,12 +1,13 @@
 //! The conversation with the machine. Nothing that it says is believed unchecked.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_files::{
-    frame, Answer, Device, Entry, EntryKind, Failure, Found, Request, CONTENT_BYTES, MAGIC,
+    frame, Answer, Device, Entry, EntryKind, Failure, Found, Group, Request, CONTENT_BYTES, MAGIC,
     MAX_DEVICES, MAX_FRAME_BYTES, NONCE_BYTES,
 };
 
@@ -57,6 +58,8 @@ pub struct Client<'a> {
     bytes: Vec<u8>,
     /// The part of `bytes` that is taken.
     taken: usize,
+    /// What devices lack. It is added to errors about them.
+    lacks: BTreeMap<u64, String>,
 }
 
 /// The error for answers that a sound machine never gives.
@@ -89,6 +92,7 @@ impl<'a> Client<'a> {
             until: now + limits.time,
             bytes: Vec::new(),
             taken: 0,
+            lacks: BTreeMap::new(),
         };
         let mut greeting = MAGIC.to_vec();
         let mut nonce = [0; NONCE_BYTES];
@@ -188,20 +192,34 @@ impl<'a> Client<'a> {
         self.write(&frame(&request.body()))
     }
 
-    /// The devices. A key, if not empty, opens encrypted ones.
+    /// The devices, and the volume groups with which something is wrong. A key, if not empty, opens encrypted ones.
     ///
     /// # Errors
     /// Those of the conversation.
-    pub fn devices(&mut self, key: &[u8]) -> Result<Vec<Device>> {
+    pub(super) fn devices(&mut self, key: &[u8]) -> Result<(Vec<Device>, Vec<Group>)> {
         self.ask(&Request::Devices(key.to_vec()))?;
-        let mut devices = Vec::new();
+        self.lacks.clear();
+        let (mut devices, mut groups) = (Vec::new(), Vec::new());
         loop {
             match self.answer()? {
                 Answer::Device(device) if devices.len() < MAX_DEVICES => devices.push(device),
-                Answer::End => return Ok(devices),
+                Answer::Group(group) if groups.len() < MAX_DEVICES => groups.push(group),
+                Answer::End => return Ok((devices, groups)),
                 Answer::Failed(failure, text) => return Err(refusal(failure, &text)),
                 _ => return Err(nonsense("something else than devices")),
             }
+        }
+    }
+
+    /// Errors about a device say this, too: what it lacks.
+    pub(super) fn explain(&mut self, device: u64, lack: String) {
+        self.lacks.insert(device, lack);
+    }
+
+    fn refusal(&self, device: u64, failure: Failure, text: &str) -> Error {
+        match (failure, self.lacks.get(&device)) {
+            (Failure::Unreadable, Some(lack)) => refusal(failure, &format!("{text}: {lack}")),
+            _ => refusal(failure, text),
         }
     }
 
@@ -226,7 +244,7 @@ impl<'a> Client<'a> {
         self.ask(&Request::Open(device))?;
         let found = match self.answer()? {
             Answer::Opened(found) => found,
-            Answer::Failed(failure, text) => return Err(refusal(failure, &text)),
+            Answer::Failed(failure, text) => return Err(self.refusal(device, failure, &text)),
             _ => return Err(nonsense("something else than a device")),
         };
         match self.answer()? {
@@ -245,7 +263,7 @@ impl<'a> Client<'a> {
         path: &[u8],
         take: impl FnMut(Received<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.converse(&Request::List(device, path.to_vec()), false, take)
+        self.converse(device, &Request::List(device, path.to_vec()), false, take)
     }
 
     /// The path and everything below it.
@@ -258,7 +276,7 @@ impl<'a> Client<'a> {
         path: &[u8],
         take: impl FnMut(Received<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.converse(&Request::Walk(device, path.to_vec()), false, take)
+        self.converse(device, &Request::Walk(device, path.to_vec()), false, take)
     }
 
     /// As [`Client::walk`], with the files' content.
@@ -271,11 +289,12 @@ impl<'a> Client<'a> {
         path: &[u8],
         take: impl FnMut(Received<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.converse(&Request::Read(device, path.to_vec()), true, take)
+        self.converse(device, &Request::Read(device, path.to_vec()), true, take)
     }
 
     fn converse(
         &mut self,
+        device: u64,
         request: &Request,
         has_content: bool,
         mut take: impl FnMut(Received<'_>) -> Result<()>,
@@ -285,6 +304,8 @@ impl<'a> Client<'a> {
         let (mut entries, mut listed_bytes, mut content_bytes) = (0, 0, 0_u64);
         // Of the last file.
         let mut missing_bytes = 0_u64;
+        // Said once.
+        let mut lack = self.lacks.get(&device).cloned();
         loop {
             let answer = self.answer()?;
             if !matches!(answer, Answer::Content(_)) {
@@ -324,10 +345,15 @@ impl<'a> Client<'a> {
                     missing_bytes -= count;
                     take(Received::Content(&bytes))?;
                 }
-                Answer::Unread(text) => take(Received::Unread(&printable(&text)))?,
+                Answer::Unread(text) => {
+                    let lack = lack.take().map(|lack| format!(": {lack}")).unwrap_or_default();
+                    take(Received::Unread(&(printable(&text) + &lack)))?;
+                }
                 Answer::End => return Ok(()),
-                Answer::Failed(failure, text) => return Err(refusal(failure, &text)),
-                Answer::Device(_) | Answer::Opened(_) => return Err(nonsense("a device")),
+                Answer::Failed(failure, text) => return Err(self.refusal(device, failure, &text)),
+                Answer::Device(_) | Answer::Group(_) | Answer::Opened(_) => {
+                    return Err(nonsense("a device"))
+                }
             }
         }
     }

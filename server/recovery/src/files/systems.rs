@@ -1,11 +1,32 @@
 //! The file systems of a point by their names.
 
+use std::collections::BTreeSet;
+
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{Device, Found};
 use serde::Serialize;
 
 use super::client::Client;
+use super::groups::sentence;
 use super::names::{printable, shown};
+
+/// The disks of a point that the machine has.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachedDisks<'a> {
+    /// MACHINE/POINT, for advice.
+    pub address: &'a str,
+    /// Their names, in order.
+    pub names: &'a [String],
+    /// Whether the point has no others.
+    pub is_all: bool,
+}
+
+impl<'a> AttachedDisks<'a> {
+    /// The disk of a device.
+    pub(super) fn disk(&self, device: &Device) -> Option<&'a String> {
+        device.disk.and_then(|disk| self.names.get(usize::try_from(disk).ok()?))
+    }
+}
 
 /// A device of the point.
 #[derive(Clone, Debug, Serialize)]
@@ -30,13 +51,32 @@ pub struct FileSystem {
 pub struct FileSystems(pub Vec<FileSystem>);
 
 impl FileSystems {
-    /// Asks for them. `disks` are the names of the attached disks, in order.
+    /// Asks for them.
     ///
     /// # Errors
     /// Those of the conversation.
-    pub fn read(client: &mut Client<'_>, disks: &[String], key: &[u8]) -> Result<FileSystems> {
-        let devices = client.devices(key)?;
-        Ok(FileSystems(devices.into_iter().map(|device| named(device, disks)).collect()))
+    pub fn read(
+        client: &mut Client<'_>,
+        attached: &AttachedDisks<'_>,
+        key: &[u8],
+    ) -> Result<FileSystems> {
+        let (devices, groups) = client.devices(key)?;
+        let mut systems: Vec<_> = devices.iter().map(|device| named(device, attached)).collect();
+        for group in &groups {
+            let sentence = sentence(group, &devices, attached);
+            for affected in &group.affected {
+                let system = systems.iter_mut().find(|system| system.number == affected.device);
+                let Some(system) = system else { continue };
+                system.note = Some(match affected.is_whole && group.copies.is_empty() {
+                    true => format!("{sentence}; this volume is read without it"),
+                    false => sentence.clone(),
+                });
+                if !affected.is_whole {
+                    client.explain(affected.device, sentence.clone());
+                }
+            }
+        }
+        Ok(FileSystems(systems))
     }
 
     fn readable(&self) -> impl Iterator<Item = &FileSystem> {
@@ -44,9 +84,9 @@ impl FileSystems {
     }
 }
 
-fn named(device: Device, disks: &[String]) -> FileSystem {
-    let disk = device.disk.and_then(|disk| disks.get(usize::try_from(disk).ok()?));
-    let name = match disk {
+/// The name of a device in addresses.
+pub(super) fn device_name(device: &Device, attached: &AttachedDisks<'_>) -> String {
+    match attached.disk(device) {
         Some(disk) if device.partition == 0 => disk.clone(),
         Some(disk) if disk.ends_with(|c: char| c.is_ascii_digit()) => {
             format!("{disk}p{}", device.partition)
@@ -54,15 +94,17 @@ fn named(device: Device, disks: &[String]) -> FileSystem {
         Some(disk) => format!("{disk}{}", device.partition),
         // Other letters would not get through an address.
         None => shown(&device.volume).replace('/', "-"),
-    };
-    let note = Some(printable(&device.note)).filter(|note| !note.is_empty());
+    }
+}
+
+fn named(device: &Device, attached: &AttachedDisks<'_>) -> FileSystem {
     FileSystem {
-        name,
+        name: device_name(device, attached),
         format: printable(&device.format),
         label: shown(&device.label),
         size_bytes: device.size_bytes,
         is_readable: device.is_readable,
-        note,
+        note: Some(printable(&device.note)).filter(|note| !note.is_empty()),
         number: device.number,
     }
 }
@@ -77,9 +119,14 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
     let open = |client: &mut Client<'_>, system: &FileSystem| {
         client.open(system.number).map_err(|error| {
             let name = &system.name;
-            error.context(format!("{name} ({}) is not readable here", system.format)).advise(
-                "it may be damaged: boot the point, or attach its disk to a machine, and check it there",
-            )
+            let error = error.context(format!("{name} ({}) is not readable here", system.format));
+            // It says already why.
+            match &system.note {
+                Some(_) => error,
+                None => error.advise(
+                    "it may be damaged: boot the point, or attach its disk to a machine, and check it there",
+                ),
+            }
         })
     };
     if let Some(name) = name {
@@ -93,7 +140,7 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
         })?;
         if !found.is_readable {
             let why = found.note.as_deref().unwrap_or("there is no file system");
-            let text = format!("{name} holds {}: {why}", found.format);
+            let text = format!("{name} ({}) cannot be read: {why}", found.format);
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         return open(client, found).map(|_| found.number);
@@ -130,16 +177,13 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
 }
 
 fn list(systems: &FileSystems) -> String {
-    let names: Vec<_> = systems
-        .0
-        .iter()
-        .map(|system| match &system.note {
-            Some(note) if !system.is_readable => {
-                format!("{} ({}: {note})", system.name, system.format)
-            }
-            _ => format!("{} ({})", system.name, system.format),
-        })
-        .collect();
+    // The same note may be of many.
+    let mut told = BTreeSet::new();
+    let shown = systems.0.iter().map(|system| match &system.note {
+        Some(note) if told.insert(note) => format!("{} ({}: {note})", system.name, system.format),
+        _ => format!("{} ({})", system.name, system.format),
+    });
+    let names: Vec<_> = shown.collect();
     if names.is_empty() {
         "none".to_owned()
     } else {

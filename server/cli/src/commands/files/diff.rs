@@ -19,7 +19,7 @@ use crate::units::show_size;
 /// not read.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArguments {
-    /// MACHINE/POINT[/DISK]:[FILE-SYSTEM]/PATH.
+    /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH.
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     from: FilesAddress,
 
@@ -82,7 +82,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
     let first_point = Reading::point(invocation, repository, from)?;
     let second_point = Reading::point(invocation, repository, &to)?;
     let start = |point, address: &FilesAddress, signals: &mut ChildSignals| {
-        Reading::start(invocation, point, address.disk.as_ref(), options, signals)
+        Reading::start(invocation, point, address, options, signals)
     };
     let mut unread = Unread::default();
     let first = start(&first_point, from, &mut signals)?;

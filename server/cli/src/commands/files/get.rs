@@ -29,7 +29,7 @@ use crate::units::{parse_size, show_count, show_size};
 /// links that lead out of the folder, and set-user-ID bits. Extended attributes and ACLs are not kept.
 #[derive(Debug, Args)]
 pub(crate) struct GetArguments {
-    /// MACHINE/POINT[/DISK]:[FILE-SYSTEM]/PATH.
+    /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH.
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     address: FilesAddress,
 
@@ -285,7 +285,10 @@ impl<'a> Copy<'a> {
                 }
                 // A single file is useless if it is not whole.
                 (Received::Unread(text), _) => {
-                    return Err(Error::new(ErrorKind::Io, format!("not read: {text}")));
+                    // It names the path below the one that was asked for.
+                    let why = text.strip_prefix("/: ").unwrap_or(text);
+                    let text = format!("{} was not read: {why}", self.arguments.address);
+                    return Err(Error::new(ErrorKind::Io, text));
                 }
             }
             Ok(())

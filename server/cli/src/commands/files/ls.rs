@@ -21,7 +21,7 @@ use crate::units::show_size;
 /// Names are printed with escapes for bytes that are no printable text; --json also has their bytes.
 #[derive(Debug, Args)]
 pub(crate) struct LsArguments {
-    /// MACHINE/POINT[/DISK]:[FILE-SYSTEM]/PATH, or MACHINE/POINT: for the file systems.
+    /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH, or MACHINE/POINT: for the file systems.
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     address: FilesAddress,
 
@@ -32,7 +32,7 @@ pub(crate) struct LsArguments {
 /// Find files by name below a folder.
 #[derive(Debug, Args)]
 pub(crate) struct FindArguments {
-    /// MACHINE/POINT[/DISK]:[FILE-SYSTEM]/PATH.
+    /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH.
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     address: FilesAddress,
 

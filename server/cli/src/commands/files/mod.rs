@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_recovery::files::{choose, Client, FileSystems, FilesAddress, Limits};
+use coldrise_recovery::files::{choose, AttachedDisks, Client, FileSystems, FilesAddress, Limits};
 use coldrise_session::{check_offered, Catalog};
-use coldrise_store::{Address, DiskName, PointDocument, Repository};
+use coldrise_store::{Address, PointDocument, Repository};
 
 use crate::files_machine::{keep, serve, KeptMachine};
 use crate::invocation::Invocation;
@@ -38,7 +39,8 @@ const MAX_SHOWN_UNREAD: u64 = 20;
 /// kernel never does. The point stays as it is.
 ///
 /// Addresses are MACHINE/POINT:/PATH for the file system of the system, MACHINE/POINT:vda1/PATH for another
-/// one, and MACHINE/POINT: for the list of file systems. MACHINE/POINT/DISK:/PATH looks at one disk only.
+/// one, and MACHINE/POINT: for the list of file systems. MACHINE/POINT/DISK:/PATH looks at one disk only,
+/// MACHINE/POINT/DISK,DISK:/PATH at these: for a volume group or array that is in the machine twice.
 ///
 /// Readable are ext2, ext3, ext4, XFS, Btrfs, NTFS, FAT, exFAT and ISO 9660, on disks, partitions, LVM
 /// volumes, Linux arrays and in LUKS containers.
@@ -58,8 +60,9 @@ enum FilesCommand {
     /// Keep the machine of a point in the background. The other commands start this one.
     #[command(hide = true)]
     Keep {
-        /// MACHINE/POINT[/DISK].
-        address: Address,
+        /// MACHINE/POINT[/DISK[,DISK...]].
+        #[arg(value_parser = OsStringValueParser::new().try_map(point_address))]
+        address: FilesAddress,
         /// How long it stays after its last use, in milliseconds.
         idle_ms: u64,
     },
@@ -137,11 +140,21 @@ fn address(text: std::ffi::OsString) -> std::result::Result<FilesAddress, Error>
     FilesAddress::parse(&text)
 }
 
+/// Parses an address that ends before the file system.
+fn point_address(mut text: std::ffi::OsString) -> std::result::Result<FilesAddress, Error> {
+    text.push(":");
+    FilesAddress::parse(&text)
+}
+
 /// A conversation about one point.
 struct Reading {
     machine: KeptMachine,
     /// The address with the point's own name, for people.
     point: String,
+    /// The same as it was given.
+    address: String,
+    /// Whether the machine has all disks of the point.
+    has_all_disks: bool,
     key: Vec<u8>,
     is_to_stay: bool,
 }
@@ -159,21 +172,23 @@ impl Reading {
         check_offered(point)
     }
 
-    /// Takes the machine of a point, which may be starting.
+    /// Takes the machine of the address' point, which may be starting.
     fn start(
         invocation: &Invocation,
         point: &PointDocument,
-        only: Option<&DiskName>,
+        address: &FilesAddress,
         options: &ReadingOptions,
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
         let key = options.key.read()?;
         // Whoever comes next has to show the key again.
         let is_to_stay = key.is_empty() && !options.once;
-        let machine = KeptMachine::take(invocation, point, only, options.stay, signals)?;
+        let machine = KeptMachine::take(invocation, point, &address.disks, options.stay, signals)?;
         Ok(Reading {
+            has_all_disks: machine.disks().len() == point.disks.len(),
             machine,
             point: format!("{}/{}", point.machine, point.point),
+            address: address.point(),
             key,
             is_to_stay,
         })
@@ -187,7 +202,7 @@ impl Reading {
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
         let point = Reading::point(invocation, &invocation.open()?, address)?;
-        Reading::start(invocation, &point, address.disk.as_ref(), options, signals)
+        Reading::start(invocation, &point, address, options, signals)
     }
 
     /// Talks with the machine, then leaves or ends it. `max_bytes` bounds the content that is taken;
@@ -207,7 +222,9 @@ impl Reading {
                 false => self.machine.look_after(),
             };
             let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
-            let systems = FileSystems::read(&mut client, &disks, &self.key)?;
+            let attached =
+                AttachedDisks { address: &self.address, names: &disks, is_all: self.has_all_disks };
+            let systems = FileSystems::read(&mut client, &attached, &self.key)?;
             talk(&mut client, &systems)
         });
         // A machine that has answered nonsense is not asked again.

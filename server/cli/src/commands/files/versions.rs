@@ -12,8 +12,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::files::{
-    shown, together, Client, FileSystems, FilesAddress, History, HistoryAddress, Limits, State,
-    Version,
+    shown, together, AttachedDisks, Client, FileSystems, FilesAddress, History, HistoryAddress,
+    Limits, State, Version,
 };
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{PointDocument, Repository};
@@ -246,7 +246,7 @@ impl Machine<'_> {
     fn read(&self, signals: &mut ChildSignals, output: &mut Output<'_>) -> Result<usize> {
         let points: Vec<_> = self.group.iter().collect();
         let started =
-            FilesMachine::start(self.invocation, self.repository, &points, None, None, signals)?;
+            FilesMachine::start(self.invocation, self.repository, &points, &[], None, signals)?;
         let disks: Vec<PointDisks> = started
             .disks
             .iter()
@@ -281,7 +281,7 @@ impl Machine<'_> {
         let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
         let mut done = 0;
         for (point, disks) in self.group.iter().zip(disks) {
-            match self.state(&mut client, disks) {
+            match self.state(&mut client, point, disks) {
                 Ok(state) => output.add(point, state),
                 // The address does not say which file system.
                 Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error),
@@ -302,11 +302,18 @@ impl Machine<'_> {
     ///
     /// # Errors
     /// Those after which the machine cannot be used.
-    fn state(&self, client: &mut Client<'_>, disks: &PointDisks) -> Result<State> {
+    fn state(
+        &self,
+        client: &mut Client<'_>,
+        point: &PointDocument,
+        disks: &PointDisks,
+    ) -> Result<State> {
         if self.group.len() > 1 {
             client.select(disks.first, disks.names.len() as u64)?;
         }
-        let systems = FileSystems::read(client, &disks.names, self.key)?;
+        let address = &format!("{}/{}", point.machine, point.point);
+        let attached = AttachedDisks { address, names: &disks.names, is_all: true };
+        let systems = FileSystems::read(client, &attached, self.key)?;
         let path = self.address.path.as_deref().unwrap_or(b"/");
         State::read(client, &systems, self.address.system.as_deref(), path)
     }

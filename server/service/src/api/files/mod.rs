@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{shown, Client, FileSystems, MAX_PATH_BYTES};
+use coldrise_recovery::files::{shown, AttachedDisks, Client, FileSystems, MAX_PATH_BYTES};
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{MachineName, PointDocument, PointSelector};
 use parking_lot::Mutex;
@@ -198,8 +198,10 @@ fn in_point<T>(
         Conversation::begin(service, machine, &addresses, &caller.name, &look_after)?;
     let bytes = conversation.points.iter().map(|point| point.disk_bytes).sum();
     let done = conversation.talk(bytes, &look_after, |client, points| {
-        let disks = points.first().map(|point| point.disks.as_slice()).unwrap_or_default();
-        let systems = FileSystems::read(client, disks, b"")?;
+        let names = points.first().map(|point| point.disks.as_slice()).unwrap_or_default();
+        let [address] = &addresses;
+        let attached = AttachedDisks { address, names, is_all: true };
+        let systems = FileSystems::read(client, &attached, b"")?;
         talk(client, &systems)
     });
     done.map_err(|error| match error.kind() {

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{together, Client, FileSystems, State as FileState};
+use coldrise_recovery::files::{together, AttachedDisks, Client, FileSystems, State as FileState};
 use coldrise_runs::FilesPoint;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{PointDocument, PointName};
@@ -196,7 +196,9 @@ impl Look<'_> {
                 .select(disks.first_disk, disks.disks.len() as u64)
                 .map_err(|error| Error::new(ErrorKind::ToolFailed, error.full_message()))?;
         }
-        let systems = FileSystems::read(client, &disks.disks, b"")?;
+        let FilesPoint { address, disks: names, .. } = disks;
+        let attached = AttachedDisks { address, names, is_all: true };
+        let systems = FileSystems::read(client, &attached, b"")?;
         FileState::read(client, &systems, self.system, self.path)
     }
 }
