@@ -46,7 +46,7 @@ def domain(libvirt):
     for folder in libvirt.folder.glob("disks-*"):
         subprocess.run(["rm", "-r", folder], check=True)
     for name in libvirt.virsh("list", "--all", "--name").split():
-        libvirt.virsh("undefine", "--checkpoints-metadata", name)
+        libvirt.virsh("undefine", "--checkpoints-metadata", "--snapshots-metadata", name)
 
 
 @pytest.fixture
@@ -146,6 +146,46 @@ def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain,
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
     assert len(running.checkpoints()) == 1
     assert all(disk["is_incremental"] for disk in live()["disks"])
+
+
+def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domain, live, tmp_path):
+    """What the remark and docs/recovery.md say, command by command."""
+    running = domain(persistent=True)
+    running.write("vda", "write -P 1 0 1M")
+    assert live()["instant"]["remarks"] == []
+    libvirt.virsh("snapshot-create-as", "web01", "before")
+    running.write("vda", "write -P 2 0 1M")
+    (remark,) = live()["instant"]["remarks"]
+    assert "web01 has internal snapshots" in remark and "virsh checkpoint-delete web01 NAME" in remark, remark
+    # Once: said again only within the second of the snapshot.
+    wait_until(lambda: live()["instant"]["remarks"] == [], "a checkpoint after the snapshot")
+    assert live()["instant"]["remarks"] == []
+    with pytest.raises(AssertionError, match="Device has active dirty bitmaps"):
+        libvirt.virsh("snapshot-revert", "web01", "before")
+    assert libvirt.state("web01").startswith("shut off")
+    with pytest.raises(AssertionError, match="cannot perform block operations while checkpoint exists"):
+        libvirt.virsh("snapshot-create-as", "web01", "second")
+    libvirt.virsh("start", "web01", "--paused")
+    libvirt.virsh("checkpoint-delete", "web01", *libvirt.virsh("checkpoint-list", "web01", "--name").split())
+    libvirt.virsh("snapshot-revert", "web01", "before")
+    made = live()
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    remarks = "\n".join(made["instant"]["remarks"])
+    assert "everything is read" in remarks and "web01 has internal snapshots" in remarks
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    # Of a domain that is off.
+    running.end()
+    (checkpoint,) = running.checkpoints()
+    revert = ["qemu-img", "snapshot", "-a", "before"]
+    for image in running.images.values():
+        refused = subprocess.run([*revert, image], capture_output=True, text=True, check=False)
+        assert "Device has active dirty bitmaps" in refused.stderr
+        subprocess.run(["qemu-img", "bitmap", "--remove", image, checkpoint], check=True)
+        subprocess.run([*revert, image], check=True)
+    libvirt.virsh("start", "web01", "--paused")
+    made = live()
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
 
 
 def test_two_repositories_have_their_own_checkpoints(coldrise, domain, live, tmp_path):

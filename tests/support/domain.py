@@ -34,7 +34,7 @@ class Domain:
         xml = (f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>"
                f"{'<iothreads>1</iothreads>' if iothread else ''}"
                f"<os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>{disks}<disk type='file' "
-               f"device='floppy'><source file='{floppy}'/><target dev='fda' bus='fdc'/><boot order='1'/></disk>"
+               f"device='floppy'><source file='{floppy}'/><target dev='fda' bus='fdc'/><readonly/><boot order='1'/></disk>"
                "</devices></domain>")
         path = folder / "domain.xml"
         path.write_text(xml, encoding="utf-8")

@@ -82,6 +82,26 @@ impl Checkpoints<'_> {
         listed.iter().filter(|name| Some(*name) != kept).try_for_each(|name| self.delete(name))
     }
 
+    /// What internal snapshots mean for our checkpoint, if the domain has any since `base`; without one, if it has any.
+    pub(super) fn snapshot_remark(&self, domain: &str, base: Option<&PointName>) -> Option<String> {
+        let words = ["snapshot-list", self.uuid, "--internal", "--name"];
+        let listed = self.virsh.run(&words, PATIENCE).ok()?;
+        // The current snapshot is the last one that was made, or reverted to.
+        let is_new = |base: &PointName| {
+            let current = self.virsh.run(&["snapshot-current", self.uuid], PATIENCE);
+            current
+                .is_ok_and(|xml| creation_s(&xml).is_some_and(|time| time >= base.unix_seconds()))
+        };
+        if listed.trim().is_empty() || !base.is_none_or(is_new) {
+            return None;
+        }
+        Some(format!(
+            "{domain} has internal snapshots: virsh snapshot-revert fails, and shuts the domain off, while the checkpoint of \
+             this backup exists. Delete it first (virsh checkpoint-delete {domain} NAME; virsh checkpoint-list {domain} \
+             has the NAME): the next backup then reads everything"
+        ))
+    }
+
     fn listed(&self) -> Result<Vec<String>> {
         let listed = self.virsh.run(&["checkpoint-list", self.uuid, "--name"], PATIENCE)?;
         let ours = listed.lines().map(str::trim).filter(|name| self.names.is_ours(name));
@@ -140,6 +160,13 @@ pub(super) fn checkpoint_xml<'a>(
     format!(
         "<domaincheckpoint><name>{name}</name><disks>{chosen}{others}</disks></domaincheckpoint>"
     )
+}
+
+/// When a snapshot was made, in seconds since 1970.
+fn creation_s(snapshot: &str) -> Option<u64> {
+    let document = Document::parse(snapshot).ok()?;
+    let is_time = |node: &roxmltree::Node<'_, '_>| node.has_tag_name("creationTime");
+    document.root_element().children().find(is_time)?.text()?.trim().parse().ok()
 }
 
 /// The disks with a bitmap.

@@ -104,6 +104,10 @@ impl RunningDomain {
         }
         let names = CheckpointNames::new(repository.id(), machine);
         let disks = self.settle(repository, start, &names, disks, &mut remarks)?;
+        let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints);
+        if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
+            remarks.extend(self.checkpoints(&names).snapshot_remark(&self.options.domain, base));
+        }
         let space = ScratchSpace::new(&self.options.scratch, live.group)?;
         let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
         for taken in &disks {
