@@ -76,6 +76,23 @@ def test_boot_starts_a_loader_that_no_variable_names(coldrise, acme):
     assert "firmware variables" not in second.stderr
 
 
+def test_an_interrupted_boot_keeps_the_variables(coldrise, acme, tmp_path):
+    with open(tmp_path / "said", "w", encoding="utf-8") as said:
+        booting = coldrise.start("boot", acme(end="sleep 3600"), "--name", "one", stdout=said, stderr=said)
+        wait_until(lambda: "acme login" in (tmp_path / "said").read_text(errors="replace"), "the loader")
+        booting.terminate()
+        assert booting.wait(timeout=60) != 0
+    booting = coldrise.start("boot", "live/one", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = ""
+    while "acme login" not in said:
+        line = booting.stdout.readline()
+        assert line, said
+        said += line
+    booting.terminate()
+    booting.communicate(timeout=60)
+    assert "firmware variables" not in said
+
+
 def test_check_boot_starts_a_loader_that_no_variable_names(coldrise, acme):
     checked = coldrise.json("check-boot", acme(end="sleep 3600"))
     assert checked["verdict"] == "ok" and checked["rungs"][-1]["rung"] == "login", checked

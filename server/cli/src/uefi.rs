@@ -88,7 +88,8 @@ pub(crate) fn tell_start(invocation: &Invocation, found: &Found) {
     match found.loaders.first() {
         Some(loader) => {
             let keys = match found.secure_boot {
-                true => "; Secure Boot is on, with the keys of the firmware's package only",
+                true => "; Secure Boot is on with the keys of the firmware's package: coldrise boot starts a loader \
+                         that is signed with others",
                 false => "",
             };
             invocation.remark(&format!(

@@ -302,11 +302,10 @@ fn boot(
     let ran = run_machine(invocation, &words, reach, place.sockets, &mut server, signals);
     // However the machine ended, the session is flushed and closed.
     let stopped = server.stop();
+    let kept = flash.map_or(Ok(()), |flash| uefi::keep(repository, session, &flash));
     let status = ran?;
     stopped?;
-    if let Some(flash) = &flash {
-        uefi::keep(repository, session, flash)?;
-    }
+    kept?;
     Ok(status)
 }
 

@@ -205,9 +205,12 @@ impl Domain {
             if message.contains("isconnected from") || message.contains("connect to the hypervisor") {
                 return error;
             }
-            let advice = match message.contains("find any firmware") {
-                true => "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)",
-                false => "to start it with plain hardware in place of the stored: --default-hardware",
+            let advice = if message.contains("find any firmware") {
+                "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)"
+            } else if message.contains("already defined with uuid") {
+                "the original is defined on this host: recover the machine under its name, or with --new-uuid"
+            } else {
+                "to start it with plain hardware in place of the stored: --default-hardware"
             };
             error.advise(advice)
         })

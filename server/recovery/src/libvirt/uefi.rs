@@ -189,8 +189,11 @@ impl RecoveryNote {
         repository: &Arc<Repository>,
         session: &SessionDocument,
     ) -> Result<Option<Found>> {
-        let Some(NotedVariables { empty: Some(empty), place }) = &self.variables else {
-            return Ok(None);
+        let Some(NotedVariables { empty, place }) = &self.variables else { return Ok(None) };
+        let Some(empty) = empty else {
+            let unread =
+                vec!["libvirt chooses the firmware, which has no descriptor here".to_owned()];
+            return Ok(Some(Found { unread, has_fallback: true, ..Found::default() }));
         };
         let empty = read_small_file(empty, MAX_VARIABLES_BYTES)?;
         let (template, found) = first_variables(repository, session, empty);
