@@ -118,8 +118,9 @@ pub(crate) fn troubles(groups: &[VolumeGroup], blocks: &[Block]) -> Vec<Group> {
         };
         let affected = group.logical.iter().filter_map(|volume| {
             let place = number(volume)?;
-            let is_active = blocks.get(place).is_some_and(|block| !block.node.is_empty());
-            let is_whole = volume.is_redundant && is_active;
+            // A mirror whose log was lost may need the missing copy.
+            let can_be_read = |block: &Block| !block.node.is_empty() && block.note.is_empty();
+            let is_whole = volume.is_redundant && blocks.get(place).is_some_and(can_be_read);
             Some((volume, Affected { device: place as u64, is_whole }))
         });
         let mut trouble = Group {
