@@ -53,13 +53,23 @@ def test_a_job_that_is_due_often_hides_no_other_one(week_of, date):
 
 
 def test_of_many_jobs_the_rare_ones_are_shown(week_of):
+    """Those that are due on few days, at whatever time, and as many as there are."""
     nightly = {f"nightly-{number:02}": [f"20:{number:02}"] for number in range(15)}
-    twice = {"twice": ["Mon 04:00", "Mon 19:00"]}
+    late = {f"late-{number}": [f"Mon 22:0{number}"] for number in range(9)} | {"twice": ["Mon 04:00", "Mon 19:00"]}
+    monthly = {f"monthly-{number}": [f"*-*-01 23:{number}0"] for number in range(5)} | {"first-hour": ["*-*-01 *:0/10"]}
+    on_tuesday = {f"tuesday-{number}": [f"Tue 21:{number}0"] for number in range(4)}
     week = week_of(datetime.datetime(2026, 11, 27, 0, 40, tzinfo=datetime.UTC),
-                   {"a-minutely": ["minutely"], "weekly": [WEEKLY], "yearly": ["yearly"], **nightly, **twice})
+                   {"a-minutely": ["minutely"], "weekly": [WEEKLY], "yearly": ["yearly"],
+                    **nightly, **late, **monthly, **on_tuesday})
     usual = [f"21:{number:02} nightly-{number:02}" for number in range(8)]
+    monday = [*(f"23:0{number} late-{number}" for number in range(9)), "05:00 twice 2 times"]
+    # The first of December in UTC, which ends at 1 in the morning in Berlin.
+    tuesday = [*(f"22:{number}0 tuesday-{number}" for number in range(4)), "01:00 first-hour every 10 min, 138 times"]
+    wednesday = [*(f"00:{number}0 monthly-{number}" for number in range(5)), "00:00 first-hour every 10 min, 6 times"]
     for day, rows in week.items():
         expected = {"Sun 29 Nov": ["05:00 weekly", *usual[:7], "and 9 more jobs"],
-                    "Mon 30 Nov": [*usual, "and 9 more jobs"]}.get(day, [*usual, "and 8 more jobs"])
+                    "Mon 30 Nov": [*monday, "and 16 more jobs"],
+                    "Tue 1 Dec": [*tuesday, *usual[:3], "and 13 more jobs"],
+                    "Wed 2 Dec": [*wednesday, *usual[:2], "and 14 more jobs"]}.get(day, [*usual, "and 8 more jobs"])
         assert rows == expected, day
     assert len(week) == 7

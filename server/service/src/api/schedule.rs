@@ -79,7 +79,8 @@ struct DaysQuestion {
 struct ScheduleDay {
     /// When the day begins, in milliseconds since 1970.
     start_ms: i64,
-    /// Jobs that are due on it; those with the fewest times first, then by their first time.
+    /// Jobs that are due on it; those that are due on the fewest days first, then by their number of times and their
+    /// first time.
     jobs: Vec<DueJob>,
 }
 
@@ -91,6 +92,8 @@ struct DueJob {
     first_ms: i64,
     /// Number of its times on this day.
     times: usize,
+    /// Number of the days on which it is due.
+    days: usize,
     /// Milliseconds from each of its times on this day to the next one; absent if they differ, or if there are fewer than
     /// three times.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,18 +135,23 @@ async fn schedule_days(
         let mut days: Vec<ScheduleDay> =
             starts.map(|start_ms| ScheduleDay { start_ms: *start_ms, jobs: Vec::new() }).collect();
         for stored in service.database.jobs()? {
-            for (day, due) in days.iter_mut().zip(due_between(&stored, now_ms, &bounds_ms)) {
+            let due = due_between(&stored, now_ms, &bounds_ms);
+            let due_days = due.iter().flatten().count();
+            for (day, due) in days.iter_mut().zip(due) {
                 day.jobs.extend(due.map(|due| DueJob {
                     job: stored.job.name.clone(),
                     first_ms: due.first_ms,
                     times: due.times,
+                    days: due_days,
                     step_ms: due.step_ms,
                 }));
             }
         }
         for day in &mut days {
-            day.jobs
-                .sort_by(|a, b| (a.times, a.first_ms, &a.job).cmp(&(b.times, b.first_ms, &b.job)));
+            day.jobs.sort_by(|a, b| {
+                let rarity = |due: &DueJob| (due.days, due.times, due.first_ms);
+                rarity(a).cmp(&rarity(b)).then_with(|| a.job.cmp(&b.job))
+            });
         }
         Ok(days)
     });
