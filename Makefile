@@ -135,7 +135,7 @@ run-rust-tests:
 
 .PHONY: run-python-tests
 run-python-tests:
-	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile tests
+	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations 10 tests
 
 .PHONY: test-crash
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings
