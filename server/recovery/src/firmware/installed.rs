@@ -27,6 +27,8 @@ pub struct Uefi {
 /// What a machine needs of its firmware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UefiNeeds {
+    /// The machine has processors other than x86_64: no firmware of this list fits.
+    pub is_foreign: bool,
     /// The machine is a q35, else an i440fx.
     pub is_q35: bool,
     /// Secure Boot, with system management mode.
@@ -40,7 +42,8 @@ impl Uefi {
     pub fn fits(&self, needs: UefiNeeds) -> bool {
         let machine = if needs.is_q35 { "pc-q35" } else { "pc-i440fx" };
         let has = |feature: &str| self.features.iter().any(|known| known == feature);
-        self.machines.iter().any(|known| known.starts_with(machine))
+        !needs.is_foreign
+            && self.machines.iter().any(|known| known.starts_with(machine))
             && has("secure-boot") == needs.secure_boot
             && has("requires-smm") == needs.secure_boot
             && has("enrolled-keys") == needs.enrolled_keys
@@ -128,10 +131,12 @@ mod tests {
         let plain = parse(descriptor("pc-i440fx-*", "", "raw").as_bytes()).unwrap();
         assert!(plain.fits(UefiNeeds::default()));
         assert!(!plain.fits(UefiNeeds { is_q35: true, ..UefiNeeds::default() }));
+        assert!(!plain.fits(UefiNeeds { is_foreign: true, ..UefiNeeds::default() }));
         assert!(!plain.fits(UefiNeeds { secure_boot: true, ..UefiNeeds::default() }));
         let features = r#""secure-boot", "requires-smm", "enrolled-keys""#;
         let secure = parse(descriptor("pc-q35-*", features, "raw").as_bytes()).unwrap();
-        let needs = UefiNeeds { is_q35: true, secure_boot: true, enrolled_keys: true };
+        let needs =
+            UefiNeeds { is_q35: true, secure_boot: true, enrolled_keys: true, is_foreign: false };
         assert!(secure.fits(needs));
         assert!(!secure.fits(UefiNeeds { enrolled_keys: false, ..needs }));
         assert!(!secure.fits(UefiNeeds { is_q35: true, ..UefiNeeds::default() }));

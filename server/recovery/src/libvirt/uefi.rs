@@ -84,8 +84,11 @@ impl Boot {
             named.find_map(|feature| feature.attribute("enabled")).map(|enabled| enabled == "yes")
         };
         let secure_boot = has("secure", "yes") || feature("secure-boot") == Some(true);
-        let machine = child(node, "type").and_then(|kind| kind.attribute("machine"));
+        let kind = child(node, "type");
+        let machine = kind.and_then(|kind| kind.attribute("machine"));
+        let arch = kind.and_then(|kind| kind.attribute("arch"));
         let needs = UefiNeeds {
+            is_foreign: arch.is_some_and(|arch| arch != "x86_64"),
             is_q35: machine.is_some_and(|machine| machine.contains("q35")),
             secure_boot,
             enrolled_keys: feature("enrolled-keys") == Some(true),
