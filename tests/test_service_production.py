@@ -89,6 +89,7 @@ def test_a_machine_runs_under_libvirt_survives_its_server_and_is_undone(service,
     # The server of its disks is killed: the page can say so, and start it again.
     os.kill(record["plan"]["who"]["pid"], 9)
     wait_until(lambda: recovered(service)["run"] is None, "the end of the server")
+    wait_until(lambda: not service.get("sessions/web01-1")["is_served"], "the end of the server of its disks")
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     assert recover(service, address="live/web01-1") != run
     assert libvirt.state("web01").startswith("running")
