@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from support import suite  # noqa: E402
 from support.certificates import client_context, make_certificates  # noqa: E402
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
 from support.far_site import FarSite  # noqa: E402
@@ -59,27 +60,21 @@ def pytest_addoption(parser):
     group.addoption("--crash-seed", type=int, help="repeat the run of this seed")
 
 
-# The files that take longest start first, in this order: one that starts last would leave the
-# other workers idle.
-LONG_FILES = ["test_nfs_kernel", "test_package", "test_recover", "test_check_boot", "test_demo", "test_copy_early",
-              "test_backup_libvirt", "test_cli_repair", "test_copy_link", "test_bucket", "test_formats",
-              "test_cli_restore_formats", "test_crash", "test_nbd_live_formats", "test_mount_boot",
-              "test_files_versions", "test_files", "test_web_states", "test_cli_gc", "test_mutations",
-              "test_copy_from", "test_cli_repair_lists", "test_faults", "test_service_console",
-              "test_backup_running", "test_cli_full_disk", "test_cli_fold", "test_copy_status", "test_cli_errors",
-              "test_cli_prune", "test_web_recovery", "test_import_hostile", "test_files_hostile",
-              "test_backups_at_once", "test_service_away"]
-
-
-def pytest_collection_modifyitems(items):
-    rank = {name: number for number, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
-
 def pytest_sessionstart(session):
     missing = [str(path) for path in (PROGRAM, NBDKIT_PLUGIN) if not path.exists()]
     if missing:
         pytest.exit(f"build first (make): {', '.join(missing)} is missing", returncode=1)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(suite.Worker())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(suite.Recorder())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return suite.lanes(config, log)
 
 
 @pytest.hookimpl(hookwrapper=True)
