@@ -11,6 +11,8 @@ from support.proof import is_signed, root, sections_lead_to_roots
 from support.sources import tool
 from support.targets import served
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 SIZE = 6 * MIB + 5 * 512
 

@@ -18,6 +18,8 @@ from support.image import Image
 from support.nbdserver import Nbdkit, read_all, wait_until
 from support.s3 import S3Server
 
+pytestmark = pytest.mark.encrypted
+
 KIB, MIB = 1 << 10, 1 << 20
 FAILED, INCOMPLETE, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 3, 10, 11, 12, 130
 

@@ -17,6 +17,8 @@ from support.image import Image
 from support.nbdserver import DEADLINE_S
 from support.s3 import S3Server
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 FAILED, BUSY = 1, 11
 

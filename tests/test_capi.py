@@ -2,7 +2,11 @@
 
 import subprocess
 
+import pytest
+
 from support.cli import BUILT, ROOT
+
+pytestmark = pytest.mark.encrypted
 
 
 def test_a_c_program(coldrise, point, live, tmp_path):

@@ -12,6 +12,8 @@ from support.cli import PROGRAM, Coldrise
 from support.image import Image
 from support.nbdserver import read_all
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 
 

@@ -1,7 +1,11 @@
 """coldrise key: passphrases are added, changed and removed, and the data stays."""
 
+import pytest
+
 from support.cli import Coldrise
 from support.nbdserver import read_all
+
+pytestmark = pytest.mark.encrypted
 
 
 def with_passphrase(coldrise, path, text):

@@ -10,6 +10,8 @@ import pytest
 from support.image import Image
 from support.nbdserver import block_status, read_all
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 DATA, HOLE = 0, nbd.STATE_ZERO | nbd.STATE_HOLE
 

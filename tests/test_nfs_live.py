@@ -13,6 +13,8 @@ from support.libnfs import Libnfs
 from support.nbdserver import read_all, wait_until
 from support.served import driver_of
 
+pytestmark = pytest.mark.encrypted
+
 KIB, MIB = 1 << 10, 1 << 20
 
 WRITABLE = ["vda.raw", "vda-flat.vmdk", "vda.vhd", "vda.vhdx", "vda.qcow2"]

@@ -10,12 +10,12 @@ from support import nfs3
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.network import OTHER_ADDRESS
-from support.nfsserver import NfsServerFailed, children
+from support.foreground import ServerFailed, children
 
 
 def refused(nfs, *options):
     """How a server that does not start ends: exit code and messages."""
-    with pytest.raises(NfsServerFailed) as failed:
+    with pytest.raises(ServerFailed) as failed:
         nfs(*options)
     return failed.value.code, failed.value.messages
 

@@ -10,6 +10,8 @@ import pytest
 from support.cli import Coldrise
 from support.nbdserver import wait_until
 
+pytestmark = pytest.mark.encrypted
+
 SECRET = "correct horse battery"
 WAITS_S = 30
 

@@ -6,9 +6,10 @@ import signal
 import subprocess
 
 import pytest
+from support.foreground import ServerFailed
 from support.mounted import is_mounted
 from support.nbdserver import block_status, wait_until
-from support.shares import ShareServer, ShareServerFailed
+from support.shares import ShareServer
 
 KIB, MIB = 1 << 10, 1 << 20
 USER, SECRET = "hypervisor", "123456789012"
@@ -145,7 +146,7 @@ def test_the_next_start_clears_what_a_kill_left(coldrise, live, iscsi, own_tmp):
 
 def test_what_is_wrong_is_said(coldrise, live, iscsi, nbdkit, tmp_path):
     def fails(*arguments):
-        with pytest.raises(ShareServerFailed) as failed:
+        with pytest.raises(ServerFailed) as failed:
             iscsi(*arguments)
         return failed.value.code, failed.value.messages
 

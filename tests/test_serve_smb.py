@@ -7,10 +7,11 @@ import random
 import signal
 
 import pytest
+from support.foreground import ServerFailed
 from support.mounted import is_mounted
 from support.nbdserver import read_all, wait_until
 from support.shares import (
-    PASSWORD, READ, SHARE_READ, SHARE_WRITE, USER, Dialects, ShareServer, ShareServerFailed, SmbClient,
+    PASSWORD, READ, SHARE_READ, SHARE_WRITE, USER, Dialects, ShareServer, SmbClient,
 )  # fmt: skip
 from smbprotocol.exceptions import (
     AccessDenied, LogonFailure, NotSupported, SharingViolation, SMBException, SMBResponseException,
@@ -203,7 +204,7 @@ def test_what_is_wrong_is_said(coldrise, live, smb, password_file, tmp_path, mon
     first = smb()
 
     def fails(*options):
-        with pytest.raises(ShareServerFailed) as failed:
+        with pytest.raises(ServerFailed) as failed:
             smb(*options)
         return failed.value.code, failed.value.messages
 

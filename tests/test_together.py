@@ -14,6 +14,8 @@ from support.cli import Coldrise
 from support.image import Image
 from support.nbdserver import wait_until
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 
 

@@ -12,7 +12,7 @@ import pytest
 from support import nfs3
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
-from support.nfsserver import children
+from support.foreground import children
 from support.stopped import stopped
 from support.vcenter import PASSWORD, USER, Vcenter
 

@@ -8,7 +8,7 @@ _MIXED = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
           (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 _MASK = 0xFFFFFFFF
 _CHUNK, _BLOCK = 1024, 64
-_CHUNK_START, _CHUNK_END, _PARENT, _ROOT = 1, 2, 4, 8
+_CHUNK_START, _CHUNK_END, _PARENT, _ROOT, _CONTEXT, _MATERIAL = 1, 2, 4, 8, 32, 64
 
 
 def _compress(chain, words, counter, length, flags):
@@ -32,24 +32,31 @@ def _compress(chain, words, counter, length, flags):
     return [state[place] ^ state[place + 8] for place in range(8)]
 
 
-def _chunk(content, counter, root):
-    chain = _START
+def _chunk(content, counter, root, start, mode):
+    chain = start
     blocks = [content[at : at + _BLOCK] for at in range(0, len(content), _BLOCK)] or [b""]
     for number, block in enumerate(blocks):
         is_last = number == len(blocks) - 1
-        flags = (_CHUNK_START if number == 0 else 0) | (_CHUNK_END | root if is_last else 0)
+        flags = mode | (_CHUNK_START if number == 0 else 0) | (_CHUNK_END | root if is_last else 0)
         chain = _compress(chain, struct.unpack("<16I", block.ljust(_BLOCK, b"\0")), counter, len(block), flags)
     return chain
 
 
-def _tree(content, counter, root):
+def _tree(content, counter, root, start, mode):
     chunks = -(-len(content) // _CHUNK)
     if chunks <= 1:
-        return _chunk(content, counter, root)
+        return _chunk(content, counter, root, start, mode)
     left = 1 << (chunks - 1).bit_length() - 1
-    sides = _tree(content[: left * _CHUNK], counter, 0) + _tree(content[left * _CHUNK :], counter + left, 0)
-    return _compress(_START, sides, 0, _BLOCK, _PARENT | root)
+    sides = (_tree(content[: left * _CHUNK], counter, 0, start, mode)
+             + _tree(content[left * _CHUNK :], counter + left, 0, start, mode))
+    return _compress(start, sides, 0, _BLOCK, mode | _PARENT | root)
 
 
 def blake3(content):
-    return struct.pack("<8I", *_tree(content, 0, _ROOT))
+    return struct.pack("<8I", *_tree(content, 0, _ROOT, _START, 0))
+
+
+def derived_key(context, material):
+    """BLAKE3's mode for deriving keys."""
+    start = _tree(context, 0, _ROOT, _START, _CONTEXT)
+    return struct.pack("<8I", *_tree(material, 0, _ROOT, start, _MATERIAL))

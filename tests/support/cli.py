@@ -4,7 +4,11 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
+import struct
 import subprocess
+
+from .blake3 import derived_key
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILT = pathlib.Path(os.environ.get("COLDRISE_BUILD_DIR", ROOT / "target" / "release"))
@@ -31,6 +35,21 @@ class Coldrise:
         passphrase = folder / "passphrase"
         passphrase.write_text("correct horse\n", encoding="utf-8")
         return cls((place or folder) / "repository", passphrase)
+
+    @classmethod
+    def copied(cls, template, repository):
+        """An unencrypted repository with the settings of the empty one at `template`, and an id of its own."""
+        shutil.copytree(template, repository)
+        path = repository / "repository.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        assert config["key_slots"] == []
+        config["id"] = os.urandom(16).hex()
+        compression = config["compression"].encode()
+        checked = (config["format"].encode() + struct.pack("<I", config["format_version"]) + bytes.fromhex(config["id"])
+                   + struct.pack("<II", config["chunk_size_bytes"], len(compression)) + compression + b"[]")
+        config["checksum"] = derived_key(b"coldrise v1 repository.json", checked).hex()
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return cls(repository)
 
     def environment(self):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("COLDRISE_")}

@@ -2,44 +2,24 @@
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import signal
-import subprocess
 import threading
 
 from support import nfs3
-from support.cli import PROGRAM
+from support.foreground import ForegroundServer
 from support.nbdserver import DEADLINE_S, wait_until
 
 PATH = "/coldrise"
 
 
-class NfsServer:
-    """One server in the foreground."""
+class NfsServer(ForegroundServer):
+    """`coldrise serve nfs`, and what its clients see."""
 
     def __init__(self, coldrise, network, log_path, *options):
+        super().__init__(coldrise, log_path, "nfs", *options, wrap=network.command)
         self.network = network
-        self.log_path = pathlib.Path(log_path)
-        self.log = open(self.log_path, "a", encoding="utf-8")
-        self.process = subprocess.Popen(
-            network.command(PROGRAM, "--json", "serve", "nfs", *options),
-            env=coldrise.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
-        line = self.process.stdout.readline()
-        self.ready = json.loads(line) if line else {}
-        if self.ready.get("event") != "ready":
-            code = self.process.wait(timeout=DEADLINE_S)
-            self.log.close()
-            raise NfsServerFailed(code, line + self.messages())
-
-    def messages(self):
-        return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def root(self, path=PATH):
         return nfs3.mount(self.network, path)
@@ -54,7 +34,7 @@ class NfsServer:
         """The process id of nfs-ganesha, once it runs."""
 
         def find():
-            for child in children(self.process.pid):
+            for child in self.children():
                 # One that was killed vanishes at any moment.
                 with contextlib.suppress(OSError):
                     if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "ganesha.nfsd":
@@ -103,31 +83,3 @@ class NfsServer:
             finally:
                 ending.set()
             writing.result()
-
-    def stop(self, number=signal.SIGTERM):
-        """Ends it as its users do; it must end without an error."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
-        self.log.close()
-        assert self.process.returncode == 0, f"{output}{self.messages()}"
-
-    def kill(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
-        self.log.close()
-
-
-class NfsServerFailed(Exception):
-    """It ended before it served."""
-
-    def __init__(self, code, messages):
-        super().__init__(f"coldrise serve nfs ended with {code}: {messages}")
-        self.code = code
-        self.messages = messages
-
-
-def children(process):
-    text = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
-    return [int(word) for word in text.split()]

@@ -1,19 +1,17 @@
 """`coldrise serve smb` and `coldrise serve iscsi`, and clients that do what hypervisors do."""
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import uuid
 
 from support.cli import ROOT
+from support.foreground import ForegroundServer
 from support.nbdserver import DEADLINE_S, wait_until
-from support.nfsserver import children
 from support.ports import free_port
 
 sys.path.insert(1, str(ROOT / "build" / "python"))
@@ -33,29 +31,17 @@ WRITE = FilePipePrinterAccessMask.GENERIC_READ | FilePipePrinterAccessMask.GENER
 SHARE_READ, SHARE_WRITE = ShareAccess.FILE_SHARE_READ, ShareAccess.FILE_SHARE_WRITE
 
 
-class ShareServer:
-    """One server in the foreground, on a port of its own."""
+class ShareServer(ForegroundServer):
+    """On a port of its own."""
 
     def __init__(self, coldrise, folder, protocol, *options):
         self.port = free_port()
-        self.log_path = pathlib.Path(folder) / f"{protocol}.log"
-        self.log = open(self.log_path, "a", encoding="utf-8")
-        self.process = coldrise.start("--json", "serve", protocol, "--listen",
-                                      f"127.0.0.1:{self.port}", *options,
-                                      stdout=subprocess.PIPE, stderr=self.log)  # fmt: skip
-        line = self.process.stdout.readline()
-        self.ready = json.loads(line) if line else {}
-        if self.ready.get("event") != "ready":
-            code = self.process.wait(timeout=DEADLINE_S)
-            self.log.close()
-            raise ShareServerFailed(code, line + self.messages())
-
-    def messages(self):
-        return self.log_path.read_text(encoding="utf-8", errors="replace")
+        super().__init__(coldrise, pathlib.Path(folder) / f"{protocol}.log", protocol,
+                         "--listen", f"127.0.0.1:{self.port}", *options)
 
     def child(self):
         """The process id of smbd or tgtd."""
-        return children(self.process.pid)[0]
+        return self.children()[0]
 
     def folder(self):
         """The private folder."""
@@ -70,7 +56,7 @@ class ShareServer:
         os.kill(before, signal.SIGKILL)
 
         def is_another():
-            now = children(self.process.pid)
+            now = self.children()
             return now and now[0] != before and self.accepts()
 
         wait_until(is_another, "another server")
@@ -81,28 +67,6 @@ class ShareServer:
             return True
         except OSError:
             return False
-
-    def stop(self, number=signal.SIGTERM):
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
-        self.log.close()
-        assert self.process.returncode == 0, f"{output}{self.messages()}"
-
-    def kill(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
-        self.log.close()
-
-
-class ShareServerFailed(Exception):
-    """It ended before it served."""
-
-    def __init__(self, code, messages):
-        super().__init__(f"it ended with {code}: {messages}")
-        self.code = code
-        self.messages = messages
 
 
 class SmbClient:
