@@ -108,9 +108,6 @@ demo-service: run-deps ## Let the service back up and boot-check a guest every m
 	@$(MAKE) --no-print-directory web
 	$(PYTHON) demo/service.py --build-dir $(BUILD_DIR)
 
-# More workers than processors: half of a test's time is waiting, for syncs and for servers.
-TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
-
 CARGO_TEST := test --release --locked --workspace --tests
 
 .PHONY: test-programs
@@ -119,23 +116,29 @@ test-programs: build
 	$(CARGO) build --release --locked --workspace --example lay_out --example line_speed --example hostile_peer --example objects
 
 # Images and tools come from the network while the compiler needs the processors. The page is built
-# beside the test programs, and the tests of both kinds run side by side: each leaves processors idle.
+# beside the test programs. The tests in Rust need all processors: those in Python run after them.
 .PHONY: test
-test: test-packages web-test-packages ganesha-deps ## Run all tests
+test: test-build ## Run all tests
+	@$(MAKE) --no-print-directory --keep-going run-rust-tests run-python-tests
+
+.PHONY: test-build
+test-build: test-packages web-test-packages ganesha-deps ## Build and install what the tests need
 	@$(MAKE) --no-print-directory -j3 build guest systemd-guest $(TEST_TOOLS) build/playwright/installed \
 	    web/node_modules/installed $(GANESHA_DIR)/configured/include/config.h
 	@$(MAKE) --no-print-directory -j2 test-programs web ganesha-fsal
-	@$(MAKE) --no-print-directory -j2 --keep-going run-rust-tests run-python-tests
 
-# Its lines would be between those of the other tests: they are shown at the end.
 .PHONY: run-rust-tests
 run-rust-tests:
-	@$(CARGO) $(CARGO_TEST) --no-fail-fast > build/rust-tests.log 2>&1; status=$$?; \
-	    cat build/rust-tests.log; exit $$status
+	$(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
 
 .PHONY: run-python-tests
 run-python-tests:
-	$(PYTHON) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations 10 tests
+	$(PYTHON) tests/run.py
+
+.PHONY: test-quick
+test-quick: test-build ## Run the unit tests, and each front end once without a guest
+	$(CARGO) test --release --locked --workspace --lib --bins --no-fail-fast --quiet
+	$(PYTHON) tests/run.py --quick
 
 .PHONY: test-crash
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings

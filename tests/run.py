@@ -1,4 +1,4 @@
-"""Runs the Python tests: `tests/run.py [--workers N] [pytest's options and tests]`.
+"""Runs the Python tests: `tests/run.py [--quick] [--workers N] [pytest's options and tests]`.
 
 What fails is run again alone, one test after another. A test that fails twice fails the run. One
 that passes alone does not: the last section names it, and both outputs are in build/unstable. It
@@ -19,51 +19,68 @@ UNSTABLE = ROOT / "build" / "unstable"
 # More failures than this have one cause, which does not depend on what runs beside.
 MOST_REPEATED = 10
 TESTS_FAILED = 1
+# Each front end once, and the commands that most of the others build on: without a guest.
+QUICK = [
+    "test_cli_backup.py", "test_cli_restore.py", "test_cli_forget.py", "test_cli_errors.py",
+    "test_cli_sessions.py::test_seal_while_served_and_while_idle",
+    "test_cli_gc.py::test_the_space_of_a_forgotten_machine_comes_back",
+    "test_cli_verify.py::test_a_sound_repository_is_verified_whole",
+    "test_cli_repair.py::test_the_next_backup_heals",
+    "test_formats.py::test_an_empty_disk",
+    "test_nbd_data.py", "test_nbd_sessions.py",
+    "test_nfs_live.py::test_what_qemu_writes_to_one_file_is_sealed",
+    "test_nfs_live.py::test_what_was_flushed_outlives_a_crash",
+    "test_mount_live.py",
+    "test_serve_smb.py::test_a_disk_is_written_as_hyper_v_writes_it",
+    "test_serve_iscsi.py::test_a_session_is_written_flushed_and_trimmed",
+    "test_copy.py::test_every_point_is_there_in_other_chunks_and_reads_the_same",
+    "test_bucket.py::test_a_repository_is_made_anew_and_a_disk_is_restored_directly",
+    "test_service_jobs.py::test_a_schedule_makes_points",
+    "test_service_machines.py::test_the_api_says_what_the_command_line_says",
+    "web/test_web_machines.py::test_machines_by_state_with_search_and_keys",
+]
 
 
-def pytest(*arguments):
+def pytest(which, *arguments):
+    """The exit code, and the tests that failed. What they printed is kept in files of the name `which`."""
+    report = KEPT / "failed.json"
+    report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-def keep_output(which):
-    """Returns the tests that failed in the last run of pytest, and keeps what they printed."""
-    failed = json.loads(FAILED.read_text(encoding="utf-8"))
+    status = subprocess.run(command, cwd=ROOT, env=os.environ | {FAILED: str(report)}, check=False).returncode
+    failed = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     for test, output in failed.items():
         folder = UNSTABLE / re.sub(r"[^\w.-]+", "_", test)[-200:]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / which).write_text(f"{test}\n{output}", encoding="utf-8")
-    return list(failed)
+    return status, list(failed)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     # More workers than processors: half of a test's time is waiting, for syncs and for servers.
     parser.add_argument("--workers", type=int, default=2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("--quick", action="store_true", help="each front end once, no guest")
     options, rest = parser.parse_known_args()
     shutil.rmtree(UNSTABLE, ignore_errors=True)
-    FAILED.unlink(missing_ok=True)
-    tests = [word for word in rest if not word.startswith("-")] or ["tests"]
-    status = pytest("-n", str(options.workers), f"--junitxml={KEPT / 'junit.xml'}", "--durations=10",
-                    *(word for word in rest if word.startswith("-")), *tests)
-    if status != TESTS_FAILED or not FAILED.exists():
-        return status
-    beside = keep_output("beside.txt")
-    if not 0 < len(beside) <= MOST_REPEATED:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    quick = [f"tests/{test}" for test in QUICK] if options.quick else []
+    tests = [word for word in rest if not word.startswith("-")] or quick or ["tests"]
+    status, beside = pytest("beside.txt", "-n", str(options.workers), f"--junitxml={KEPT / 'junit.xml'}", "--durations=10",
+                            *(word for word in rest if word.startswith("-")), *tests)
+    if status != TESTS_FAILED or not 0 < len(beside) <= MOST_REPEATED:
         return status
     print(f"\nRunning what failed again, alone: {len(beside)} tests", flush=True)
-    again = pytest(*beside)
-    alone = keep_output("alone.txt")
-    if again not in (0, TESTS_FAILED):
-        return again
+    status, alone = pytest("alone.txt", *beside)
+    if status not in (0, TESTS_FAILED):
+        return status
     unstable = [test for test in beside if test not in alone]
     if unstable:
-        print(f"\n==== failed beside others, passed alone: {len(unstable)} (output: {UNSTABLE}) ====")
+        print(f"\n==== failed beside others, passed alone: {len(unstable)} (output: {UNSTABLE.relative_to(ROOT)}) ====")
         print("\n".join(unstable))
     if alone:
         print(f"\n==== failed twice: {len(alone)} ====")
         print("\n".join(alone))
-    return again
+    return status
 
 
 if __name__ == "__main__":

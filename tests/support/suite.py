@@ -2,7 +2,7 @@
 
 `build/tests/durations.tsv` has a line for each test: wall seconds, processor seconds, name. The
 processor seconds include the processes that the test started and waited for. Files that took
-longest start first in the next run. `build/tests/failed.json` has the output of what failed.
+longest start first in the next run.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ import resource
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "tests"
-FAILED = KEPT / "failed.json"
+# Names the file that gets the output of what failed, as JSON by test.
+FAILED = "COLDRISE_TESTS_FAILED"
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "coldrise"
 # The second one is for a fresh clone.
 _DURATIONS = [KEPT / "durations.tsv", _CACHE / "test-durations.tsv"]
@@ -74,14 +75,16 @@ class Recorder:
             self.failed[report.nodeid] = self.failed.get(report.nodeid, "") + "\n".join([*parts, ""])
 
     def pytest_sessionfinish(self):
-        KEPT.mkdir(parents=True, exist_ok=True)
-        FAILED.write_text(json.dumps(self.failed), encoding="utf-8")
+        if FAILED in os.environ:
+            pathlib.Path(os.environ[FAILED]).write_text(json.dumps(self.failed), encoding="utf-8")
         kept = sorted((last_durations() | self.durations).items(), key=lambda entry: -entry[1][0])
         text = "".join(f"{wall:.2f}\t{processor:.2f}\t{test}\n" for test, (wall, processor) in kept)
         for path in _DURATIONS:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                new = path.with_suffix(f".{os.getpid()}")
+                new.write_text(text, encoding="utf-8")
+                new.replace(path)
 
 
 def lanes(config, log):
