@@ -146,3 +146,16 @@ def test_the_missing_disk_may_be_encrypted(groups, images, tmp_path):
     big = content(groups, "locked/latest:vg0-span/big", "--key-file", str(tmp_path / "key"))
     assert big == (images / "tree/big").read_bytes()
     shutil.rmtree(tmp_path)
+
+
+def test_what_may_be_on_an_encrypted_disk_is_not_called_absent(groups, images, tmp_path):
+    secret = filesystems.luks(tmp_path / "secret", images / "q", KEY)
+    groups.backup("sealed", vda=images / "inner", vdb=secret)
+    (version,) = files(groups, "versions", "sealed:vg0-near/hello.txt", status=1)["versions"]
+    assert version["state"] == "unread" and "may be in vdb" in version["reason"], version
+    # Nor is what can be read taken for the machine's own file system.
+    assert "may be in vdb" in refusal(groups, "ls", "sealed/latest:/")
+    (tmp_path / "key").write_text(KEY)
+    (version,) = files(groups, "versions", "sealed:vg0-other/x", "--key-file", tmp_path / "key")["versions"]
+    assert version["state"] == "absent", version
+    shutil.rmtree(tmp_path)

@@ -82,6 +82,17 @@ impl FileSystems {
     fn readable(&self) -> impl Iterator<Item = &FileSystem> {
         self.0.iter().filter(|system| system.is_readable)
     }
+
+    /// What may hold more file systems than are listed: an encrypted disk that was not opened, or
+    /// physical volumes that LVM refuses.
+    fn unopened(&self) -> Option<&str> {
+        let is_unopened = |system: &&FileSystem| match system.format.as_str() {
+            "luks" => true,
+            "lvm" => system.note.as_deref().is_some_and(|note| note.contains("LVM: ")),
+            _ => false,
+        };
+        self.0.iter().find(is_unopened).map(|system| system.name.as_str())
+    }
 }
 
 /// The name of a device in addresses.
@@ -114,7 +125,7 @@ fn named(device: &Device, attached: &AttachedDisks<'_>) -> FileSystem {
 ///
 /// # Errors
 /// `NotFound` and `InvalidInput`; the message names the file systems. `Unsupported` if it cannot be
-/// read.
+/// read, or may be on an encrypted disk or in a volume group that is not read.
 pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>) -> Result<u64> {
     let open = |client: &mut Client<'_>, system: &FileSystem| {
         client.open(system.number).map_err(|error| {
@@ -131,12 +142,15 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
     };
     if let Some(name) = name {
         let found = systems.0.iter().find(|system| system.name == name).ok_or_else(|| {
-            let text = format!(
-                "there is no file system {}; there are: {}",
-                shown(name.as_bytes()),
-                list(systems)
-            );
-            Error::new(ErrorKind::NotFound, text)
+            let name = shown(name.as_bytes());
+            let text = format!("there is no file system {name}; there are: {}", list(systems));
+            match systems.unopened() {
+                Some(other) => {
+                    let text = format!("{text}; it may be in {other}, which cannot be read");
+                    Error::new(ErrorKind::Unsupported, text)
+                }
+                None => Error::new(ErrorKind::NotFound, text),
+            }
         })?;
         if !found.is_readable {
             let why = found.note.as_deref().unwrap_or("there is no file system");
@@ -157,10 +171,17 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
             Err(error) => return Err(error),
         }
     }
-    match (roots.as_slice(), readable.as_slice(), first_error) {
-        ([root], _, _) | ([], [root], None) => Ok(root.number),
-        ([], [_], Some(error)) => Err(error),
-        ([], [], _) => {
+    match (roots.as_slice(), readable.as_slice(), first_error, systems.unopened()) {
+        ([root], ..) | ([], [root], None, None) => Ok(root.number),
+        ([], [_], None, Some(other)) => {
+            let text = format!(
+                "the system is not on what can be read, it may be in {other}; there are: {}",
+                list(systems)
+            );
+            Err(Error::new(ErrorKind::Unsupported, text))
+        }
+        ([], [_], Some(error), _) => Err(error),
+        ([], [], ..) => {
             let text =
                 format!("there is no file system that can be read; there are: {}", list(systems));
             Err(Error::new(ErrorKind::Unsupported, text))
