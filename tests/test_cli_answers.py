@@ -10,6 +10,8 @@ import pytest
 from support.cli import PROGRAM, Coldrise
 from support.image import Image
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 CHUNK = 16 << 10
 

@@ -9,6 +9,8 @@ import pytest
 from support.cli import Coldrise
 from support.fusemount import fuse_mount
 
+pytestmark = pytest.mark.encrypted
+
 
 @pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse.ceph-fuse", "fuse.glusterfs"])
 def test_a_file_system_of_several_hosts_is_refused(coldrise, tmp_path, kind):

@@ -12,6 +12,8 @@ import pytest
 from support.cli import Coldrise
 from support.mounted import Mounted
 
+pytestmark = pytest.mark.encrypted
+
 
 @pytest.fixture
 def read_only(coldrise, live, tmp_path):

@@ -138,6 +138,7 @@ def test_a_name_with_nul_is_refused(live, nbdkit):
         assert handle.get_size() > 0
 
 
+@pytest.mark.encrypted
 def test_configuration_mistakes_are_told_before_serving(coldrise, point, tmp_path, nbdkit):
     wrong = tmp_path / "wrong"
     wrong.write_text("not the passphrase\n", encoding="utf-8")

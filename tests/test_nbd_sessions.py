@@ -99,6 +99,7 @@ def test_a_session_in_use_is_sealed_under_its_writer(coldrise, live, point, imag
             assert read_all(original) == image.content
 
 
+@pytest.mark.encrypted
 def test_a_lease_lasts_as_long_as_its_server(coldrise, live, nbdkit):
     first = nbdkit()
     (own,) = leases(coldrise)

@@ -209,6 +209,7 @@ def revealed(coldrise, words):
     return found
 
 
+@pytest.mark.encrypted
 def test_nothing_of_it_shows_on_the_repositorys_disk(coldrise, folder):
     server, client, session = folder
     small = put(client, session, "telling-name.log", b"telling-content " * 9)

@@ -148,7 +148,8 @@ def test_a_network_with_only_loopback_is_told(coldrise, live):
     assert done.returncode == 1 and "ip address add 192.0.2.1/32 dev lo" in done.stderr, done.stderr
 
 
-def test_what_is_wrong_is_said(coldrise, live, nfs, tmp_path):
+@pytest.mark.encrypted
+def test_a_wrong_option_state_or_passphrase_is_refused(coldrise, live, nfs, tmp_path):
     code, messages = refused(nfs, "--allow", "everybody")
     assert code == 2 and "everybody" in messages
     code, messages = refused(nfs, "--mount-port", "2049")

@@ -15,6 +15,8 @@ from support.image import Image
 from support.sources import RunningBackup, gated_server, slow_server, tool
 from support.stopped import stopped
 
+pytestmark = pytest.mark.encrypted
+
 MIB = 1 << 20
 OLD = "20250101T000000Z"
 # MB/s of a backup that is ended: it lasts longer than a few programs take to start on a busy machine.
