@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 
 from support.nbdserver import DEADLINE_S, wait_until
@@ -32,7 +33,19 @@ ln -s "$1/libvirt-sock" run/libvirt-sock
 printf '%s\\n' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' \\
     'cgroup_controllers = []' 'remember_owner = 0' > /etc/libvirt/qemu.conf
 printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' > libvirtd.conf
-exec /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
+exec "$2" -c "$3" /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
+"""
+
+# The parent of libvirtd, and of its QEMUs, which leave their own parent. libvirt takes a domain for running until its
+# process is waited for, and init may do that late.
+PARENT = """
+import ctypes, os, signal, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+libvirtd = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+signal.signal(signal.SIGTERM, lambda *_: os.kill(libvirtd, signal.SIGTERM))
+while os.wait()[0] != libvirtd:
+    pass
 """
 
 
@@ -49,7 +62,7 @@ class Libvirt:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={small}", "small", self.small], check=True)
         self.log = open(self.folder / "log", "w", encoding="utf-8")
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder)],
+            ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder), sys.executable, PARENT],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
         self.uri = f"qemu:///system?socket={self.folder}/libvirt-sock"
         wait_until((self.folder / "libvirt-sock").exists, "libvirtd")
