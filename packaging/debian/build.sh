@@ -22,7 +22,8 @@ make --no-print-directory --silent install-files DESTDIR="$root" PREFIX=/usr LIB
     BUILD_DIR="${BUILD_DIR:-target/release}"
 
 documents=$root/usr/share/doc/coldrise
-install -D -m 644 -t "$documents" packaging/debian/copyright README.md CHANGELOG.md docs/*.md docs/*.svg
+install -D -m 644 -t "$documents" packaging/debian/copyright README.md SECURITY.md CHANGELOG.md
+install -D -m 644 -t "$documents/docs" docs/*.md docs/*.svg docs/*.png
 printf 'coldrise (%s) bookworm; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \
     "$(sed -n 's/^Maintainer: //p' packaging/debian/control.in)" "$(date -R -r CHANGELOG.md)" |
     gzip -9 -n >"$documents/changelog.gz"
