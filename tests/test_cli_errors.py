@@ -318,7 +318,7 @@ def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["plan", "99999999T"], ["99999999T is too large", "16777216T"]),
-    (["backup", "web01", "vda=foo:/path"], ["'foo:' is no image format", "qcow2:"]),
+    (["backup", "web01", "vda=foo:/path"], ["'foo:' is not an image format", "qcow2:"]),
 ])
 def test_what_cannot_be_meant_is_told(coldrise, arguments, words):
     done = coldrise.run(*arguments)

@@ -47,7 +47,7 @@ SAID = {
     # The next one takes its place.
     "disks that are never finished": "nothing",
     "finish before content": "was not sent",
-    "a made-up base": "the base is no disk",
+    "a made-up base": "the base disk is not in the retained point",
     # It is as long as was said: the rest is zeroes.
     "a base of another size": "added",
     "another disk begun beside an open one": "added|nothing has begun",

@@ -174,8 +174,8 @@ def test_a_wait_can_be_cancelled(coldrise, far, disk, tmp_path):
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        ("mon-fry 08:00-18:00=5M", '"fry" is no weekday'),
-        ("08:00-25:00=5M", '"08:00-25:00" is no window'),
+        ("mon-fry 08:00-18:00=5M", '"fry" is not a weekday'),
+        ("08:00-25:00=5M", '"08:00-25:00" is not a window'),
         ("08:00-18:00=quick", "quick"),
         ("08:00-18:00", "has no rate"),
         ("mon-sun=off", "nothing would ever be sent"),

@@ -292,8 +292,8 @@ def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path
         ["0001", "0002", "0003", "0004", "0007", "0008"], "lost")
     for number, words in {
         "0001": ["plan.json: it is damaged", "result.json: it is damaged"],
-        "0002": ["plan.json: it is no regular file", "lock: it is no regular file"],
-        "0003": ["plan.json: it is no regular file", "lock: it is no regular file"],
+        "0002": ["plan.json: it is not a regular file", "lock: it is not a regular file"],
+        "0003": ["plan.json: it is not a regular file", "lock: it is not a regular file"],
         "0004": ["plan.json: it is a symbolic link", "lock: it is a symbolic link"],
         "0007": ["plan.json: it is longer than 65536 bytes"],
     }.items():

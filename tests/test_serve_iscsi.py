@@ -164,7 +164,7 @@ def test_what_is_wrong_is_said(coldrise, live, iscsi, nbdkit, tmp_path):
     long.write_text(SECRET, encoding="utf-8")
     words = ["serve", "iscsi", "trial", "--chap-user", USER, "--chap-secret-file", long]
     refused = coldrise.run(*words, "--listen", "192.0.2.7:3260")
-    assert refused.returncode == 2 and "192.0.2.7 is no address of this host" in refused.stderr
+    assert refused.returncode == 2 and "192.0.2.7 is not an address of this host" in refused.stderr
     with nbdkit().connect(live) as nbd:
         nbd.pwrite(b"x" * 512, 0)
         code, messages = fails("trial")

@@ -211,7 +211,7 @@ def test_what_is_wrong_is_said(coldrise, live, smb, password_file, tmp_path, mon
     done = coldrise.run("serve", "smb", "--password-file", password_file, "--listen", f"127.0.0.1:{first.port}")
     assert done.returncode == 11 and "another server listens" in done.stderr
     done = coldrise.run("serve", "smb", "--password-file", password_file, "--listen", "192.0.2.7:445")
-    assert done.returncode == 2 and "192.0.2.7 is no address of this host" in done.stderr and "PANIC" not in done.stderr
+    assert done.returncode == 2 and "192.0.2.7 is not an address of this host" in done.stderr and "PANIC" not in done.stderr
     code, messages = fails("--user", "root")
     assert code == 2 and "not root" in messages
     password_file.write_text("\n", encoding="utf-8")

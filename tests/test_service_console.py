@@ -250,7 +250,7 @@ def test_a_machine_outlives_the_service(service):
         screen.read_until(b"RFB ")
         service.stop()
         end = screen.closed()
-        assert end.code == 1001 and "the machine goes on" in end.reason
+        assert end.code == 1001 and "the machine keeps running" in end.reason
     service.start()
     with service.websocket("sessions/trial/serial") as serial:
         serial.read_until(b"after")

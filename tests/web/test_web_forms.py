@@ -34,7 +34,7 @@ def test_a_user_is_made_changed_and_removed(service, admin, visit):
     form.get_by_label("Password").fill(PASSWORD)
     form.get_by_label("Role").select_option("viewer")
     form.get_by_role("button", name="Save").click()
-    form.get_by_role("alert").get_by_text("is no user name: give 1 to 64 of a-z").wait_for()
+    form.get_by_role("alert").get_by_text("is not a user name: give 1 to 64 of a-z").wait_for()
     form.get_by_label("Name").fill("auditor")
     form.get_by_role("button", name="Save").click()
     form.wait_for(state="detached")

@@ -1,4 +1,4 @@
-"""The drive of the service's folder is full: nobody can log in, and everything says so."""
+"""The drive of the service's folder is full: users cannot log in, and everything says so."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_full_service_folder(small, visit):
     found = alarm(service)
     assert found["severity"] == "fail" and found["summary"].endswith("is full")
     health = service.call("GET", "/healthz")
-    assert health.status == 200 and b"nobody can log in" in health.body
+    assert health.status == 200 and b"users cannot log in" in health.body
     metrics = service.call("GET", "/metrics").body.decode()
     assert 'coldrise_alarms{severity="fail"} 1' in metrics
     [free] = [line.split()[-1] for line in metrics.splitlines() if line.startswith("coldrise_service_folder_available_bytes{")]

@@ -154,7 +154,7 @@ def test_names_that_are_refused(place, visit):
         form.get_by_label("Name").fill(name)
         form.get_by_label("Password").fill(browser.PASSWORD)
         form.get_by_role("button", name="Save").click()
-        form.get_by_role("alert").get_by_text("is no user name: give 1 to 64 of a-z").wait_for()
+        form.get_by_role("alert").get_by_text("is not a user name: give 1 to 64 of a-z").wait_for()
         nothing_of_it_is_html(page)
         form.get_by_role("button", name="Close", exact=True).last.click()
     # Longer ones cannot be typed, and the API refuses them too.

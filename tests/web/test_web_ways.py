@@ -146,7 +146,7 @@ def test_what_the_service_refuses_starts_nothing(place, visit):
     drawer.get_by_text("registervm /vmfs/volumes/coldrise/live/refused/refused.vmx").wait_for()
     drawer.get_by_role("button", name="Start").click()
     alert = drawer.get_by_role("alert")
-    alert.get_by_text('allow: "everyone" is no network such as 10.0.0.0/24').wait_for()
+    alert.get_by_text('allow: "everyone" is not a network such as 10.0.0.0/24').wait_for()
     assert "Session refused is published, but nothing serves it yet." in alert.inner_text()
     assert not [run for run in running(place.service) if "serve" in run["plan"]["command"]]
     assert not visitor.violations()

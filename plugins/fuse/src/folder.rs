@@ -150,7 +150,7 @@ fn is_ours(path: &Path) -> Result<bool> {
 }
 
 /// The device number of the mount at that path, such as `0:39`; `None` if there
-/// is no mount.
+/// is not a mount.
 pub(crate) fn device_at(path: &Path) -> Result<Option<String>> {
     Ok(mounted_at(path)?.map(|mounted| mounted.device))
 }

@@ -118,7 +118,7 @@ fn an_error_leaves_errno_and_a_message_for_its_thread() {
     assert_eq!(last_error(), "outside\u{fffd} of the disk");
     let elsewhere = std::thread::spawn(|| last_error().to_owned()).join().unwrap();
     assert_eq!(elsewhere, "");
-    assert_eq!(read(&handle, 0), 0, "an error is no defect");
+    assert_eq!(read(&handle, 0), 0, "an error is not a defect");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use coldrise_store::Repository;
 use crate::units::show_count;
 
 /// Removes them, and returns what was removed, if anything. Whatever cannot be removed now stays for
-/// the next command: it is no error of this one.
+/// the next command: it is not an error of this one.
 pub(crate) fn remove(repository: &Arc<Repository>) -> Option<String> {
     let sessions = discard_abandoned_sessions(repository).unwrap_or_else(|error| {
         tracing::debug!("sessions of killed checks: {}", error.full_message());

@@ -121,7 +121,7 @@ impl ImageFile {
     }
 
     /// Refuses a write of `bytes` (of zeroes if `None`) that would change protected bytes;
-    /// writing the same bytes again is no change.
+    /// writing the same bytes again is not a change.
     fn check_refused(&self, range: Range<u64>, bytes: Option<&[u8]>) -> Result<()> {
         let mut there = Vec::new();
         for segment in self.segments(range.clone()) {

@@ -29,7 +29,7 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
     let what = || format!("reading the configuration {}", path.display());
     let file = open_named(path).map_err(|error| error.context("the configuration"))?;
     if !file.metadata().context(what)?.is_file() {
-        return Err(refused("is no file"));
+        return Err(refused("is not a file"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_CONFIGURATION_BYTES as u64 + 1).read_to_end(&mut bytes).context(what)?;
@@ -44,7 +44,7 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
         let is_object =
             serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|value| value.is_object());
         if !is_object {
-            return Err(refused("is no JSON object"));
+            return Err(refused("is not a JSON object"));
         }
     }
     Ok(Configuration { format: format.to_string(), text })

@@ -68,7 +68,7 @@ impl TryFrom<String> for MachinePattern {
             |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' | b'*' | b'?');
         if text.is_empty() || text.len() > MAX_BYTES || !text.bytes().all(is_allowed) {
             let shown: String = text.chars().take(64).collect();
-            let text = format!("{shown:?} is no pattern of machine names, such as web* or db0?");
+            let text = format!("{shown:?} is not a pattern of machine names, such as web* or db0?");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         Ok(MachinePattern(text))

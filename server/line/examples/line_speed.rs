@@ -93,7 +93,7 @@ fn filled(length: usize) -> Frame {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
-    text.parse().map_err(|_| Error::new(ErrorKind::InvalidInput, format!("{text} is no number")))
+    text.parse().map_err(|_| Error::new(ErrorKind::InvalidInput, format!("{text} is not a number")))
 }
 
 fn send(address: &str, code: &str, seconds: &str, connections: Option<&str>) -> Result<()> {

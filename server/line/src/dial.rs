@@ -48,7 +48,7 @@ fn connect_all(
 ) -> Result<TcpLine> {
     let config = tls::client(identity, move |key| *key == peer)?;
     first_of(address, |remote| match begin(address, remote, &config, options) {
-        // It was started anew in between: the next time it knows.
+        // It was restarted in between: the next time it knows.
         Err(error) if error.message().contains(KNOWS_NO_LINE) => {
             begin(address, remote, &config, options)
         }

@@ -123,7 +123,7 @@ impl Welcome {
 
 /// The peer does not have this side's key among those that it lets in.
 pub(crate) const REFUSES_KEY: &str = "it refuses the key of this side";
-/// It has forgotten the first connection of a line before the others came: it was started anew.
+/// It has forgotten the first connection of a line before the others came: it was restarted.
 pub(crate) const KNOWS_NO_LINE: &str = "it does not know the line that this connection belongs to";
 
 impl Refusal {

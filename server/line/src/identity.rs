@@ -42,7 +42,7 @@ impl FromStr for PeerKey {
 
     fn from_str(text: &str) -> Result<PeerKey> {
         let refused =
-            || Error::new(ErrorKind::InvalidInput, format!("{text:?} is no key of a side"));
+            || Error::new(ErrorKind::InvalidInput, format!("{text:?} is not a key of a side"));
         let mut key = [0; 32];
         if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(refused());
@@ -77,7 +77,7 @@ impl Identity {
     /// The one of which [`Identity::pkcs8`] was stored.
     ///
     /// # Errors
-    /// `Corrupt` if it is no private key.
+    /// `Corrupt` if it is not a private key.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Identity> {
         let refused = || Error::new(ErrorKind::Corrupt, "the private key of this side is damaged");
         let der = PrivatePkcs8KeyDer::from(pkcs8);

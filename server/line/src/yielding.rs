@@ -1,4 +1,4 @@
-//! When bulk lets fetched blocks have the line.
+//! Pauses bulk traffic for blocks that a reader waits for.
 //!
 //! Connections share a line as the network likes, and two that are full leave a third one little. So bulk stands still from
 //! the moment that a second block is asked for until none was for a while. Whoever reads block after block asks for the next one

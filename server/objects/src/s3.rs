@@ -171,7 +171,7 @@ impl Objects for S3 {
         self.fetch(name, most_bytes, None)
     }
 
-    /// No bytes are asked of nobody: then a missing object is no error.
+    /// No bytes are asked of nobody: then a missing object is not an error.
     fn get_range(&self, name: &str, offset_bytes: u64, length_bytes: u64) -> Result<Vec<u8>> {
         let end = offset_bytes.saturating_add(length_bytes);
         if offset_bytes == end {

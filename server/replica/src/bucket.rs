@@ -92,7 +92,7 @@ impl FarSide for BucketFar {
         BucketRepository::points(self.writer.repository(), machine)
     }
 
-    /// While this writes, no space is returned there. A point of which something was lost is no base: the next one would lack
+    /// While this writes, no space is returned there. A point of which something was lost is not a base: the next one would lack
     /// it, too.
     fn keep_base(&self, base: &PointDocument) -> Result<bool> {
         let found = self.writer.repository().point(&base.machine, &base.point)?;

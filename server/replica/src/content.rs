@@ -1,4 +1,4 @@
-//! How much of a disk a copy has to read: what may differ from its base, and is no hole.
+//! How much of a disk a copy has to read: what may differ from its base, and is not a hole.
 
 /// The ranges that may be content, ascending.
 #[derive(Debug, Default)]

@@ -93,7 +93,7 @@ impl Right {
 pub fn parse_link_name(text: &str) -> Result<MachineName> {
     MachineName::parse(text).map_err(|error| {
         let text = format!(
-            "{} is no name for a link: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
+            "{} is not a link name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
              take neither live nor latest",
             shown(text)
         );
@@ -111,7 +111,7 @@ pub fn parse_prefix(text: &str) -> Result<String> {
         return Ok(text.to_owned());
     }
     let text = format!(
-        "{} is no prefix for names of machines: use up to {} of a-z 0-9 . _ - and start with a letter or digit",
+        "{} is not a prefix of machine names: use up to {} of a-z 0-9 . _ - and start with a letter or digit",
         shown(text),
         MAX_NAME_BYTES - 1
     );

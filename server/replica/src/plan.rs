@@ -84,7 +84,7 @@ pub(crate) struct Plan {
     pub(crate) youngest: Option<usize>,
     /// Already there, and dated in the future.
     pub(crate) ahead: Vec<usize>,
-    /// Not there, and older than what is there: retired there, or never wanted.
+    /// Missing there and older than its newest point there: pruned, or never copied.
     pub(crate) passed_over: Vec<usize>,
     /// In quarantine here.
     pub(crate) quarantined: Vec<usize>,

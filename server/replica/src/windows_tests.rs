@@ -46,8 +46,8 @@ fn the_least_holds_and_outside_the_rate() {
 fn errors_name_the_wrong_part() {
     for (text, part) in [
         ("mon-fri 08:00-18:00", "has no rate"),
-        ("mon-fry 08:00-18:00=5M", "\"fry\" is no weekday"),
-        ("mon-fri 08:00-25:00=5M", "\"08:00-25:00\" is no window"),
+        ("mon-fry 08:00-18:00=5M", "\"fry\" is not a weekday"),
+        ("mon-fri 08:00-25:00=5M", "\"08:00-25:00\" is not a window"),
         ("mon-fri 08:00-18:00=fast", "\"fast\""),
         ("mon-fri 08:00-18:00=0M", "too slow"),
         ("=5M", "empty"),

@@ -118,7 +118,7 @@ impl RunsFolder {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let found = openat(&folder, socket.name(), flags, Mode::empty())?;
             if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-                return Err(std::io::Error::other("it is no socket"));
+                return Err(std::io::Error::other("it is not a socket"));
             }
             connect(&found, until)
         });
@@ -145,7 +145,7 @@ impl RunsFolder {
     /// Opens a regular file that QEMU has written in its folder, and removes its name.
     ///
     /// # Errors
-    /// `Corrupt` if it is no regular file; errors of the operating system.
+    /// `Corrupt` if it is not a regular file; errors of the operating system.
     pub fn take_machine_file(&self, id: &RunId, name: &str) -> Result<File> {
         let folder = self.open(id)?.folder(QEMU_FOLDER);
         let folder = folder.context(|| format!("the machine of run {id}"))?;

@@ -114,6 +114,6 @@ fn reap(mut child: Child, folder: &RunsFolder, id: &RunId) {
         Err(error) => format!("its process is unknown: {error}"),
     };
     let failure = Failure { kind: ErrorKind::ToolFailed.word().to_owned(), message: ended };
-    // An error is the usual case: the run has begun, and is no planned one.
+    // An error is the usual case: the run has begun, and is not a planned one.
     let _ = folder.fail_planned(id, failure);
 }

@@ -103,7 +103,7 @@ fn a_run_is_cancelled_once_by_its_socket_whatever_the_length_of_its_path() {
     run.progress(json!({"done_bytes": 5}));
     run.progress(json!({"done_bytes": 6}));
     assert_eq!(folder.status(id).unwrap()["progress"]["done_bytes"], 5);
-    // A new phase is no detail.
+    // A new phase is not a detail.
     run.progress(json!({"phase": "finishing"}));
     run.progress(json!({"phase": "finishing", "done_bytes": 7}));
     assert_eq!(folder.status(id).unwrap()["progress"], json!({"phase": "finishing"}));

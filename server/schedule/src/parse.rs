@@ -121,7 +121,7 @@ pub(crate) fn calendar(text: &str) -> Result<Calendar> {
             time(&mut event, word)?;
         }
         if rest.len() == words.len() {
-            return Err(first.refuse("is no weekday, date (*-*-01) or time (22:00)"));
+            return Err(first.refuse("is not a weekday, date (*-*-01) or time (22:00)"));
         }
     }
     if let Some((word, others)) = rest.split_first() {
@@ -152,12 +152,12 @@ fn zone(word: Word<'_>) -> Result<TimeZone> {
         return Ok(TimeZone::UTC);
     }
     let found = if is_name(word.text) { TimeZone::get(word.text).ok() } else { None };
-    found.ok_or_else(|| word.refuse("is no time zone, such as UTC or Europe/Berlin"))
+    found.ok_or_else(|| word.refuse("is not a time zone, such as UTC or Europe/Berlin"))
 }
 
 /// `@` and seconds since 1970.
 fn since_1970(word: Word<'_>) -> Result<Calendar> {
-    let refused = || word.refuse("is no @ with whole seconds since 1970, until 2199");
+    let refused = || word.refuse("is not @ with whole seconds since 1970, until 2199");
     let digits = word.part(1, word.text.len()).text;
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let time = digits.parse().ok().filter(|_| is_number);
@@ -177,7 +177,7 @@ pub(crate) fn weekdays(word: Word<'_>) -> Result<u8> {
         let name = word.text.to_ascii_lowercase();
         let is_day = |day: &str| *day == name || day[..3] == name;
         DAYS.iter().position(|day| is_day(day)).ok_or_else(|| {
-            word.refuse("is no weekday: write Mon to Sun, lists (Mon,Fri) and ranges (Mon..Fri)")
+            word.refuse("is not a weekday: write Mon to Sun, lists (Mon,Fri) and ranges (Mon..Fri)")
         })
     };
     let mut bits = 0;
@@ -188,7 +188,7 @@ pub(crate) fn weekdays(word: Word<'_>) -> Result<u8> {
         let (first, last) = match ends.as_slice() {
             [one] => (day(*one)?, day(*one)?),
             [first, last] => (day(*first)?, day(*last)?),
-            _ => return Err(part.refuse("is no range of weekdays, such as Mon..Fri")),
+            _ => return Err(part.refuse("is not a range of weekdays, such as Mon..Fri")),
         };
         if first > last {
             return Err(part.refuse("ends before it begins: weeks go from Mon to Sun"));
@@ -201,7 +201,9 @@ pub(crate) fn weekdays(word: Word<'_>) -> Result<u8> {
 /// `2026-11-23`, `*-*-01`, `11-23`, `*-02~1`.
 fn date(event: &mut Calendar, word: Word<'_>) -> Result<()> {
     let refused = || {
-        word.refuse("is no date: write YEAR-MONTH-DAY, MONTH-DAY, or ~ before a day from the end")
+        word.refuse(
+            "is not a date: write YEAR-MONTH-DAY, MONTH-DAY, or ~ before a day from the end",
+        )
     };
     let tilde = word.text.find('~');
     let (front, back) = match tilde {
@@ -233,7 +235,7 @@ fn time(event: &mut Calendar, word: Word<'_>) -> Result<()> {
     let (hour, minute, second) = match parts.as_slice() {
         [hour, minute] => (hour, minute, None),
         [hour, minute, second] => (hour, minute, Some(second)),
-        _ => return Err(word.refuse("is no time: write HOUR:MINUTE or HOUR:MINUTE:SECOND")),
+        _ => return Err(word.refuse("is not a time: write HOUR:MINUTE or HOUR:MINUTE:SECOND")),
     };
     event.hours = field(*hour, &Part { name: "hour", min: 0, max: 23, unit: 1 })?;
     event.minutes = field(*minute, &Part { name: "minute", min: 0, max: 59, unit: 1 })?;
@@ -266,7 +268,7 @@ impl Part {
     fn refuse(&self, word: Word<'_>) -> Error {
         let (min, max) = (self.min / self.unit, self.max / self.unit);
         word.refuse(&format!(
-            "is no {}: write {min} to {max}, lists (1,5), ranges (1..5), steps (0/15, 1..9/2), or *",
+            "is not a {}: write {min} to {max}, lists (1,5), ranges (1..5), steps (0/15, 1..9/2), or *",
             self.name
         ))
     }
@@ -340,7 +342,7 @@ fn item(word: Word<'_>, part: &Part) -> Result<Item> {
         let word = word.part(at + 1, word.text.len());
         step = part.number(word)?;
         if step == 0 {
-            return Err(word.refuse("is no step: write 1 or more"));
+            return Err(word.refuse("is not a step: write 1 or more"));
         }
         let is_from_end = part.name == "day from the end";
         let room = if is_from_end { start - part.min } else { part.max - start };

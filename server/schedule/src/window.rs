@@ -64,7 +64,7 @@ fn clocks(word: Word<'_>) -> Result<(Time, Time)> {
     let times =
         word.text.split_once('-').and_then(|(begin, end)| Some((clock(begin)?, clock(end)?)));
     times.ok_or_else(|| {
-        word.refuse("is no window: write 22:00-06:00, weekdays such as Mon..Fri, or both; midnight is 00:00")
+        word.refuse("is not a window: write 22:00-06:00, weekdays such as Mon..Fri, or both; midnight is 00:00")
     })
 }
 

@@ -243,7 +243,7 @@ pub(crate) fn sample(service: &Service) -> Result<()> {
     let Some(targets) = service.copies.targets() else { return Ok(()) };
     let (id, now) = (service.inventory()?.id()?, now_ms());
     for target in targets.iter() {
-        // What nobody knows is no sample.
+        // What nobody knows is not a sample.
         let Some(points) = target.points_behind else { continue };
         let since_ms = target.behind_since_ms.and_then(|since| i64::try_from(since).ok());
         let day = BehindDay {
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(database.behind("a", "far", 10 * DAY_MS).unwrap(), [day(2, Some(4), 5)]);
         add(&BehindDay { at_ms: 10 * DAY_MS, ..day(0, Some(0), 0) });
         let known = |now_ms| database.behind("a", "far", now_ms).unwrap().len();
-        // A clock that was ahead is no part of the past.
+        // A clock that was ahead is not a part of the past.
         assert_eq!((known(9 * DAY_MS), known(10 * DAY_MS)), (1, 2));
         assert!(database.behind("a", "other", 10 * DAY_MS).unwrap().is_empty());
     }

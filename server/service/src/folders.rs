@@ -30,7 +30,7 @@ pub(crate) fn make_state_folder(path: &Path) -> Result<()> {
             invalid(text).advise("start the service as this user, or give --state another folder")
         );
     }
-    refuse_writable("--state", path, found.mode(), "check that nobody has changed anything in it")
+    refuse_writable("--state", path, found.mode(), "check that its content is unchanged")
 }
 
 /// Checks the folder of runs, if it exists and is not part of the state.

@@ -104,7 +104,7 @@ mod tests {
         add(end + 6 * HOUR_MS, 2);
         add(end + DAY_MS, 3);
         assert_eq!(sizes(end + DAY_MS), [2, 3]);
-        // A clock that is far ahead for a while hides nothing, and is no part of the past.
+        // A clock that is far ahead for a while hides nothing, and is not a part of the past.
         add(9000 * DAY_MS, 4);
         assert_eq!(sizes(end + DAY_MS), [2, 3]);
         assert!(database.is_growth_due("a", end + 2 * DAY_MS).unwrap());

@@ -30,7 +30,7 @@ pub(crate) struct FoundDamage {
 }
 
 impl FoundDamage {
-    /// The damage that this run has found; `None` if it is no verify, has found none, or could not
+    /// The damage that this run has found; `None` if it is not a verify, has found none, or could not
     /// read.
     pub(crate) fn of(run: &RunRecord) -> Option<FoundDamage> {
         let is_verify = run.plan.as_ref().is_some_and(|plan| plan.command == "verify");

@@ -90,7 +90,7 @@ fn read_folder(
     let what = || format!("reading the page in {}", folder.display());
     let too_large = || {
         let text = format!(
-            "the page in {} is no page: more than {MAX_FILES} files, {MAX_BYTES} bytes or {MAX_DEPTH} folders deep",
+            "the page in {} is not a page: more than {MAX_FILES} files, {MAX_BYTES} bytes or {MAX_DEPTH} folders deep",
             folder.display()
         );
         Err(Error::new(ErrorKind::InvalidInput, text)

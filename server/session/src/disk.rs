@@ -105,7 +105,7 @@ impl LayeredDisk {
 }
 
 fn no_extents() -> Error {
-    Error::new(ErrorKind::Internal, "a disk told no extents")
+    Error::new(ErrorKind::Internal, "disk returned no extents")
 }
 
 fn top(stack: &Stack) -> Result<&Layer> {

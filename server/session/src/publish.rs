@@ -105,7 +105,8 @@ fn publish_subject(
     let name = match name {
         // As for machines. Older sessions of this name remain usable.
         Some(name) if name.as_str() == LATEST => {
-            let message = format!("{LATEST:?} is no session name: it addresses the newest point");
+            let message =
+                format!("{LATEST:?} is not a session name: it addresses the newest point");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         Some(name) => name,

@@ -137,7 +137,7 @@ fn lost(place: &SessionPaths) -> String {
     let [first, second] = place.progress().map(|path| path.display().to_string());
     format!(
         "neither {first} nor {second} can be read: whether the session is an older version of \
-         itself cannot be told. Put one of them back from a copy of the repository"
+         itself cannot be determined. Put one of them back from a copy of the repository"
     )
 }
 

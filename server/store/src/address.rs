@@ -48,7 +48,7 @@ impl PointSelector {
                 Error::new(
                     ErrorKind::InvalidInput,
                     format!(
-                        "{shown:?} is no point: after latest only ~N is allowed, N from 1 to \
+                        "{shown:?} is not a point: after latest only ~N is allowed, N from 1 to \
                          {MAX_LATEST}"
                     ),
                 )
@@ -98,7 +98,7 @@ impl Address {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!(
-                    "{shown:?} is no address: use MACHINE/POINT, MACHINE/POINT/DISK, \
+                    "{shown:?} is not an address: use MACHINE/POINT, MACHINE/POINT/DISK, \
                      live/SESSION or live/SESSION/DISK"
                 ),
             )

@@ -1,7 +1,7 @@
 //! Claims: work that one process at a time may do.
 //!
 //! A process holds `leases/NAME` (flock) while it works. The file is removed at the end; a killed process
-//! leaves it unlocked, which is no claim.
+//! leaves it unlocked, which is not a claim.
 //!
 //! `backup-HASH` allows one backup, or copy to this repository, at a time of each machine. A backup builds on the machine's latest
 //! point, its name is the time, and a bitmap counts from the last one, so two at once would conflict.

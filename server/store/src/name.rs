@@ -31,7 +31,7 @@ fn check_name(what: &str, text: &str) -> Result<()> {
     Err(Error::new(
         ErrorKind::InvalidInput,
         format!(
-            "{shown:?} is no {what} name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ - and start \
+            "{shown:?} is not a {what} name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ - and start \
              with a letter or digit"
         ),
     ))
@@ -112,7 +112,7 @@ name_type!(
             LATEST => "the newest point of a machine, as in web01/latest",
             _ => return Ok(()),
         };
-        let message = format!("{text:?} is no machine name: it addresses {meaning}");
+        let message = format!("{text:?} is not a machine name: it addresses {meaning}");
         Err(Error::new(ErrorKind::InvalidInput, message))
     }
 );

@@ -32,7 +32,7 @@ impl PointName {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!(
-                    "{shown:?} is no point name: use YYYYMMDDTHHMMSSZ (UTC), or \
+                    "{shown:?} is not a point name: use YYYYMMDDTHHMMSSZ (UTC), or \
                      YYYYMMDDTHHMMSSZ+N for a synthetic point"
                 ),
             )

@@ -46,7 +46,7 @@ export interface FoundDamage {
 const DAMAGED: [name: string, word: string][] = [['damaged_pages', 'page'], ['damaged_documents', 'document'],
   ['damaged_layers', 'layer'], ['damaged_markers', 'marker'], ['damaged_files', 'file']];
 
-/** The damage that the run has found; nothing if it is no verify, or found none. */
+/** The damage that the run has found; nothing if it is not a verify, or found none. */
 export function damageOf({ state, plan, result }: RunRecord): FoundDamage | undefined {
   if (plan?.command !== 'verify' || state !== 'failed' || result?.exit_code !== 1 || result.error) return undefined;
   const counts = (result.counts ?? {}) as Record<string, unknown>;

@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// An error for the one who asks.
+/// An error returned to the client.
 struct Refusal(Failure, String);
 
 impl Refusal {

@@ -223,7 +223,7 @@ pub(super) fn read_available(stream: &mut UnixStream) -> Vec<u8> {
 /// something that blocks.
 ///
 /// # Errors
-/// The system's; `InvalidInput` if it is no regular file.
+/// The system's; `InvalidInput` if it is not a regular file.
 pub(super) fn open_file(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::RDONLY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -101,7 +101,7 @@ impl Font {
         Some(Font(font))
     }
 
-    /// The text of a picture, lines without trailing blanks; `None` if it is no text.
+    /// The text of a picture, lines without trailing blanks; `None` if it is not text.
     pub(crate) fn read(&self, picture: &Picture) -> Option<String> {
         let is_text_mode = (picture.width, picture.height) == TEXT_MODE;
         let cell_width = if is_text_mode { GLYPH_WIDTH + 1 } else { GLYPH_WIDTH };

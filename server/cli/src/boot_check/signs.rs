@@ -68,7 +68,7 @@ pub(crate) fn rung(line: &str) -> Option<Rung> {
 }
 
 /// `web01 login: `, with or without a cursor. Before the word stand at most two more, as in `web01
-/// console login:`, so that a line of a log is no prompt.
+/// console login:`, so that a line of a log is not a prompt.
 fn is_login(line: &str) -> bool {
     let line = line.trim_end_matches([' ', '_', UNKNOWN]);
     let Some(before) = line.strip_suffix("login:") else { return false };

@@ -214,7 +214,7 @@ impl Hub {
     }
 }
 
-/// Nothing can be read or written now: that is no error.
+/// Nothing can be read or written now: that is not an error.
 fn would_wait(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),

@@ -43,7 +43,7 @@ pub(crate) struct BackupArguments {
     /// Content is never probed for the format.
     ///
     /// With --from: DISK=DEVICE; DEVICE is libvirt's target, such as vda, or QEMU's id of the device or
-    /// the drive, or the block node's name. Default: all writable disks, called as there.
+    /// the drive, or the block node's name. Default: all writable disks, with their existing names.
     #[arg(value_name = "DISK=[FORMAT:]SOURCE", required_unless_present = "from")]
     disks: Vec<String>,
 

@@ -30,7 +30,7 @@ use crate::units::show_duration;
 /// login, service. It ends at the rung of --until. It fails if something proves a failure: a
 /// message of the firmware or the boot loader, a kernel panic, an emergency shell, a disk error, a
 /// power-off, three restarts. Without either proof the boot is "not proven" when the time is over;
-/// that is no success and no failure. If the machine's last good checks of older points reached
+/// that is neither success nor failure. If the machine's last good checks of older points reached
 /// more, it is also called worse; that changes no exit code.
 ///
 /// A text prompt or an answer of the guest agent proves the login: for machines with a graphical

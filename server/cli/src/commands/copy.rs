@@ -48,7 +48,7 @@ pub(crate) struct CopyArguments {
     machines: Vec<MachineName>,
 
     /// The directory of the other repository, made with coldrise init; or the name of a link to another site,
-    /// see coldrise link; or a bucket, s3://BUCKET/PREFIX, see coldrise bucket. A directory whose name is also a link's: ./NAME.
+    /// see coldrise link; or a bucket, s3://BUCKET/PREFIX, see coldrise bucket. If a link has the same name as a directory, write ./NAME.
     #[arg(long, value_name = "DIR|LINK|BUCKET")]
     to: Option<PathBuf>,
 
@@ -99,13 +99,13 @@ pub(crate) struct CopyArguments {
     #[arg(long, value_name = "BYTES")]
     rate: Option<Rate>,
 
-    /// Within this part of the week send at most so many bytes per second (5M), or nothing (off): mon-fri
+    /// Limit the rate during this weekly window, in bytes per second (5M), or stop (off): mon-fri
     /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be given several times; where windows overlap, the least holds, and
     /// outside of all of them --rate. Times are this host's local time.
     #[arg(long = "window", value_name = "WINDOW=RATE")]
     windows: Vec<RateWindow>,
 
-    /// Over a link: when the line breaks, connect again and go on, until nothing more was sent for so long. 0s: never. A site that
+    /// Over a link: reconnect when the line breaks; give up after this long without progress. 0s: do not reconnect. A site that
     /// is not reached at first is not waited for. With a bucket: how long a request that fails is tried again.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
     retry: Duration,

@@ -22,7 +22,7 @@ use crate::units::now_ms;
 /// At the site that others can reach: coldrise link invite NAME, while coldrise serve replica runs. It shows a code. At the
 /// other site: coldrise link add NAME HOST:PORT --code CODE. Then coldrise copy --to NAME copies points there, or, after an
 /// invitation with --may fetch, copy --from NAME copies points from there. The keys of both sites are exchanged once;
-/// afterwards each believes that key only.
+/// afterwards each site accepts only that key.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
     #[command(subcommand)]

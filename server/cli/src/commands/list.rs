@@ -14,7 +14,7 @@ use crate::units::{show_moment, show_size};
 /// List machines and their restore points, oldest first.
 ///
 /// BOOT is the result of the point's last check-boot: ok, failed or not proven; worse if the
-/// machine's last good checks reached more. A point that is still on its way from another site is no restore point yet:
+/// machine's last good checks reached more. A point that is still on its way from another site is not a restore point yet:
 /// its kind is coming.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {

@@ -88,8 +88,8 @@ fn command(planned: &Planned) -> Result<(Request, Arguments, ArgMatches)> {
     Err(refuse(name))
 }
 
-/// The error of a plan whose command is no run.
+/// The error of a plan whose command is not a run.
 pub(crate) fn refuse(command: &str) -> Error {
-    let text = format!("coldrise {command} cannot be planned: it is no run");
+    let text = format!("coldrise {command} cannot be planned: it is not a run");
     Error::new(ErrorKind::InvalidInput, text)
 }

@@ -72,7 +72,7 @@ struct Listing {
     unknown: Vec<UnknownEntry>,
 }
 
-/// An entry of the folder that is no run.
+/// An entry of the folder that is not a run.
 #[derive(Serialize)]
 struct UnknownEntry {
     name: String,

@@ -1,7 +1,7 @@
 //! Why a machine that reads file systems has ended.
 //!
 //! Its kernel says nothing on the console unless it crashes, or our init cannot go on. Both end QEMU with exit
-//! status 0. Everything else is no matter of the file system: this host killed QEMU, or QEMU failed.
+//! status 0. Everything else is not a file system error: this host killed QEMU, or QEMU failed.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;

@@ -125,7 +125,7 @@ impl Ganesha {
                     options.listen
                 );
                 return Err(claim::taken(repository)
-                    .context(format!("nobody answers at {}", options.listen))
+                    .context(format!("no server answers at {}", options.listen))
                     .advise(advice));
             }
             check_not_asked_to_end(signals)?;

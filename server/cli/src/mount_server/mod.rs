@@ -283,7 +283,7 @@ fn check_free(address: SocketAddr) -> Result<()> {
     bound.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => taken(),
         std::io::ErrorKind::AddrNotAvailable => {
-            let text = format!("{} is no address of this host", address.ip());
+            let text = format!("{} is not an address of this host", address.ip());
             Error::new(ErrorKind::InvalidInput, text).advise("ip address shows them")
         }
         _ => Error::io(format!("listening on {address}"), error),

@@ -148,7 +148,7 @@ impl Client {
                 Err(error) if error.kind() == ErrorKind::NotFound => away_for = Duration::ZERO,
                 Err(error) if away_for > AWAY => {
                     return Err(
-                        error.advise(format!("the run goes on: coldrise runs show {id} there"))
+                        error.advise(format!("the run continues: coldrise runs show {id} there"))
                     );
                 }
                 Err(_) => away_for += INTERVAL,

@@ -188,7 +188,7 @@ fn pairs(words: &[String]) -> Result<Value> {
 }
 
 fn not_a_number(id: &str, text: &str) -> Error {
-    let text = format!("--{}: {text:?} is no whole number", id.replace('_', "-"));
+    let text = format!("--{}: {text:?} is not a whole number", id.replace('_', "-"));
     Error::new(ErrorKind::InvalidInput, text)
 }
 

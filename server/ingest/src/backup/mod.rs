@@ -214,7 +214,7 @@ pub fn read_disks(
     check_disks(&request.disks)?;
     let BackupStart { point, latest: base, .. } = start;
     let base = base.as_ref();
-    // A distrusted point is no base: its chunks are read from the source, which heals them,
+    // A distrusted point is not a base: its chunks are read from the source, which heals them,
     // and its chunk maps are not shared.
     let quarantined = base.filter(|point| point.quarantine.is_some());
     // Opens all sources before it reads the first: a mistake in the last shows at once.
@@ -260,7 +260,7 @@ pub fn read_disks(
         let pace = Pace { threads: request.threads, limit: limit.as_ref() };
         let store = |base: &Base| store_one(target, spec, source.as_ref(), base, pace, &watch);
         let stored = match store(&base) {
-            // A chunk map without all its pages is no base; the rest of the point is
+            // A chunk map without all its pages is not a base; the rest of the point is
             // usable.
             Err(error) if error.kind() == ErrorKind::Corrupt && base.is_only_a_saving() => {
                 warnings.push(format!(
@@ -446,7 +446,7 @@ impl Base {
     }
 
     /// The same disk in the machine's latest backup. A bitmap needs one: it counts from
-    /// there. A synthetic point is no base: layers hold the session's captured writes, and
+    /// there. A synthetic point is not a base: layers hold the session's captured writes, and
     /// the source's bitmap does not contain them.
     fn choose(
         disk: &DiskName,

@@ -183,7 +183,7 @@ fn backing_file(
     };
     let full = facts["full-backing-filename"].as_str().unwrap_or(named);
     if !full.starts_with('/') {
-        return Err(refused("is no local file".to_string()));
+        return Err(refused("is not a local file".to_string()));
     }
     let backing_format = match facts["backing-filename-format"].as_str() {
         Some("vpc") => ImageFormat::Vhd,

@@ -216,7 +216,7 @@ impl Location {
             let is_word = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
             if is_word && !Path::new(path).exists() {
                 return Err(invalid(format!(
-                    "'{word}:' is no image format: use raw:, qcow2:, vmdk:, vhd: or vhdx:. If it \
+                    "'{word}:' is not an image format: use raw:, qcow2:, vmdk:, vhd: or vhdx:. If it \
                      begins a file's name, write ./{path}"
                 )));
             }
@@ -240,7 +240,7 @@ mod tests {
     fn image(text: &str) -> (String, ImageFormat) {
         match SourceSpec::parse(text).unwrap().location {
             Location::Image { path, format } => (path.to_str().unwrap().to_string(), format),
-            _ => panic!("{text} is no image"),
+            _ => panic!("{text} is not an image"),
         }
     }
 
@@ -280,8 +280,8 @@ mod tests {
             ("vda=raw:", "empty"),
             ("vda=/a/disk", "raw:, qcow2:"),
             ("vda=/a/disk.iso", "raw:, qcow2:"),
-            ("vda=foo:/a/disk", "'foo:' is no image format"),
-            ("vda=vdi:/a/disk.raw", "'vdi:' is no image format"),
+            ("vda=foo:/a/disk", "'foo:' is not an image format"),
+            ("vda=vdi:/a/disk.raw", "'vdi:' is not an image format"),
             ("vda=./foo:disk", "raw:, qcow2:"),
             ("vda=http://host/disk.raw", "NBD"),
             ("vda=qcow2:nbd://host", "leave out"),

@@ -66,7 +66,7 @@ pub(super) fn vmdk_extents(path: &Path) -> Result<Vec<PathBuf>> {
         let Ok(word) = std::str::from_utf8(word) else {
             return Err(refused(
                 path,
-                "it is no VMDK, or names an extent in another encoding than UTF-8".to_string(),
+                "it is not a VMDK, or names an extent in another encoding than UTF-8".to_string(),
             ));
         };
         if word.contains(['/', ':', '\0']) {

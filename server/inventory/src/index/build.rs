@@ -40,7 +40,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt` if the catalog cannot be walked; errors of the operating system. An unreadable
-    /// document is no error.
+    /// document is not an error.
     pub(crate) fn build(
         repository: &Arc<Repository>,
         before: &Index,

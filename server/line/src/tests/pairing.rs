@@ -118,7 +118,7 @@ fn a_proof_that_an_attacker_passes_on_is_wrong() {
         let with_far = dial(&sites.address(), &config).expect("it is invited");
         refused(ask(&with_far, &hello, LONG), ErrorKind::Forbidden, "wrong, used or expired");
         // Nor can it prove the far side to the near one.
-        let Hello::Pair { proof } = hello else { panic!("{hello:?} is no proof") };
+        let Hello::Pair { proof } = hello else { panic!("{hello:?} is not a proof") };
         let answer = Welcome::Paired { proof }.encode();
         with_near.write_all_until(&answer, until).expect("it waits");
         let paired = pairing_near.join().expect("no panic");

@@ -73,8 +73,11 @@ impl SigningKey {
 }
 
 fn no_key(path: &Path) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{} is no key of Ed25519 in PEM", path.display()))
-        .advise("make one with coldrise attest --new-key FILE")
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("{} is not an Ed25519 key in PEM format", path.display()),
+    )
+    .advise("make one with coldrise attest --new-key FILE")
 }
 
 /// A public key.
@@ -89,7 +92,7 @@ impl PublicKey {
     pub fn read(path: &Path) -> Result<PublicKey> {
         let text = read_short(path)?;
         PublicKey::of_pem(&text).ok_or_else(|| {
-            let text = format!("{} is no public key of Ed25519 in PEM", path.display());
+            let text = format!("{} is not an Ed25519 public key in PEM format", path.display());
             Error::new(ErrorKind::InvalidInput, text)
         })
     }

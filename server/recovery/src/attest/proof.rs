@@ -183,7 +183,7 @@ impl Proof {
     /// signed roots.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no proof or too long, `Unsupported` for another version, `Corrupt` for a
+    /// `InvalidInput` if it is not a proof or too long, `Unsupported` for another version, `Corrupt` for a
     /// wrong signature or sections that do not lead to the root.
     pub fn read(path: &Path) -> Result<Proof> {
         let what = || format!("reading {}", path.display());
@@ -279,11 +279,11 @@ fn read_sections(
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("this is no valid proof: {what}"))
+    Error::new(ErrorKind::InvalidInput, format!("this is not a valid proof: {what}"))
 }
 
 fn no_proof(error: serde_json::Error) -> Error {
-    Error::with_source(ErrorKind::InvalidInput, "this is no valid proof", error)
+    Error::with_source(ErrorKind::InvalidInput, "this is not a valid proof", error)
 }
 
 fn internal(error: serde_json::Error) -> Error {

@@ -9,7 +9,7 @@ fn is_printable(c: char) -> bool {
     !c.is_control() && !turns && !matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-/// A name for people. Bytes that are no printable text, and backslashes, are written as escapes, so
+/// A name for people. Non-printable bytes, and backslashes, are written as escapes, so
 /// that different names look different.
 pub fn shown(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());

@@ -40,7 +40,7 @@ impl<In: Transport> Connector<In> for TlsConnector {
         }
         let host = details.uri.host().unwrap_or_default();
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
-            .map_err(|_| ureq::Error::BadUri(format!("{host} is no name of a server")))?;
+            .map_err(|_| ureq::Error::BadUri(format!("{host} is not a host name")))?;
         let connection =
             ClientConnection::new(Arc::clone(&self.config), name).map_err(ureq::Error::Rustls)?;
         let mut socket =

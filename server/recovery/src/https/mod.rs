@@ -41,7 +41,7 @@ pub enum Trust {
 /// A request may take `timeout`. `option` names the option for certificates, for people.
 ///
 /// # Errors
-/// Errors of reading the file; `InvalidInput` if it is no certificate; `Unsupported` if this system trusts none.
+/// Errors of reading the file; `InvalidInput` if it is not a certificate; `Unsupported` if this system trusts none.
 pub fn agent(trust: &Trust, option: &str, timeout: Duration) -> Result<ureq::Agent> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = match trust {
@@ -78,7 +78,7 @@ fn store(certificates: Vec<CertificateDer<'static>>) -> RootCertStore {
 /// Checks that a file has certificates.
 ///
 /// # Errors
-/// `InvalidInput` if it is no regular file, has none or is too large; errors of the operating system.
+/// `InvalidInput` if it is not a regular file, has none or is too large; errors of the operating system.
 pub fn check_certificate_file(path: &Path) -> Result<()> {
     trusted_file(path).map(drop)
 }
@@ -89,14 +89,14 @@ fn trusted_file(path: &Path) -> Result<RootCertStore> {
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::File::options().read(true).custom_flags(flags).open(path).context(what)?;
     if !file.metadata().context(what)?.is_file() {
-        let text = format!("{} is no regular file", path.display());
+        let text = format!("{} is not a regular file", path.display());
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let text = read_at_most(file, path, MAX_CERTIFICATES_BYTES)?;
     let found = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
     let roots = store(found.unwrap_or_default());
     if roots.is_empty() {
-        let text = format!("{} is no certificate in PEM format", path.display());
+        let text = format!("{} is not a certificate in PEM format", path.display());
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     Ok(roots)

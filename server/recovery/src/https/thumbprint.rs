@@ -53,7 +53,7 @@ impl FromStr for Thumbprint {
         for (index, byte) in bytes.iter_mut().enumerate() {
             let pair = digits.get(2 * index..2 * index + 2).unwrap_or_default();
             *byte = u8::from_str_radix(pair, 16)
-                .map_err(|_| invalid(format!("{pair} is no byte in hexadecimal")))?;
+                .map_err(|_| invalid(format!("{pair} is not a byte in hexadecimal")))?;
         }
         Ok(Thumbprint(bytes))
     }

@@ -81,7 +81,7 @@ pub(super) fn disk_element(export: &str, options: &DomainOptions<'_>, parts: &st
     )
 }
 
-/// A device that is no disk of the point; `None` if it is left out.
+/// A device that is not a disk of the point; `None` if it is left out.
 fn other(
     source: &str,
     node: Node<'_, '_>,

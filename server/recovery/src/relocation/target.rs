@@ -102,7 +102,7 @@ pub(super) fn of_disks(session: &SessionDocument, targets: &[Target]) -> Result<
         let mut target = Target { disk: disk.name.clone(), ..target.clone() };
         if target.is_folder && !target.path.is_dir() {
             let text =
-                format!("{:?} is no existing folder: give a folder, or DISK=PATH", target.path);
+                format!("{:?} is not an existing folder: give a folder, or DISK=PATH", target.path);
             return refused(text);
         }
         if target.is_folder {

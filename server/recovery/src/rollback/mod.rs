@@ -12,7 +12,7 @@
 //! - Nothing is written before the safety point is stored and durable. A crash before that leaves all
 //!   targets as they were.
 //! - A block of a target holds its old bytes or the wanted ones. A crash while writing leaves a mixture;
-//!   the command says that it is no whole state, and the safety point holds the old one.
+//!   the command says that it is not a whole state, and the safety point holds the old one.
 //! - Nothing is remembered for the next run. It finds its candidates again: the safety point of the next
 //!   run is read from the mixture, and the bitmap only ever gains bits, so a block that still differs from
 //!   the wanted point is a candidate again. Running the command again therefore finishes it.

@@ -47,7 +47,7 @@ impl Chap {
         let is_plain = |c: char| c.is_ascii_graphic() && c != ',';
         if !(1..=USER_CHARS).contains(&user.len()) || !user.chars().all(is_plain) {
             return invalid(format!(
-                "{user:?} is no name for CHAP: give up to {USER_CHARS} ASCII characters without blanks \
+                "{user:?} is not a name for CHAP: give up to {USER_CHARS} ASCII characters without blanks \
                  and commas"
             ));
         }

@@ -109,7 +109,7 @@ pub fn user_map(user: &str) -> Result<String> {
     let is_short = (1..=USER_CHARS).contains(&user.chars().count());
     if !is_short || !user.chars().all(is_plain) || user == ACCOUNT {
         let text = format!(
-            "{user:?} is no name for the share's user: give up to {USER_CHARS} letters, digits, '.', \
+            "{user:?} is not a name for the share's user: give up to {USER_CHARS} letters, digits, '.', \
              '_' and '-', and not {ACCOUNT}"
         );
         return Err(Error::new(ErrorKind::InvalidInput, text));

@@ -53,7 +53,7 @@ pub(super) fn request(method: &str, this: &Reference, body: &str) -> String {
     )
 }
 
-/// The text of an answer that is no fault.
+/// The text of an answer that is not a fault.
 pub(super) struct Answer(pub(super) String);
 
 impl Answer {

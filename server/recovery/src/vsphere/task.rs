@@ -50,7 +50,7 @@ pub(super) fn await_end(
             TaskState::Running(percent) => watch.look(client, percent)?,
         }
         if started.elapsed() > limit {
-            let text = format!("{what} has not ended after {} s; it goes on", limit.as_secs());
+            let text = format!("{what} has not ended after {} s; it continues", limit.as_secs());
             return Err(Error::new(ErrorKind::Incomplete, text)
                 .advise("look at the tasks of the machine in the vSphere client"));
         }

@@ -213,7 +213,7 @@ pub fn serve_fetch(
     copied.and(told)
 }
 
-/// The machines that are copied. Of one that it may not have, the other side does not hear whether it is there.
+/// The machines that are copied. Whether a machine exists that it may not have is not revealed.
 fn wanted(
     source: &dyn CopySource,
     request: &FetchRequest,
@@ -249,7 +249,7 @@ impl Teller<'_> {
     fn tell(&self, told: Told) {
         if let Err(error) = self.far.tell(&Ask::Told { told }, &[]) {
             // The copy finds out, too.
-            tracing::debug!("not told: {}", error.full_message());
+            tracing::debug!("not sent: {}", error.full_message());
         }
     }
 }

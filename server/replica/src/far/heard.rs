@@ -39,7 +39,7 @@ impl<'a> Heard<'a> {
         match told {
             Told::Machines(machines) => {
                 if !self.machines.is_empty() {
-                    return Err(broken("the machines were told already"));
+                    return Err(broken("the list of machines was sent twice"));
                 }
                 for (machine, there) in &machines {
                     self.machines.push(MachineCopy::new(machine.clone(), self.own(there)?));
@@ -74,7 +74,7 @@ impl<'a> Heard<'a> {
                 let before: usize = self.machines.iter().map(|machine| machine.copied.len()).sum();
                 let known = self.machines.iter_mut().find(|known| known.machine == machine);
                 let Some(known) = known.filter(|_| before < added) else {
-                    return Err(broken("a point was told that was not added"));
+                    return Err(broken("a point was sent that was not announced"));
                 };
                 self.traffic = traffic;
                 self.progress.reached(&CopyStep::Point { machine: &machine, point: &point });
@@ -85,7 +85,7 @@ impl<'a> Heard<'a> {
                 self.progress.reached(&CopyStep::Machine(&machine));
                 match self.machines.get_mut(self.done) {
                     Some(next) if next.machine == machine.machine => *next = *machine,
-                    _ => return Err(broken("a machine was told out of turn")),
+                    _ => return Err(broken("a machine was sent out of order")),
                 }
                 self.done += 1;
             }
@@ -96,7 +96,7 @@ impl<'a> Heard<'a> {
     pub(super) fn end(&mut self, result: std::result::Result<Traffic, Failure>) -> Result<()> {
         self.ended = Some(match result {
             Ok(_) if self.done < self.machines.len() => {
-                return Err(broken("it ended before all machines were told"));
+                return Err(broken("it ended before all machines were sent"));
             }
             Ok(traffic) => {
                 self.traffic = traffic;

@@ -76,7 +76,7 @@ pub trait FarSide: Sync {
     /// Where the disks are stored.
     fn target(&self) -> &dyn BackupTarget;
 
-    /// Whether this side has closed the line for some time: what fails then is no failure.
+    /// Whether this side has closed the line for some time: what fails then is not a failure.
     fn is_paused(&self) -> bool {
         false
     }

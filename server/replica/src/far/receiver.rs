@@ -201,7 +201,7 @@ impl<'h> Receiver<'_, 'h> {
 
     fn own(&self, machine: &MachineName) -> Result<MachineName> {
         if !self.terms.only.is_empty() && !self.terms.only.contains(machine) {
-            return Err(broken(&format!("nobody asked for machine {machine}")));
+            return Err(broken(&format!("machine {machine} was not requested")));
         }
         format!("{}{machine}", self.terms.prefix).parse()
     }
@@ -216,7 +216,7 @@ impl<'h> Receiver<'_, 'h> {
     }
 
     fn heard(&mut self) -> Result<&mut Heard<'h>> {
-        self.heard.as_deref_mut().ok_or_else(|| broken("nobody asked how far it is"))
+        self.heard.as_deref_mut().ok_or_else(|| broken("its progress was not requested"))
     }
 
     fn answer(&mut self, ask: Ask, attachment: &[u8]) -> Result<()> {

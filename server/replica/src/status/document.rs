@@ -260,7 +260,7 @@ impl CopyRecords {
     }
 
     /// Records that a copy of `machines` has failed before any machine's turn, such as because the target cannot be
-    /// reached. A directory to which nothing was ever copied is no target yet.
+    /// reached. A directory to which nothing was ever copied is not a target yet.
     ///
     /// # Errors
     /// Errors of the drive.
@@ -316,7 +316,7 @@ impl CopyRecords {
             Err(error) if error.kind() == ErrorKind::NotFound => TargetDocument::new(target),
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!(
-                    "the record of copies to {target} is made anew: {}",
+                    "the record of copies to {target} is rebuilt: {}",
                     error.full_message()
                 );
                 TargetDocument::new(target)

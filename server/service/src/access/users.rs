@@ -26,7 +26,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || b"._@-".contains(&c);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(is_allowed) {
         let shown: String = name.chars().take(64).collect();
-        let text = format!("{shown:?} is no user name: give 1 to 64 of a-z, 0-9, and . _ @ -");
+        let text = format!("{shown:?} is not a user name: give 1 to 64 of a-z, 0-9, and . _ @ -");
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     Ok(())

@@ -206,7 +206,7 @@ fn hide_secrets(value: &mut Value) {
 /// What a request gives as proof.
 enum Claim {
     Token(String),
-    /// A header that is no token.
+    /// A header that is not a token.
     Malformed,
     Peer(u32),
     Cookie(String),

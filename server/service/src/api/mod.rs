@@ -188,7 +188,7 @@ async fn welcome() -> Response {
 #[utoipa::path(get, path = "/healthz", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
 async fn health(State(service): State<SharedService>) -> &'static str {
     if service.messenger.is_folder_full() {
-        return "ok, but the drive of the service's folder is full: nobody can log in, and no change is stored\n";
+        return "ok, but the drive of the service's folder is full: users cannot log in, and changes are not stored\n";
     }
     "ok\n"
 }

@@ -111,7 +111,8 @@ impl Recover {
         };
         let has_options = self.name.is_some() || self.network.is_some() || self.connect.is_some();
         if has_options || self.new_uuid || !self.hosts.is_empty() {
-            let text = "live/SESSION goes on as it was started: give no other options";
+            let text =
+                "live/SESSION continues with the options it was started with: give no others";
             return Err(invalid(text));
         }
         let found = live(service, caller, Permission::Operate, &session)?;

@@ -122,7 +122,7 @@ impl Boot {
 fn word(choice: impl Serialize) -> Result<String> {
     match serde_json::to_value(choice) {
         Ok(serde_json::Value::String(word)) => Ok(word),
-        _ => Err(Error::new(ErrorKind::Internal, "a choice that is no word")),
+        _ => Err(Error::new(ErrorKind::Internal, "a choice that is not a word")),
     }
 }
 
@@ -211,7 +211,7 @@ impl Serve {
             return Err(invalid("allow: give at most 1000 clients"));
         }
         if let Some(client) = self.allow.iter().find(|client| !is_network(client)) {
-            return Err(invalid(format!("allow: {client:?} is no network such as 10.0.0.0/24")));
+            return Err(invalid(format!("allow: {client:?} is not a network such as 10.0.0.0/24")));
         }
         let arguments = words.map(str::to_owned).to_vec();
         let mut command = Command { kind, machine: None, arguments }

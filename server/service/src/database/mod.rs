@@ -91,7 +91,7 @@ impl Database {
 }
 
 /// What to do when the drive of the service's folder is full.
-pub(crate) const FREE_SPACE: &str = "free some space on it; the service then goes on by itself";
+pub(crate) const FREE_SPACE: &str = "free some space on it; the service then continues";
 
 /// The result of statements.
 pub(crate) type SqlResult<T> = rusqlite::Result<T>;

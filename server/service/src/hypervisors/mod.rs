@@ -135,7 +135,7 @@ impl HypervisorSettings {
         }
         match self.allow.iter().find(|client| !crate::api::is_network(client)) {
             Some(client) => {
-                Err(invalid(format!("allow: {client:?} is no network such as 10.0.0.0/24")))
+                Err(invalid(format!("allow: {client:?} is not a network such as 10.0.0.0/24")))
             }
             None => Ok(()),
         }
@@ -176,7 +176,7 @@ fn check_length(field: &str, text: &str, max_bytes: usize) -> Result<()> {
 fn regular_file(path: PathBuf) -> Result<PathBuf> {
     let found = path.symlink_metadata().context(|| format!("reading {}", path.display()))?;
     if !found.is_file() {
-        return Err(invalid(format!("{} is no regular file", path.display())));
+        return Err(invalid(format!("{} is not a regular file", path.display())));
     }
     Ok(path)
 }

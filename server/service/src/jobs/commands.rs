@@ -64,7 +64,7 @@ pub(crate) fn check_device(text: &str) -> Result<()> {
     if is_name && text.len() <= MAX_SOURCE_BYTES && !expand(text, "m", "d").contains(['{', '}']) {
         return Ok(());
     }
-    Err(invalid(format!("'{}' is no name of a device", text.escape_debug())))
+    Err(invalid(format!("'{}' is not a device name", text.escape_debug())))
 }
 
 /// Checks a rate, in bytes per second, as `coldrise backup --rate` does.

@@ -220,7 +220,7 @@ fn interrupted() -> Failure {
 fn absolute(path: &Path) -> Result<String> {
     let absolute = std::path::absolute(path).context(|| format!("finding {}", path.display()))?;
     absolute.into_os_string().into_string().map_err(|_| {
-        let text = format!("{}: the path is no UTF-8 text", path.display());
+        let text = format!("{}: the path is not UTF-8 text", path.display());
         Error::new(ErrorKind::InvalidInput, text)
     })
 }

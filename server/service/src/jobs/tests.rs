@@ -274,7 +274,7 @@ fn failures_are_tried_again_and_raise_a_condition() {
     assert!(rows[0].due_ms >= now + 10_000 && rows[0].due_ms <= now + 12_500);
     assert!(rows[0].reason.as_ref().unwrap().contains("could not be started"));
     let known = [KnownMachine { machine: "db01".into(), last_good_ms: Some(now) }];
-    // While an attempt is left, the failure is no condition.
+    // While an attempt is left, the failure is not a condition.
     let keys = |now| -> Vec<String> {
         let found = conditions(&queue.database, &known, now).unwrap();
         found.into_iter().map(|condition| condition.key).collect()

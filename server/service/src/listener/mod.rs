@@ -299,14 +299,14 @@ fn inode(path: &Path) -> Option<u64> {
 /// Removes the socket of a service that was killed, and nothing else.
 ///
 /// # Errors
-/// `Busy` if another process listens there; `InvalidInput` if it is no socket.
+/// `Busy` if another process listens there; `InvalidInput` if it is not a socket.
 fn remove_stale_socket(path: &Path) -> Result<()> {
     let found = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         found => found.context(|| format!("reading {}", path.display()))?,
     };
     if !found.file_type().is_socket() {
-        let text = format!("--socket {}: there is a file, and it is no socket", path.display());
+        let text = format!("--socket {}: there is a file, and it is not a socket", path.display());
         return Err(Error::new(ErrorKind::InvalidInput, text).advise("name another path"));
     }
     if std::os::unix::net::UnixStream::connect(path).is_ok() {

@@ -20,7 +20,7 @@ use crate::service::{Service, SharedService};
 
 /// Longest time between two evaluations: ages grow without an event.
 const INTERVAL: Duration = Duration::from_secs(20);
-/// A repository that is away for less is no alarm: such as at the start, before it is open.
+/// A repository that is away for less is not an alarm: such as at the start, before it is open.
 const AWAY_GRACE: Duration = Duration::from_secs(15);
 /// Events come in swarms; the evaluation comes after them.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -198,7 +198,7 @@ fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mu
             let mut away = Condition::new("repository", Topic::Repository, Severity::Fail, text);
             away.details = error.full_message();
             findings.conditions.push(away.advise(
-                "bring it back; coldrised then goes on by itself",
+                "bring it back; coldrised then continues",
                 Some("coldrise doctor".to_owned()),
             ));
             return;

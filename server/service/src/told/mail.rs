@@ -83,7 +83,7 @@ fn mailbox(address: &str) -> Result<Mailbox> {
     let shown: String = address.chars().take(100).collect();
     let is_plain = !address.chars().any(char::is_control);
     let parsed = address.parse::<Mailbox>().ok().filter(|_| is_plain);
-    parsed.ok_or_else(|| invalid(format!("{shown:?} is no mail address")))
+    parsed.ok_or_else(|| invalid(format!("{shown:?} is not a mail address")))
 }
 
 fn check_addresses(from: &str, to: &[String]) -> Result<()> {

@@ -34,7 +34,7 @@ pub(crate) use recorder::TraceRecorder;
 
 /// Positions are multiples of this many bytes.
 const UNIT_BYTES: u64 = 16 << 10;
-/// A recording of more units (2 GiB) is no boot.
+/// A recording of more units (2 GiB) is not a boot.
 const MAX_UNITS: usize = 128 << 10;
 /// Maximum number of runs of a trace. Later ones are dropped.
 const MAX_RUNS: usize = 32 << 10;
@@ -104,7 +104,7 @@ pub fn boot_trace(repository: &Repository, machine: &MachineName) -> Option<Vec<
 /// Stores the trace that another site has of a machine, unless this site has one of its own. Returns whether it did.
 ///
 /// # Errors
-/// `InvalidInput` if it is no trace; errors of the operating system.
+/// `InvalidInput` if it is not a trace; errors of the operating system.
 pub fn adopt_boot_trace(
     repository: &Repository,
     machine: &MachineName,

@@ -15,7 +15,7 @@ use crate::document::SessionDocument;
 const BOOT_TIME: Duration = Duration::from_secs(300);
 /// Longer requests are those of a copy. QEMU joins neighbouring requests of a boot to some 100 KiB.
 const MAX_REQUEST_BYTES: u64 = 512 << 10;
-/// A recording of fewer units (1 MiB) is no boot.
+/// A recording of fewer units (1 MiB) is not a boot.
 const MIN_UNITS: usize = 64;
 
 /// Notes the first reads of a session, of all its disks.

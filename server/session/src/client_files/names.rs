@@ -16,7 +16,7 @@ pub(super) fn check_name(name: &str) -> Result<()> {
         ));
     }
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-        return Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name of a file")));
+        return Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is not a file name")));
     }
     Ok(())
 }
@@ -30,7 +30,7 @@ pub(super) fn is_folder(name: &str) -> Error {
 }
 
 pub(super) fn no_folder(name: &str) -> Error {
-    Error::new(ErrorKind::NotAFolder, format!("{name:?} is no folder"))
+    Error::new(ErrorKind::NotAFolder, format!("{name:?} is not a folder"))
 }
 
 pub(super) fn not_empty(name: &str) -> Error {

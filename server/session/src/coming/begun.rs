@@ -328,7 +328,7 @@ fn read<T: DeserializeOwned>(repository: &Repository, path: &Path) -> Result<Opt
     let json = repository.decrypt_document(&purpose(path), &sealed);
     let begun = json.ok().and_then(|json| serde_json::from_slice(&json).ok());
     if begun.is_none() {
-        tracing::warn!("{} is damaged: that copy begins anew", path.display());
+        tracing::warn!("{} is damaged: that copy starts from the beginning", path.display());
     }
     Ok(begun)
 }

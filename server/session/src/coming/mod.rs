@@ -19,7 +19,7 @@
 //!    leases: one of the two names the maps.
 //! 3. A session's document names no map until its point is complete. So nothing that reads sessions takes the part for
 //!    the whole, and such a session is neither sealed nor ended with a seal.
-//! 4. A point that comes is no restore point: the catalog does not have it.
+//! 4. An incoming point is not in the catalog.
 //!
 //! # Crashes
 //!
@@ -183,7 +183,7 @@ impl Coming {
     /// The error of everything that needs a restore point: `NotFound`.
     pub(crate) fn not_complete(&self) -> Error {
         let text = format!(
-            "{}/{} is still on its way here and no restore point yet: {} % of what differs is here",
+            "{}/{} is incomplete: {} % of what differs is here",
             self.begun.machine,
             self.begun.point,
             self.percent_here()
@@ -273,7 +273,7 @@ impl Coming {
         match self.is_reachable(repository) {
             true => format!("{here} and are fetched from the other site when they are read"),
             false => format!(
-                "{here}, and the other site is not connected: reading them gives I/O errors until its copy goes on"
+                "{here}, and the other site is not connected: reading them gives I/O errors until its copy continues"
             ),
         }
     }

@@ -251,7 +251,7 @@ impl LayerFile {
     }
 
     /// Takes a slot for cells. Its bytes are cleared before its record is stored. If a crash keeps
-    /// the record and loses the clearing, the slot's old content is no cell: cells are bound to the
+    /// the record and loses the clearing, the slot's old content is not a cell: cells are bound to the
     /// record's nonce.
     fn open_cells(&self, writer: &Writer) -> Result<OpenCells> {
         let sequences = self.take_sequences(writer, 1)?;

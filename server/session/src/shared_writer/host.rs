@@ -194,7 +194,7 @@ impl Service {
         match read_line(&mut stream)? {
             Some(Ask::Proof(told)) if is_proof(told, expected) => {}
             Some(_) => {
-                let message = "who asks to back up does not know the key of the repository";
+                let message = "the backup process has the wrong repository key";
                 return Err(Error::new(ErrorKind::WrongPassphrase, message));
             }
             None => return Ok(()),

@@ -107,7 +107,7 @@ pub struct VerifyOutcome {
 ///
 /// # Errors
 /// `NotFound` if the address names nothing; `Interrupted` once it was cancelled; errors of the
-/// operating system. Damage is no error: the outcome names it.
+/// operating system. Damage is not an error: the outcome names it.
 pub fn verify(repository: &Arc<Repository>, request: &VerifyRequest<'_>) -> Result<VerifyOutcome> {
     let (inventory, _lease) = match &request.scope {
         VerifyScope::Only(address) => only(repository, address, request.program)?,

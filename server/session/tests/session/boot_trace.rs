@@ -107,7 +107,7 @@ fn only_the_boot_of_a_fresh_session_is_recorded() {
     let session = open(&place, "copied");
     session.disk(&disk_name("vda")).unwrap().read_at(&mut vec![0; DISK_BYTES as usize], 0).unwrap();
     drop(session);
-    assert_eq!(traces(&place).len(), 0, "one long read is no boot");
+    assert_eq!(traces(&place).len(), 0, "one long read is not a boot");
 
     let session = open(&place, "written");
     session.disk(&disk_name("vda")).unwrap().write_at(&[1; 4096], 0).unwrap();

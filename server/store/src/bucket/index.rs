@@ -54,7 +54,7 @@ pub(super) struct Index {
     database: Database,
     /// The packs in the bucket that can be read.
     packs: HashSet<PackNumber>,
-    /// Those of which values are missing, or may be: they were put anew.
+    /// Those of which values are missing, or may be: they were rewritten.
     changed: HashSet<PackNumber>,
     generation: u64,
     _log: LogDirectory,
@@ -80,7 +80,7 @@ impl Index {
             Some(database) => database,
             None => {
                 if path.exists() {
-                    tracing::warn!("the index of {} is made anew", shelf.objects.place());
+                    tracing::warn!("the index of {} is rebuilt", shelf.objects.place());
                     std::fs::remove_dir_all(&path).context(what)?;
                 }
                 let database = Database::open_primary(&path, log.path(), true)?;

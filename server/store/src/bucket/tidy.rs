@@ -52,7 +52,7 @@ struct Used {
 impl BucketRepository {
     /// Returns the space of what no point needs.
     ///
-    /// Without any point, `is_meant` says that this is no accident: nothing is needed then.
+    /// Without any point, `is_meant` says that this is not an accident: nothing is needed then.
     ///
     /// # Errors
     /// `Busy` if a copy writes to the bucket; `Corrupt` if a point or a map cannot be read, or all points have vanished: then

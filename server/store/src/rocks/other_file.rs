@@ -49,7 +49,7 @@ fn number_in(text: &str) -> Option<u64> {
 /// 16 files with the database, and compares a further one when it first reads it.
 ///
 /// # Errors
-/// That of RocksDB, if there is one. Other damage is no error here.
+/// That of RocksDB, if there is one. Other damage is not an error here.
 pub(super) fn refuse_other_files(database: &Database) -> Result<()> {
     if open_tables().is_none() {
         return Ok(());

@@ -338,7 +338,8 @@ impl Run<'_> {
             self.wanted.is_none() || ids.into_iter().any(|id| self.is_wanted(id))
         };
         let done = files.read((&from, &to), &mut blocks, is_wanted, |key, value| {
-            let id = id_of(key).ok_or_else(|| Error::new(ErrorKind::Corrupt, "a key is no id"))?;
+            let id =
+                id_of(key).ok_or_else(|| Error::new(ErrorKind::Corrupt, "a key is not an id"))?;
             self.skip(next, id);
             if self.is_wanted(id) {
                 match self.authenticate(id, value, scratch) {

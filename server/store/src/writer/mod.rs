@@ -420,7 +420,7 @@ fn delete_from(database: &Database, family: Family, ids: RangeInclusive<u64>) ->
 fn id_of_key(key: &[u8]) -> Result<u64> {
     key.try_into()
         .map(u64::from_be_bytes)
-        .map_err(|_| Error::new(ErrorKind::Corrupt, "the store holds a key that is no id"))
+        .map_err(|_| Error::new(ErrorKind::Corrupt, "the store holds a key that is not an id"))
 }
 
 /// Removes a folder and its content. The folder may be missing.

@@ -38,7 +38,7 @@ fn the_last_backup_is_known_after_it_was_forgotten() {
     put(&writer, FIRST);
     put(&writer, SECOND);
     put(&writer, "20261120T100000Z+1");
-    assert_eq!(last(), Some(name(SECOND)), "a synthetic point is no backup");
+    assert_eq!(last(), Some(name(SECOND)), "a synthetic point is not a backup");
     writer.remove_points(&of(&[SECOND])).unwrap();
     assert_eq!(last(), Some(name(SECOND)));
     // The backup stored later counts, whatever its name's time.

@@ -106,7 +106,7 @@ fn mended(report: &BucketVerifyReport) -> String {
     }
     if report.renamed_packs > 0 {
         let packs = show_count(report.renamed_packs, "pack");
-        text.push_str(&format!("\nmade the list of names anew in {packs}: nothing is lost"));
+        text.push_str(&format!("\nrebuilt the list of names in {packs}: nothing is lost"));
     }
     if report.mended_packs > 0 {
         let packs = show_count(report.mended_packs, "pack");

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// A file, a folder or a link.
 #[derive(Serialize)]
 pub(super) struct ListedEntry {
-    /// Its path, with escapes for what is no printable text.
+    /// Its path, with escapes for what is not printable text.
     path: String,
     /// The path's bytes, in hexadecimal digits, where it needed escapes.
     path_hex: Option<String>,
@@ -37,7 +37,7 @@ impl ListedEntry {
         }
     }
 
-    /// Whether it is no folder.
+    /// Whether it is not a folder.
     pub(super) fn is_no_folder(&self) -> bool {
         self.kind != EntryKind::Folder.word()
     }

@@ -312,7 +312,7 @@ impl<'a> Copy<'a> {
                 self.format = Some(format.unwrap_or(ArchiveFormat::Tar));
             }
             EntryKind::Link | EntryKind::Special => {
-                let text = format!("{} is no file and no folder", self.arguments.address);
+                let text = format!("{} is neither a file nor a folder", self.arguments.address);
                 return Err(Error::new(ErrorKind::InvalidInput, text));
             }
         }

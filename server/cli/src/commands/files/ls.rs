@@ -18,7 +18,7 @@ use crate::units::show_size;
 
 /// List a folder, or the file systems of a point.
 ///
-/// Names are printed with escapes for bytes that are no printable text; --json also has their bytes.
+/// Names are printed with escapes for non-printable bytes; --json also has their bytes.
 #[derive(Debug, Args)]
 pub(crate) struct LsArguments {
     /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH, or MACHINE/POINT: for the file systems.

@@ -92,7 +92,7 @@ struct ReadingOptions {
     #[command(flatten)]
     key: KeyOptions,
 
-    /// Keep the machine so long for the next command, which then needs no start. With --key-file it ends
+    /// Keep the helper machine running this long for the next command, which then needs no start. With --key-file it ends
     /// at once.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
     stay: Duration,

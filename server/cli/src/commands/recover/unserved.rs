@@ -29,7 +29,7 @@ pub(crate) fn unserved(
         let stands = is_on && !ganesha::is_serving(repository.path());
         return Ok(stands.then(|| {
             format!(
-                "no NFS server serves the disks of {} on this host, so it stands still if it is on: coldrise recover \
+                "no NFS server serves the disks of {} on this host, so it is paused if it is on: coldrise recover \
                  live/{name} --to vcenter:{} starts one",
                 note.name, note.access.server
             )
@@ -49,7 +49,7 @@ pub(crate) fn unserved(
         )),
         Some(DomainState::Running | DomainState::DiskError | DomainState::Paused(_)) => {
             Some(format!(
-                "nothing serves the disks of {machine}, so it stands still: coldrise recover live/{name} --to libvirt \
+                "nothing serves the disks of {machine}, so it is paused: coldrise recover live/{name} --to libvirt \
                  serves them, and it goes on; coldrise recover live/{name} --undo ends it"
             ))
         }

@@ -250,5 +250,5 @@ fn no_right(is_fetch: bool) -> Error {
         false => ("the link may not send restore points there", "send"),
     };
     Error::new(ErrorKind::Forbidden, text)
-        .advise(format!("pair anew, after coldrise link invite --may {word} there"))
+        .advise(format!("pair again, after coldrise link invite --may {word} there"))
 }

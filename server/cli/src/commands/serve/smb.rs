@@ -38,7 +38,7 @@ pub(super) struct SmbArguments {
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_SMB_ADDRESS)]
     listen: SocketAddr,
 
-    /// Name with which clients connect. It is no user of this host.
+    /// Name with which clients connect. It is not a user of this host.
     #[arg(long, value_name = "NAME", default_value = "coldrise")]
     user: String,
 

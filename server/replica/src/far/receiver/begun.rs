@@ -58,7 +58,7 @@ impl Receiver<'_, '_> {
             return Err(broken("a difference behind the end of a disk"));
         }
         if !bases.iter().flatten().all(|base| self.is_kept(base)) {
-            return Err(broken("the base is no disk of the point that was kept"));
+            return Err(broken("the base disk is not in the retained point"));
         }
         self.check_absent(&machine, &document.point)?;
         let repository = self.far.repository()?;

@@ -70,7 +70,7 @@ impl Receiver<'_, '_> {
         let is_begun = begun.is_some_and(|disk| base == Some(disk.root));
         let end_bytes = begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes);
         if !is_begun && base.as_ref().is_some_and(|base| !self.is_kept(base)) {
-            return Err(broken("the base is no disk of the point that was kept"));
+            return Err(broken("the base disk is not in the retained point"));
         }
         let compared = match is_begun {
             true => begun.and_then(|begun| begun.base),
@@ -208,7 +208,7 @@ impl Receiver<'_, '_> {
         }
         for (place, content) in places.iter().zip(plain.chunks_exact(chunk_bytes)) {
             if batch.contents[usize::from(*place)].replace(content.to_vec()).is_some() {
-                return Err(broken("content that is there already"));
+                return Err(broken("duplicate chunk content"));
             }
             batch.missing -= 1;
         }

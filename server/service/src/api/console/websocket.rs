@@ -209,7 +209,7 @@ async fn open(service: SharedService, opening: Opening, socket: MachineSocket) -
             End::Silent => (close_code::AWAY, "no answer to pings"),
             End::Slow => (close_code::AGAIN, "too slow: the connection does not take the output"),
             End::Revoked => (close_code::POLICY, "the login or token has ended or has changed"),
-            End::Stopping => (close_code::AWAY, "the service stops; the machine goes on"),
+            End::Stopping => (close_code::AWAY, "the service stops; the machine keeps running"),
             End::Machine if is_off(&service, &running).await => (close_code::NORMAL, OFF),
             End::Machine => (close_code::ERROR, "QEMU has closed the connection; connect again"),
         };

@@ -246,7 +246,7 @@ impl Transfer<'_> {
                 (Head { name: file, size_bytes: None }, Some(archive))
             }
             EntryKind::Link | EntryKind::Special => {
-                let text = "this is no file and no folder";
+                let text = "this is neither a file nor a folder";
                 return Err(Error::new(ErrorKind::InvalidInput, text));
             }
         };

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// A file, a folder or a link.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(super) struct FileEntry {
-    /// The name, with escapes for what is no printable text.
+    /// The name, with escapes for what is not printable text.
     name: String,
     /// The path, which begins with `/`, with the same escapes.
     path: String,

@@ -157,7 +157,7 @@ impl Collected {
         Ok(())
     }
 
-    /// An end because of the own bound is no error.
+    /// An end because of the own bound is not an error.
     fn settle(&self, done: Result<()>) -> Result<()> {
         match done {
             Err(error) if self.is_cut && error.kind() == ErrorKind::Interrupted => Ok(()),

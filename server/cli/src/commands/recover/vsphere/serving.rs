@@ -53,7 +53,7 @@ pub(super) fn serve(
         if let Some(status) = ganesha.keep_up()? {
             let text = format!("nfs-ganesha ended ({status}) while the machine was running");
             return Err(Error::new(ErrorKind::ToolFailed, text).advise(format!(
-                "the machine's disks stand still: coldrise recover live/{session} goes on"
+                "the machine's disks do not answer: coldrise recover live/{session} continues"
             )));
         }
         if read.elapsed() >= NOTE_INTERVAL {
