@@ -137,7 +137,7 @@ def test_a_webhook_is_made_tested_and_removed(admin):
         assert "t0ken" in sink.requests.get(timeout=10)[1]["Authorization"]
     row(page, "Night shift").get_by_role("button", name="Remove").click()
     confirm(page, "Remove")
-    page.get_by_text("Nobody yet").wait_for()
+    page.get_by_text("None yet").wait_for()
 
 
 def test_a_mail_target_is_made_and_says_what_fails(admin):

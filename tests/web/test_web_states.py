@@ -55,7 +55,7 @@ def test_an_empty_repository(tmp_path, visit):
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
         visitor, page = enter(visit, service)
         for address, said in {"machines": "No machine yet", "activity": "No run yet", "jobs": "No job yet", "repository": "none known",
-                              "access": "No token.", "notifications": "Nobody yet"}.items():
+                              "access": "No token.", "notifications": "None yet"}.items():
             visitor.go(address)
             page.get_by_text(said).first.wait_for()
             assert page.get_by_role("alert").count() == 0, address
@@ -191,7 +191,7 @@ def test_an_action_while_the_service_is_away(running, visit):
     page.get_by_role("button", name="Close all").click()
     assert page.get_by_role("button", name="Close this message").count() == 0
     page.get_by_role("button", name="Verify all data").click()
-    page.locator(".message").get_by_text("nobody knows yet whether this was done. It is not repeated").wait_for()
+    page.locator(".message").get_by_text("whether this was done is not known yet. It is not repeated").wait_for()
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
     # What it said of its absence goes with it.
@@ -210,7 +210,7 @@ def test_a_recovery_while_the_service_is_away(running, visit):
     drawer.get_by_role("radio", checked=True).first.wait_for()
     running.kill()
     drawer.get_by_role("button", name="Start").click()
-    said = drawer.get_by_role("alert").get_by_text("nobody knows yet whether this was done")
+    said = drawer.get_by_role("alert").get_by_text("whether this was done is not known yet")
     said.wait_for()
     assert "nothing is started twice" in said.inner_text() and "Nothing was started" not in said.inner_text()
     running.start()

@@ -14,9 +14,9 @@ use jiff::civil::DateTime;
 use jiff::ToSpan;
 
 /// Interval of asking the clock.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 /// Interval of looking whether the copy has ended.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 50 });
 /// A week and a day of minutes: in this time each window begins and ends.
 const MINUTES: i64 = 8 * 24 * 60;
 

@@ -81,7 +81,7 @@ async function request<T>(operation: string, untyped: Untyped): Promise<T> {
     if (error instanceof DOMException && error.name === 'AbortError') throw error;
     const isQuestion = method === 'GET' || operation === 'POST /retention/preview';
     throw new Problem(0, isQuestion ? 'The service does not answer. This page tries again by itself.'
-      : 'The service does not answer: nobody knows yet whether this was done. It is not repeated; look when the service is back.');
+      : 'The service does not answer: whether this was done is not known yet. It is not repeated; look when the service is back.');
   }
   if (!response.ok) {
     if (response.status === 401) onUnauthorized();

@@ -24,7 +24,7 @@ use crate::socket_access::SocketAccess;
 
 /// How often the command looks after its server and its end.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The command ends if the machine has not been connected for so long.
+/// The command ends if the machine has not been connected for this long.
 const GONE: Duration = Duration::from_secs(5);
 /// Time for the guest to release the disk.
 const PATIENCE: Duration = Duration::from_secs(20);

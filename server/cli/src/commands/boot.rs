@@ -237,7 +237,7 @@ impl Place<'_> {
     }
 }
 
-/// A machine that nobody watches must not take the memory of others. A person may know better.
+/// A machine without a console must not take the memory of others. A person may know better.
 fn check_memory(
     invocation: &Invocation,
     arguments: &BootArguments,

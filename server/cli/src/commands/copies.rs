@@ -20,7 +20,7 @@ use crate::units::{now_ms, show_age, show_count, show_duration, show_size};
 ///
 /// For each link, directory and bucket to which points were copied: the points that are not there yet and what a copy of them
 /// has to read, the age of the newest point that is there, the rates of a copy that runs, and why the last one failed.
-/// It compares what the last copy saw there with the points that are here now, and asks nobody.
+/// It compares what the last copy saw there with the points that are here now, and makes no network request.
 #[derive(Debug, Args)]
 pub(crate) struct CopiesArguments {
     /// Only this link, directory or bucket.

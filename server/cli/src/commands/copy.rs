@@ -95,7 +95,7 @@ pub(crate) struct CopyArguments {
     #[arg(long)]
     all: bool,
 
-    /// Read at most this many bytes per second, such as 20M. Over a link: send at most so many.
+    /// Read at most this many bytes per second, such as 20M. Over a link: the most to send.
     #[arg(long, value_name = "BYTES")]
     rate: Option<Rate>,
 
@@ -322,7 +322,7 @@ fn recorded(
     })
 }
 
-/// Records why nothing was copied. Mistakes of the caller and cancelled copies are no failures of the target.
+/// Records why nothing was copied. Mistakes of the caller and cancelled copies are not failures of the target.
 fn record(source: &Arc<Repository>, target: &CopyTarget, machines: &[MachineName], error: &Error) {
     let ignored = [ErrorKind::Interrupted, ErrorKind::InvalidInput, ErrorKind::NotFound];
     if ignored.contains(&error.kind()) {

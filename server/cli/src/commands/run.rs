@@ -7,7 +7,7 @@ use coldrise_runs::{Failure, Planned, Request, RunId};
 use crate::arguments::{Arguments, GlobalOptions};
 use crate::{parse_arguments, run_record};
 
-/// Commands that are no runs of their own, but may be planned.
+/// Commands that are not runs of their own, but may be planned.
 const SHORT_COMMANDS: [&str; 10] = [
     "publish",
     "seal",
@@ -29,7 +29,7 @@ const SHORT_COMMANDS: [&str; 10] = [
 /// command with all its options; the exit code is that command's.
 ///
 /// A plan is run once: if another process has begun it, the exit code is 11. Plans of commands
-/// that are no runs are refused, and recorded as failed.
+/// that are not runs are refused, and recorded as failed.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
     /// The planned run.

@@ -16,7 +16,7 @@ use crate::units::show_duration;
 
 /// Make a restore point from a session's current state.
 ///
-/// The session goes on. A seal takes the same short time for any amount of captured data. It
+/// The session continues. A seal takes the same short time for any amount of captured data. It
 /// seals all disks of the session at the same moment and does not disturb a running machine;
 /// data that the machine has not yet written to its disks is not in the point. The point
 /// carries the small files that clients keep in the session's folder: up to 1 MiB each and 4

@@ -87,7 +87,7 @@ fn machine_of(request: &MoveRequest<'_>, note: &MoveNote) -> Result<Option<QemuM
     }
 }
 
-/// Whether nobody listens at a monitor's socket. A socket that we may not use, or a QEMU that does not answer,
+/// Whether no server listens at a monitor's socket. A socket that we may not use, or a QEMU that does not answer,
 /// says nothing about the machine.
 fn is_off(error: &Error) -> bool {
     let source = std::error::Error::source(error);
@@ -198,7 +198,7 @@ mod tests {
         };
         assert!(is_off(&socket), "no such file");
         drop(UnixListener::bind(&socket).unwrap());
-        assert!(is_off(&socket), "nobody listens");
+        assert!(is_off(&socket), "no server listens");
         std::fs::write(folder.path().join("file"), "").unwrap();
         assert!(!is_off(&folder.path().join("file/monitor")), "the path leads through a file");
     }

@@ -31,7 +31,7 @@ const MAX_PARALLEL: usize = 16;
 /// points need at most 5 rounds with one machine at a time. A point is good if it reaches the rung
 /// of --until, and bad if something proves that it fails. A point that is not proven is skipped,
 /// and a neighbour is booted in its place. Each boot stores its result with the point. Stored
-/// results count, too, so an interrupted search goes on where it ended.
+/// results count, too, so an interrupted search continues where it ended.
 ///
 /// A point that boots counts as good though an older one does not. The exit code is 0 if a good
 /// point and the first bad one after it are found, and 14 if nothing good or nothing bad is found.

@@ -52,7 +52,7 @@ pub(crate) struct GetArguments {
     #[arg(long)]
     exact: bool,
 
-    /// Copy at most so much, such as 2T; without it, as much as the point's disks are large.
+    /// Copy at most this much, such as 2T; without it, as much as the point's disks are large.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_size: Option<u64>,
 

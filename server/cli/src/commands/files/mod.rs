@@ -24,7 +24,7 @@ use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 use crate::units::parse_duration;
 
-/// The machine may take so long to start. Without KVM and on a busy host that is long.
+/// Time limit for the start of the machine. Without KVM and on a busy host it takes long.
 const START_PATIENCE: Duration = Duration::from_secs(180);
 /// The longest conversation.
 const TIME_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -72,7 +72,7 @@ enum FilesCommand {
         /// MACHINE/POINT; several of one machine.
         #[arg(value_name = "ADDRESS", required = true)]
         addresses: Vec<Address>,
-        /// Keep it so long after its last use.
+        /// Keep it this long after its last use.
         #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
         stay: Duration,
     },

@@ -46,7 +46,7 @@ pub(crate) struct VersionsArguments {
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
 
-    /// Only the newest so many points.
+    /// Only this many of the newest points.
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     points: usize,
 

@@ -42,7 +42,7 @@ const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --
 /// Publishes the point, serves the new session on a Unix socket, and starts a transient domain of
 /// libvirt from the XML that was stored with the point. The command serves the disks while the
 /// machine runs: leave it running. If it is ended or killed, the machine is paused and sees no
-/// error; coldrise recover live/SESSION goes on. Nothing of the machine's old host is used:
+/// error; coldrise recover live/SESSION continues. Nothing of the machine's old host is used:
 /// host devices, files of drives and unknown devices are left out and named. The network cards
 /// have no link unless --network is given.
 ///

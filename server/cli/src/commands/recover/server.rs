@@ -30,7 +30,7 @@ const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
 const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A machine that is off for so long has ended.
+/// A machine that is off for this long has ended.
 const OFF_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The domain's state as the record of this run shows it.

@@ -340,7 +340,7 @@ impl Point {
             && (end % self.chunk_bytes == 0 || end == size)
             && length <= u64::from(MAX_READ_BYTES).max(self.chunk_bytes);
         if length == 0 || end > size || !is_whole {
-            let text = format!("{length} bytes at {offset} of disk {disk} are no pieces of it");
+            let text = format!("{length} bytes at {offset} of disk {disk} are not pieces of it");
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         Ok(())

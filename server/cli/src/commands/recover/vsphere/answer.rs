@@ -12,7 +12,7 @@ use crate::report::{print_line, Report};
 use crate::run_record;
 use crate::units::show_duration;
 
-/// Says that the machine runs, while this command goes on.
+/// Says that the machine runs, while this command continues.
 pub(super) fn tell_running(
     invocation: &Invocation,
     session: &SessionName,
@@ -32,7 +32,7 @@ pub(super) fn tell_running(
     }
 }
 
-/// Says that the NFS server goes on, because another machine uses it.
+/// Says that the NFS server continues, because another machine uses it.
 pub(super) fn tell_serves_on(
     invocation: &Invocation,
     ended: &SessionName,
