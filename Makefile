@@ -147,7 +147,7 @@ test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power c
 
 .PHONY: test-libvirt-load
 test-libvirt-load: build test-deps ## Back up a busy domain of libvirt 300 times; each point must be one instant
-	$(PYTHON) -m pytest -q -s tests/test_backup_libvirt.py -k under_load --libvirt-backups 300
+	$(PYTHON) -m pytest -q -s tests/libvirt/test_backup_libvirt.py -k under_load --libvirt-backups 300
 
 .PHONY: test-service-kills
 test-service-kills: build test-deps ## Kill the service 300 times while jobs run

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from support.nbdserver import wait_until
-from support.running import DISKS, MIB, Machine, assert_one_instant
+from support.running import COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now, restored
 
 
 @pytest.fixture
@@ -38,22 +38,6 @@ def live(coldrise, own_tmp):
     assert not list(own_tmp.iterdir()), "the folders of temporary files are gone"
 
 
-def restored(coldrise, address, folder):
-    """The disks of a point as raw images."""
-    images = [folder / f"restored-{disk}.raw" for disk in DISKS]
-    for disk, image in zip(DISKS, images):
-        coldrise.json("restore", f"{address}/{disk}", image, "--force")
-    return images
-
-
-def assert_same_as_now(coldrise, address, running, folder):
-    """Whether a point has the content of the machine's images, which nobody writes."""
-    for disk, image in zip(DISKS, restored(coldrise, address, folder)):
-        running.write(disk, "flush")
-        command = ["qemu-img", "compare", "-U", "-f", "raw", "-F", running.format, image, running.images[disk]]
-        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0, disk
-
-
 def failure(coldrise, running, *options):
     done = coldrise.run("backup", "web01", "--from", f"qmp:{running.monitor}", *options)
     assert done.returncode not in (0, 101), done.stdout
@@ -62,7 +46,7 @@ def failure(coldrise, running, *options):
 
 @pytest.mark.parametrize("mode", [[], ["--push"]])
 def test_a_point_is_one_instant_of_all_disks(coldrise, machine, live, tmp_path, mode):
-    running = machine(counting=True)
+    running = machine(sector=COUNTING_SECTOR)
     rounds, standstills_us = [], []
     for number in range(5):
         made = live(running, *mode)
@@ -168,7 +152,7 @@ def test_the_point_of_the_bitmap_goes_away(coldrise, machine, live):
 
 
 def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, live, own_tmp, tmp_path):
-    running = machine(counting=True)
+    running = machine(sector=TICKING_SECTOR)
     last = live(running)
     chance = random.Random(7)
     seen = set()
@@ -197,7 +181,7 @@ def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, 
 
 
 def test_a_machine_that_a_killed_backup_left_stopped_goes_on(coldrise, machine, live):
-    running = machine(counting=True)
+    running = machine(sector=TICKING_SECTOR)
     # The monitor's other side stops between `stop` and `cont`.
     relay = running.folder / "relay"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as qemu:
@@ -241,7 +225,7 @@ def kill_at(client, qemu, word, process):
 
 
 def test_a_full_scratch_file_breaks_the_backup_and_not_the_guest(coldrise, machine, live, own_tmp, tmp_path):
-    running = machine(counting=True)
+    running = machine(sector=TICKING_SECTOR)
     live(running)
     small = tmp_path / "small"
     small.mkdir()
@@ -268,7 +252,7 @@ def test_a_full_scratch_file_breaks_the_backup_and_not_the_guest(coldrise, machi
 
 
 def test_an_iothread_is_refused_and_pushed(coldrise, machine, live, tmp_path):
-    running = machine(counting=True, device="virtio-blk-pci,iothread=io")
+    running = machine(sector=TICKING_SECTOR, device="virtio-blk-pci,iothread=io")
     message = failure(coldrise, running)
     version = running.qmp.ask("query-version")["qemu"]
     assert version["major"] < 9 and "iothread" in message and "--push" in message
@@ -369,7 +353,7 @@ class Agent(threading.Thread):
 
 
 def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live):
-    running = machine(counting=True)
+    running = machine(sector=TICKING_SECTOR)
     agent = Agent(running.folder / "agent")
     agent.state = "frozen"
     options = ("--quiesce", "--agent", running.folder / "agent")

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from support.counting_machine import MIB, UUID
-from support.killed_at import killed_at
+from support.virsh import killed_at
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
 

@@ -5,25 +5,25 @@ import subprocess
 
 from support.libvirt import QEMU_USER
 from support.nbdserver import wait_until
-from support.running import COUNTING_SECTOR, DISKS, MIB
+from support.running import DISKS, MIB
 
 SIZE = 64 * MIB
 
 
 class Domain:
-    """Transient. `counting`: the guest writes as fast as it can; else it is paused before its first instruction."""
+    """Transient, with a guest of one sector; without one it is paused before its first instruction."""
 
-    def __init__(self, libvirt, name, *, counting=False, image_format="qcow2", iothread=False, persistent=False):
+    def __init__(self, libvirt, name, *, sector=None, image_format="qcow2", iothread=False, persistent=False):
         self.libvirt, self.name, self.format = libvirt, name, image_format
-        self.counting = counting
-        folder = libvirt.folder / f"disks-{name}"
+        self.counting = sector is not None
+        folder = libvirt.images / name
         folder.mkdir(exist_ok=True)
         self.images = {disk: folder / f"{disk}.{image_format}" for disk in DISKS}
         for image in self.images.values():
             if not image.exists():
                 subprocess.run(["qemu-img", "create", "-q", "-f", image_format, image, str(SIZE)], check=True)
         floppy = folder / "floppy"
-        floppy.write_bytes(COUNTING_SECTOR.ljust(510, b"\0") + b"\x55\xaa" + bytes(1474560 - 512))
+        floppy.write_bytes((sector or b"").ljust(510, b"\0") + b"\x55\xaa" + bytes(1474560 - 512))
         for path in (folder, floppy, *self.images.values()):
             os.chown(path, QEMU_USER, QEMU_USER)
         thread = "iothread='1'" if iothread else ""
@@ -38,13 +38,13 @@ class Domain:
                "</devices></domain>")
         path = folder / "domain.xml"
         path.write_text(xml, encoding="utf-8")
-        paused = [] if counting else ["--paused"]
+        paused = [] if self.counting else ["--paused"]
         if persistent:
             libvirt.virsh("define", str(path))
             libvirt.virsh("start", name, *paused)
         else:
             libvirt.virsh("create", str(path), *paused)
-        if counting:
+        if self.counting:
             wait_until(lambda: self.writes() > 15, "the counting guest")
 
     def writes(self):

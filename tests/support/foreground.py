@@ -1,5 +1,6 @@
 """A command of Coldrise that serves in the foreground until it is ended."""
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -57,5 +58,18 @@ class ForegroundServer:
 
 
 def children(process):
-    text = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
-    return [int(word) for word in text.split()]
+    """Of all its threads."""
+    found = []
+    for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
+        # Some come and go.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += (thread / "children").read_text(encoding="ascii").split()
+    return [int(child) for child in found]
+
+
+def is_running(process):
+    try:
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

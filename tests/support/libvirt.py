@@ -52,14 +52,16 @@ while os.wait()[0] != libvirtd:
 class Libvirt:
     """Started when made; ended with all its domains by `close`."""
 
-    def __init__(self, small=None):
-        """`small`: the size of a file system in the folder of that name. libvirtd sees no later mounts."""
+    def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
         self.folder.chmod(0o755)
-        self.small = self.folder / "small" if small else None
-        if self.small:
-            self.small.mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={small}", "small", self.small], check=True)
+        # A small file system: libvirtd sees no later mounts.
+        self.small = self.folder / "small"
+        self.small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150M", "small", self.small], check=True)
+        # Of disks.
+        self.images = self.folder / "images"
+        self.images.mkdir()
         self.log = open(self.folder / "log", "w", encoding="utf-8")
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder), sys.executable, PARENT],
@@ -83,14 +85,21 @@ class Libvirt:
     def domains(self):
         return self.virsh("list", "--name").split()
 
-    def close(self):
+    def clear(self):
+        """Removes all domains and images."""
         for name in self.domains():
             self.virsh("destroy", name)
+        for name in self.virsh("list", "--all", "--name").split():
+            self.virsh("undefine", "--checkpoints-metadata", "--snapshots-metadata", "--nvram", name)
+        shutil.rmtree(self.images)
+        self.images.mkdir()
+
+    def close(self):
+        self.clear()
         self.process.terminate()
         self.process.wait(timeout=DEADLINE_S)
         self.log.close()
-        if self.small:
-            subprocess.run(["umount", self.small], check=True)
+        subprocess.run(["umount", self.small], check=True)
         # The folder is in use by nobody: the mounts were in the process's own namespace.
         shutil.rmtree(self.folder)
         assert not os.path.exists(self.folder)

@@ -31,11 +31,16 @@ COUNTING_SECTOR = bytes.fromhex(
 # The same with a ring of 128 rounds: the parts of the disks that it writes are few.
 BUSY_SECTOR = COUNTING_SECTOR.replace(bytes.fromhex("6625ff070000"), bytes.fromhex("66257f000000"))
 
+# The same, one round at each tick of the timer, 18 in a second. It releases disks of which the machine (pc) wants that.
+#   hlt; mov dx,0xae10; xor eax,eax; out dx,eax; mov dx,0xae04; in eax,dx; mov dx,0xae08; out dx,eax; jmp 0x7c0e
+TICKING_SECTOR = (COUNTING_SECTOR[:0x4d] + bytes.fromhex("eb25") + COUNTING_SECTOR[0x4f:]
+                  + bytes.fromhex("f4" "ba10ae" "6631c0" "66ef" "ba04ae" "66ed" "ba08ae" "66ef" "eb85"))
+
 
 class Machine:
-    """QEMU with two disks. `counting`: the guest writes as fast as it can."""
+    """QEMU with two disks, and a guest of one sector; without one it is paused before its first instruction."""
 
-    def __init__(self, folder, counting=False, image_format="qcow2", size=SIZE, device="virtio-blk-pci", more=()):
+    def __init__(self, folder, sector=None, image_format="qcow2", size=SIZE, device="virtio-blk-pci", more=()):
         # Short: addresses of sockets are.
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="qemu-", dir="/tmp"))
         self.monitor = self.folder / "qmp"
@@ -46,7 +51,7 @@ class Machine:
             if not image.exists():
                 subprocess.run(["qemu-img", "create", "-q", "-f", image_format, image, str(size)], check=True)
         floppy = self.folder / "floppy"
-        floppy.write_bytes(COUNTING_SECTOR.ljust(510, b"\0") + b"\x55\xaa" + bytes(1474560 - 512))
+        floppy.write_bytes((sector or b"").ljust(510, b"\0") + b"\x55\xaa" + bytes(1474560 - 512))
         self.failures = self.folder / "failures"
         command = ["qemu-system-x86_64", "-machine", "pc,graphics=off", "-nodefaults", "-display", "none",
                    "-m", "16", "-boot", "a", "-drive", f"if=floppy,format=raw,file={floppy}",
@@ -57,12 +62,12 @@ class Machine:
             command += ["-blockdev", f"driver={image_format},node-name={name},cache.no-flush=on,file.driver=file,"
                         f"file.filename={image},file.cache.no-flush=on",
                         "-device", f"{device},id=d{name},drive={name},bootindex={number}"]
-        if not counting:
+        if sector is None:
             command.append("-S")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         wait_until(self.second_monitor.exists, "QEMU")
         self.qmp = wait_until(self._connect, "QEMU's monitor")
-        if counting:
+        if sector is not None:
             wait_until(lambda: self.counter() > 5, "the counting guest")
 
     def _connect(self):
@@ -141,6 +146,22 @@ class Monitor:
     def close(self):
         self.lines.close()
         self.socket.close()
+
+
+def restored(coldrise, address, folder):
+    """The disks of a point as raw images."""
+    images = [folder / f"restored-{disk}.raw" for disk in DISKS]
+    for disk, image in zip(DISKS, images):
+        coldrise.json("restore", f"{address}/{disk}", image, "--force")
+    return images
+
+
+def assert_same_as_now(coldrise, address, machine, folder):
+    """Whether a point has the content of the machine's images, which nobody writes."""
+    for disk, image in zip(DISKS, restored(coldrise, address, folder)):
+        machine.write(disk, "flush")
+        command = ["qemu-img", "compare", "-U", "-f", "raw", "-F", machine.format, image, machine.images[disk]]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0, disk
 
 
 def assert_one_instant(vda, vdb):

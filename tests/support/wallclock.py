@@ -3,6 +3,8 @@
 import pathlib
 import time
 
+from .nbdserver import wait_until
+
 LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 
@@ -37,3 +39,23 @@ class WallClock:
         path.write_text("\n".join(["#!/bin/sh", *words, f'exec "{program}" "$@"\n']))
         path.chmod(0o755)
         return path
+
+
+class BothClocks(WallClock):
+    """The steady clock, too: what a process does every few seconds it does when a test says so. Some waits that it begins
+    afterwards last longer by what was skipped: end such a server by SIGKILL."""
+
+    def environment(self):
+        return {name: value for name, value in super().environment().items() if name != "DONT_FAKE_MONOTONIC"}
+
+    def skip(self, seconds):
+        self.set(self.offset_s + seconds)
+
+    def end_of(self, process):
+        """Skips what the process waits for until it has ended; returns its exit code."""
+        def has_ended():
+            self.skip(1)
+            return process.poll() is not None
+
+        wait_until(has_ended, "the end of a process")
+        return process.returncode

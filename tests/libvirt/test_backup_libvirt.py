@@ -2,27 +2,16 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.cli import PROGRAM, Coldrise
-from support.domain import Domain
-from support.killed_at import killed_at
-from support.libvirt import Libvirt
+from support.cli import Coldrise
 from support.nbdserver import wait_until
-from support.running import DISKS, MIB, assert_one_instant
+from support.running import COUNTING_SECTOR, MIB, assert_one_instant, assert_same_as_now, restored
 from support.sources import RunningBackup
-
-
-@pytest.fixture(scope="module")
-def libvirt():
-    libvirt = Libvirt(small="150M")
-    yield libvirt
-    libvirt.close()
+from support.virsh import killed_at, on, path_with_virsh
 
 
 @pytest.fixture
@@ -32,21 +21,6 @@ def scratch(libvirt):
     folder.mkdir(exist_ok=True)
     yield folder
     assert not list(folder.iterdir())
-
-
-@pytest.fixture
-def domain(libvirt):
-    """Starts domains; all are ended."""
-    def start(name="web01", **options):
-        return Domain(libvirt, name, **options)
-
-    yield start
-    for name in libvirt.domains():
-        libvirt.virsh("destroy", name)
-    for folder in libvirt.folder.glob("disks-*"):
-        subprocess.run(["rm", "-r", folder], check=True)
-    for name in libvirt.virsh("list", "--all", "--name").split():
-        libvirt.virsh("undefine", "--checkpoints-metadata", "--snapshots-metadata", name)
 
 
 @pytest.fixture
@@ -65,22 +39,6 @@ def refused(coldrise, libvirt, scratch):
         return done.stderr
 
     return backup
-
-
-def restored(coldrise, address, folder):
-    """The disks of a point as raw images."""
-    images = [folder / f"restored-{disk}.raw" for disk in DISKS]
-    for disk, image in zip(DISKS, images):
-        coldrise.json("restore", f"{address}/{disk}", image, "--force")
-    return images
-
-
-def assert_same_as_now(coldrise, address, domain, folder):
-    """Whether a point has the content of the domain's images, which nobody writes."""
-    for disk, image in zip(DISKS, restored(coldrise, address, folder)):
-        domain.write(disk, "flush")
-        command = ["qemu-img", "compare", "-U", "-f", "raw", "-F", domain.format, image, domain.images[disk]]
-        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0, disk
 
 
 @pytest.mark.parametrize("mode", [[], ["--push"]])
@@ -106,30 +64,29 @@ def test_only_changed_blocks_are_read(coldrise, domain, live, tmp_path, mode):
     assert_same_as_now(coldrise, made["address"], again, tmp_path)
 
 
-KILLS = [(moment, request, mode) for request in ("backup-begin", "domjobabort", "checkpoint-delete")
-         for moment in ("before", "after") for mode in ([], ["--push"])
-         if (request, mode) != ("domjobabort", ["--push"])]
-
-
-@pytest.mark.parametrize("moment, request_word, mode", KILLS)
-def test_a_kill_at_each_step_loses_no_change(coldrise, libvirt, domain, scratch, tmp_path, live, moment, request_word, mode):
+@pytest.mark.parametrize("mode", [[], ["--push"]])
+def test_a_kill_at_each_step_loses_no_change(coldrise, libvirt, domain, scratch, tmp_path, live, mode):
     running = domain()
     running.write("vda", "write -P 1 0 4M")
-    first = live(*mode)
-    running.write("vda", "write -P 2 1M 64k")
-    with killed_at(tmp_path, moment, request_word):
-        killed = coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch, *mode)
-    assert killed.returncode == -signal.SIGKILL
-    running.write("vdb", "write -P 3 2M 64k")
-    running.goes_on()
-    made = live(*mode)
-    assert all(disk["is_incremental"] for disk in made["disks"])
-    stored = [point["point"] for point in coldrise.json("list", "web01")["machines"][0]["points"]]
-    # Killed after the point was stored, it counts.
-    assert len(stored) == (2 if request_word == "backup-begin" else 3) and made["disks"][0]["base"] in stored
-    assert (made["disks"][0]["base"] == first["point"]) == (request_word == "backup-begin")
-    assert_same_as_now(coldrise, made["address"], running, tmp_path)
-    assert len(running.checkpoints()) == 1 and not running.has_job()
+    last = live(*mode)["point"]
+    kinds = ["backup-begin", "checkpoint-delete"] if mode else ["backup-begin", "domjobabort", "checkpoint-delete"]
+    steps = [(moment, request) for request in kinds for moment in ("before", "after")]
+    for number, (moment, request) in enumerate(steps, 2):
+        running.write("vda", f"write -P {number} {number}M 64k")
+        with killed_at(tmp_path, moment, request):
+            killed = coldrise.run("backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch, *mode)
+        assert killed.returncode == -signal.SIGKILL
+        running.write("vdb", f"write -P {number} {number}M 64k")
+        running.goes_on()
+        stored = [point["point"] for point in coldrise.json("list", "web01")["machines"][0]["points"]]
+        made = live(*mode)
+        assert all(disk["is_incremental"] for disk in made["disks"]), (moment, request)
+        # Killed after the point was stored, it counts.
+        assert made["disks"][0]["base"] == stored[-1], (moment, request)
+        assert (stored[-1] == last) == (request == "backup-begin"), (moment, request)
+        last = made["point"]
+        assert_same_as_now(coldrise, made["address"], running, tmp_path)
+        assert len(running.checkpoints()) == 1 and not running.has_job(), (moment, request)
 
 
 def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain, live, tmp_path):
@@ -188,10 +145,12 @@ def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domai
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
 
 
-def test_two_repositories_have_their_own_checkpoints(coldrise, domain, live, tmp_path):
-    other = Coldrise.encrypted(tmp_path, tmp_path / "other")
-    other.repository.parent.mkdir()
-    other.init()
+@pytest.fixture
+def other(template, tmp_path):
+    return Coldrise.copied(template, tmp_path / "other")
+
+
+def test_two_repositories_have_their_own_checkpoints(coldrise, other, domain, live):
     running = domain()
     first = [live(), live(program=other)]
     assert len(running.checkpoints()) == 2
@@ -202,44 +161,37 @@ def test_two_repositories_have_their_own_checkpoints(coldrise, domain, live, tmp
     assert len(running.checkpoints()) == 2
 
 
-def test_the_next_job_of_another_repository_is_left_alone(coldrise, libvirt, domain, scratch, tmp_path):
-    other = Coldrise.encrypted(tmp_path, tmp_path / "other")
-    other.repository.parent.mkdir()
-    other.init()
+def test_the_next_job_of_another_repository_is_left_alone(coldrise, other, libvirt, domain, scratch, tmp_path):
     running = domain()
     running.write("vda", "write -P 1 0 8M")
     words = ["backup", "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch]
-    # The other backup begins in the moment in which the job of the first one has ended. That its job has begun is told
-    # by its own virsh: on a busy machine it may come and go between two questions for it.
-    place, others, next_one, begun = (tmp_path / name for name in ("bin", "others-bin", "next", "begun"))
-    virsh = shutil.which("virsh")
-    scripts = {place: f"*' domjobabort '*) if mkdir {next_one} 2>/dev/null; then\n"
-                      f"  while ! test -e {begun}; do sleep 0.05; done; fi;;",
-               others: f"*' backup-begin '*) : > {begun};;"}
-    for folder, case in scripts.items():
-        folder.mkdir()
-        (folder / "virsh").write_text(f"#!/bin/sh\n{virsh} \"$@\"; code=$?\ncase \" $* \" in {case} esac\nexit $code\n")
-        (folder / "virsh").chmod(0o755)
-    other.more["PATH"] = f"{others}:{os.environ['PATH']}"
-    with ThreadPoolExecutor() as pool:
-        def begin():
-            wait_until(next_one.exists, "the end of the first job")
-            return other.run(*words, "--rate", "4M")
+    # The other backup begins in the moment in which the job of the first one has ended, and has its job until that ends.
+    next_one, begun, first_has_ended = (tmp_path / name for name in ("next", "begun", "first-has-ended"))
 
-        second = pool.submit(begin)
-        environment = {**coldrise.environment(), "PATH": f"{place}:{os.environ['PATH']}"}
-        first = subprocess.run([PROGRAM, *map(str, words)], env=environment, capture_output=True, text=True,
-                               timeout=120)
-        second = second.result()
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    def wait_for(path):
+        return f"while [ ! -e {path} ]; do sleep 0.05; done"
+
+    (tmp_path / "first").mkdir()
+    coldrise.more["PATH"] = path_with_virsh(
+        tmp_path / "first", after=on(" domjobabort ", f"if mkdir {next_one} 2>/dev/null; then {wait_for(begun)}; fi"))
+    other.more["PATH"] = path_with_virsh(
+        tmp_path, before=on(" domjobabort ", wait_for(first_has_ended)), after=on(" backup-begin ", f": > {begun}"))
+    first = coldrise.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_until(next_one.exists, "the end of the first job")
+    second = other.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, messages = first.communicate(timeout=60)
+    first_has_ended.touch()
+    assert first.returncode == 0, messages
+    _, messages = second.communicate(timeout=60)
+    assert second.returncode == 0, messages
 
 
 def test_a_job_that_others_end_is_named(coldrise, libvirt, domain, scratch):
     running = domain()
-    running.write("vda", "write -P 1 0 8M")
+    running.write("vda", "write -P 1 0 60M")
     # It reads: libvirt shows a job before that has begun, and an abort then would do nothing.
     backup = RunningBackup(coldrise, "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch,
-                           "--rate", "1M")
+                           "--rate", "4M")
     libvirt.virsh("domjobabort", "web01")
     code, _, message = backup.end()
     assert code not in (0, 101)
@@ -335,7 +287,7 @@ def test_a_job_of_the_service_backs_up_domains_that_match(monkeypatch, libvirt, 
 @pytest.mark.parametrize("mode", [[], ["--push"]])
 def test_every_backup_under_load_is_one_instant(request, coldrise, domain, live, tmp_path, mode):
     """`make test-libvirt-load` makes 300."""
-    running = domain(counting=True)
+    running = domain(sector=COUNTING_SECTOR)
     rounds = []
     for number in range(request.config.getoption("--libvirt-backups") // 2):
         made = live(*mode)
