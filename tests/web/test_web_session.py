@@ -33,6 +33,36 @@ def place(tmp_path):
             wait_until(lambda: not made.service.get("runs?state=running")["runs"], "the machine ends")
 
 
+OVERLAP = """row => { const [a, b] = ['.state', '.age'].map(name => row.querySelector(name).getBoundingClientRect());
+const badge = row.querySelector('.state > *').getBoundingClientRect();
+return Math.max(a.right, badge.right) > b.left; }"""
+
+
+def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(place, visit):
+    place.check_boot(place.point)
+    place.service.post("runs", {"kind": "boot", "address": place.point, "session": "trial", "memory_mib": 64, "cpus": 1})
+    visitor = visit(place.service, viewport={"width": 390, "height": 844})
+    visitor.log_in()
+    page = visitor.page
+    visitor.go("machines")
+    row = page.get_by_role("list", name="Machines").get_by_role("listitem")
+    row.get_by_text("running from backup").wait_for()
+    row.get_by_text("booted:").wait_for()
+    assert not row.evaluate(OVERLAP)
+    links = page.get_by_role("navigation", name="Pages").get_by_role("listitem").get_by_role("link").all()
+    boxes = [link.bounding_box() for link in links]
+    assert len(boxes) > 8 and all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes[:8]), boxes
+    # The audit log says what was done, and what was asked.
+    visitor.go("access")
+    log = page.get_by_role("table").filter(has_text="started a boot")
+    log.get_by_text(f"started a boot of {place.point} (isolated)").wait_for()
+    log.get_by_text("added user admin").wait_for()
+    request = log.get_by_role("row").filter(has_text="started a boot")
+    assert not request.get_by_text("POST /api/v1/runs").is_visible()
+    request.get_by_text("Request").click()
+    assert request.get_by_text("POST /api/v1/runs").is_visible()
+
+
 def test_a_session_from_its_start_to_its_end(place, visit):
     service, visitor = place.service, visit(place.service)
     visitor.log_in()
