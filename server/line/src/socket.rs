@@ -19,7 +19,6 @@ const UNSENT_BYTES: libc::c_int = 128 << 10;
 /// # Errors
 /// Errors of the operating system.
 pub(crate) fn prepare(socket: &TcpStream, silence: Duration) -> Result<()> {
-    socket.set_nodelay(true).context(|| "setting an option of a socket")?;
     // Refused where an administrator allows others only: statistics say which is used.
     let _ = sockopt::set_tcp_congestion(socket, "bbr");
     sockopt::set_tcp_user_timeout(socket, silence.as_millis() as u32)

@@ -4,7 +4,7 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustls::{AlertDescription, Connection};
 
@@ -68,6 +68,9 @@ impl TlsStream {
         let mut tls = tls.into();
         // What is written at a time is bounded here.
         tls.set_buffer_limit(None);
+        // Else the hello waits for the acknowledgement of the handshake's last record, which the
+        // peer delays by 40 ms.
+        socket.set_nodelay(true).context(|| "setting an option of a socket")?;
         let mut deadline = Deadline { socket: &socket, until };
         while tls.is_handshaking() {
             tls.complete_io(&mut deadline).map_err(refusal)?;
