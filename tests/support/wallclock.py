@@ -1,6 +1,8 @@
 """A wall clock that a test sets, for real processes: Debian's libfaketime."""
 
+import datetime
 import pathlib
+import subprocess
 import time
 
 from .nbdserver import wait_until
@@ -24,6 +26,12 @@ class WallClock:
         new.write_text(f"{offset_s:+d}\n")
         new.replace(self.file)
 
+    def set_to_noon(self, seconds_after):
+        """Sets the clock to noon of this day in UTC, or to so many seconds after it."""
+        now = datetime.datetime.now(datetime.UTC)
+        noon = now.replace(hour=12, minute=0, second=0, microsecond=0)
+        self.set(round((noon - now).total_seconds()) + seconds_after)
+
     def now(self):
         return time.time() + self.offset_s
 
@@ -42,11 +50,17 @@ class WallClock:
 
 
 class BothClocks(WallClock):
-    """The steady clock, too: what a process does every few seconds it does when a test says so. Some waits that it begins
-    afterwards last longer by what was skipped: end such a server by SIGKILL."""
+    """The steady clock, too: what a process does every few seconds it does when a test says so."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.deadlines = self.file.with_name("futex_deadline.so")
+        source = pathlib.Path(__file__).with_name("futex_deadline.c")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-o", self.deadlines, source, "-ldl"], check=True)
 
     def environment(self):
-        return {name: value for name, value in super().environment().items() if name != "DONT_FAKE_MONOTONIC"}
+        kept = {name: value for name, value in super().environment().items() if name != "DONT_FAKE_MONOTONIC"}
+        return kept | {"LD_PRELOAD": f"{self.deadlines}:{kept['LD_PRELOAD']}"}
 
     def skip(self, seconds):
         self.set(self.offset_s + seconds)
