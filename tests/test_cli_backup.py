@@ -232,7 +232,7 @@ def test_a_source_that_vanishes(coldrise, tmp_path):
     coldrise.backup("web01", vda=disk)
 
 
-def test_what_goes_on_beside_a_backup(coldrise, point, tmp_path):
+def test_commands_beside_a_backup(coldrise, point, tmp_path):
     # It takes longer than all the other commands, whose starts may take seconds each.
     disk = random_disk(tmp_path, 96 * MIB)
     with slow_server(disk) as (uri, _server):
@@ -250,7 +250,7 @@ def test_what_goes_on_beside_a_backup(coldrise, point, tmp_path):
         assert code == 130
 
 
-def test_progress_is_told_at_a_bearable_rate(coldrise, tmp_path):
+def test_progress_is_printed_at_a_limited_rate(coldrise, tmp_path):
     disk = random_disk(tmp_path, 24 * MIB)
     with slow_server(disk, megabytes_per_second=8) as (uri, _server):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
@@ -265,7 +265,7 @@ def test_progress_is_told_at_a_bearable_rate(coldrise, tmp_path):
     assert done == sorted(done)
 
 
-def test_quiet_says_nothing(coldrise, raw):
+def test_quiet_prints_nothing(coldrise, raw):
     done = coldrise.run("-q", "backup", "web01", f"vda={raw}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert coldrise.run("-q", "list").stdout.count("web01/") == 1

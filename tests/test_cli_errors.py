@@ -106,7 +106,7 @@ def test_directories_that_a_copy_left_out_are_made_again(coldrise, tmp_path):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_an_answer_that_cannot_be_written_is_no_success(coldrise):
+def test_an_answer_that_cannot_be_written_is_a_failure(coldrise):
     with open("/dev/full", "w", encoding="utf-8") as full:
         for arguments in (["list"], ["--json", "verify"], ["gc"]):
             process = coldrise.start(*arguments, stdout=full, stderr=subprocess.PIPE)
@@ -273,7 +273,7 @@ def test_no_repository_named(coldrise):
     assert "--repo" in done.stderr and "COLDRISE_REPO" in done.stderr
 
 
-def test_damage_is_told_and_never_returned(coldrise, nbdkit, tmp_path):
+def test_damage_is_reported_and_never_returned(coldrise, nbdkit, tmp_path):
     image = Image(4 * MIB)
     image.fill(0, 4 * MIB, "content")
     point = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -297,7 +297,7 @@ def test_damage_is_told_and_never_returned(coldrise, nbdkit, tmp_path):
     assert told and all(f"{point}/vda: chunk " in line for line in told), told
 
 
-def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):
+def test_a_missing_layer_is_reported(coldrise, point, live, nbdkit):
     with nbdkit() as server, server.connect(live) as client:
         client.pwrite(b"x" * 4096, 0)
         client.flush()
@@ -320,7 +320,7 @@ def test_a_missing_layer_is_told(coldrise, point, live, nbdkit):
     (["plan", "99999999T"], ["99999999T is too large", "16777216T"]),
     (["backup", "web01", "vda=foo:/path"], ["'foo:' is not an image format", "qcow2:"]),
 ])
-def test_what_cannot_be_meant_is_told(coldrise, arguments, words):
+def test_wrong_sizes_and_formats_are_refused_with_the_choices(coldrise, arguments, words):
     done = coldrise.run(*arguments)
     assert done.returncode == 2 and all(word in done.stderr for word in words), done.stderr
 

@@ -112,7 +112,7 @@ def test_a_published_point_is_refused_until_its_session_ends(coldrise, history):
     coldrise.json("forget", first)
 
 
-def test_a_session_goes_on_without_the_points_that_it_sealed(coldrise, history, nbdkit, tmp_path):
+def test_a_session_continues_without_the_points_that_it_sealed(coldrise, history, nbdkit, tmp_path):
     """Also where they wait in its document, and no writer has entered them yet."""
     first = next(iter(history))
     coldrise.publish(first, "trial")
@@ -159,7 +159,7 @@ def test_a_dry_run_changes_nothing_and_tells_the_space(coldrise, history):
     assert first in text and "1 restore point; coldrise gc would return about" in text
 
 
-def test_a_running_server_and_mount_see_it_and_readers_go_on(coldrise, history, nbdkit, mount):
+def test_a_running_server_and_mount_see_it_and_readers_continue(coldrise, history, nbdkit, mount):
     """Nothing is restarted: names vanish, and what is open stays readable."""
     first, second, third = history
     mounted = mount()
@@ -289,7 +289,7 @@ def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
     assert machine["points"][0].get("quarantine") is None
 
 
-def test_lost_points_are_told_where_points_are_chosen(coldrise, image, point, tmp_path):
+def test_lost_points_are_named_where_points_are_chosen(coldrise, image, point, tmp_path):
     """Who boots an older point because the newest is lost has to know it."""
     lost = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     cut_log(coldrise)

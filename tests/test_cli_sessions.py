@@ -105,7 +105,7 @@ def test_publish_and_what_sessions_tell(coldrise, image, point):
     assert json.loads(taken.stdout)["error"]["kind"] == "already_exists"
 
 
-def test_publish_tells_people_how_to_go_on(coldrise, point):
+def test_publish_prints_the_next_steps(coldrise, point):
     text = coldrise.run("publish", point, "--name", "trial").stdout
     assert "nbd://127.0.0.1:10809/live/trial/vda" in text
     assert "qemu-system-x86_64" in text and "coldrise boot live/trial" in text
@@ -178,7 +178,7 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
     assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 3
 
 
-def test_a_seal_of_a_server_that_goes_on_in_time(coldrise, point, served):
+def test_a_seal_of_a_stopped_server_that_continues_in_time(coldrise, point, served):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
@@ -191,7 +191,7 @@ def test_a_seal_of_a_server_that_goes_on_in_time(coldrise, point, served):
     client.shutdown()
 
 
-def test_a_seal_goes_on_where_the_server_is_killed(coldrise, point, served):
+def test_a_seal_succeeds_after_the_server_is_killed(coldrise, point, served):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
@@ -269,7 +269,7 @@ def test_a_sealed_point_outlives_the_next_backup(coldrise, image, point, served,
     assert (shown["kind"], shown["session"], f"web01/{shown['base']}") == ("synthetic", "trial", point)
 
 
-def test_serve_is_ready_when_it_says_so(coldrise, point, served):
+def test_serve_accepts_clients_once_it_prints_ready(coldrise, point, served):
     server = served("--cache", "1M")
     assert server.ready["event"] == "ready"
     assert server.ready["uri"] == f"nbd+unix:///?socket={server.socket}"

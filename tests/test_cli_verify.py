@@ -316,7 +316,7 @@ def markers(coldrise):
 
 
 @pytest.mark.parametrize("how", ["missing", "garbled", "empty", "a folder"])
-def test_a_marker_that_is_lost_is_named_and_made_anew(coldrise, full, how):
+def test_a_lost_marker_is_named_and_recreated(coldrise, full, how):
     coldrise.publish(full[0], "trial")
     there = markers(coldrise)
     assert len(there) == 3
@@ -362,7 +362,7 @@ def test_a_session_ends_with_a_folder_in_place_of_its_marker(coldrise, full):
     assert markers(coldrise) == before and verify(coldrise)["is_clean"]
 
 
-def test_a_damaged_marker_of_a_sealed_point_is_named_and_made_anew(coldrise, full, tmp_path):
+def test_a_damaged_marker_of_a_sealed_point_is_named_and_recreated(coldrise, full, tmp_path):
     coldrise.publish(full[0], "trial")
     before = markers(coldrise)
     sealed = coldrise.json("seal", "trial")["address"]

@@ -85,7 +85,7 @@ def test_a_mount_in_use_ends_when_its_files_are_closed(coldrise, live, mount):
     assert is_left_in_order(coldrise)
 
 
-def test_a_folder_in_use_is_no_hindrance(coldrise, point, mount):
+def test_a_folder_in_use_does_not_keep_the_mount_from_ending(coldrise, point, mount):
     mounted = mount()
     with subprocess.Popen(["sleep", "60"], cwd=mounted / "web01") as idle:
         mounted.ask_to_end()
@@ -109,7 +109,7 @@ def test_a_lazy_unmount_serves_to_the_end(coldrise, live, image, mount):
             assert os.listdir(second / "live") == ["trial"]
 
 
-def test_a_killed_mount_hinders_nobody(coldrise, live, image, mount, nbdkit):
+def test_a_killed_mount_does_not_block_the_next(coldrise, live, image, mount, nbdkit):
     first = mount()
     with open(first / "live/trial/vda.raw", "r+b", buffering=0) as raw:
         raw.write(b"written")
@@ -166,7 +166,7 @@ def test_names_that_need_care(coldrise, point, image, mount, tmp_path):
     mounted.log.close()
 
 
-def test_programs_are_told_in_json(coldrise, point, tmp_path):
+def test_mount_reports_its_events_in_json(coldrise, point, tmp_path):
     folder = tmp_path / "mnt"
     folder.mkdir()
     process = coldrise.start("--json", "mount", folder, stdout=subprocess.PIPE)
@@ -274,7 +274,7 @@ def test_users_other_than_root_mount_too(nobody):
         assert as_nobody("ls", folder).stdout == b"live\nweb01\n"
 
 
-def test_what_is_missing_is_said(nobody, monkeypatch):
+def test_missing_requirements_are_named(nobody, monkeypatch):
     nobody.json("init", "--no-encryption")
     folder = nobody.place / "mnt"
     folder.mkdir()

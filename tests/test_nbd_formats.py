@@ -114,7 +114,7 @@ def test_ids_stay_from_server_to_server(coldrise, point, image, nbdkit, tmp_path
         assert len({content, *(content_of(second, name) for name in others)}) == 4, file
 
 
-def test_a_vhd_says_when_its_point_was_made(coldrise, point, nbdkit):
+def test_a_vhd_has_the_time_of_its_point(coldrise, point, nbdkit):
     created_at_s = coldrise.json("show", point)["created_at_ms"] // 1000
     footer = content_of(nbdkit(), f"{point}/vda.vhd")[-512:]
     assert footer[:8] == b"conectix"
@@ -246,7 +246,7 @@ def test_a_disk_of_the_longest_name_is_an_image_too(coldrise, image, nbdkit, tmp
         ("live/other/vda.vhdx", ["no session other"]),
     ],
 )
-def test_what_is_no_image_is_refused_and_named(live, nbdkit, name, messages):
+def test_names_of_no_image_are_refused(live, nbdkit, name, messages):
     server = nbdkit()
     refused(server, name)
     for message in messages:

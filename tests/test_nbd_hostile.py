@@ -93,7 +93,7 @@ def break_off(path, name, count, tls=None):
             client.result()
 
 
-def test_clients_that_break_off_disturb_nobody(live, point, serve, pytestconfig):
+def test_aborted_connections_do_not_disturb_other_clients(live, point, serve, pytestconfig):
     path, log = serve()
     neighbour = Neighbour(connected(path, live), 8 * MIB)
     with neighbour.beside():
@@ -107,7 +107,7 @@ def certificates(tmp_path):
     return make_certificates(tmp_path / "certificates")
 
 
-def test_clients_that_break_off_with_tls_disturb_nobody(live, serve, certificates, pytestconfig):
+def test_aborted_tls_connections_do_not_disturb_other_clients(live, serve, certificates, pytestconfig):
     """Without its preloaded library nbdkit ends with a damaged heap: it takes some
     hundred of those that send garbage behind requests."""
     path, log = serve("--tls-certificates", certificates)

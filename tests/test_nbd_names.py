@@ -108,7 +108,7 @@ def test_a_point_announces_that_it_is_read_only(point, image, nbdkit):
         "x" * 4000,
     ],
 )
-def test_what_is_no_export_is_refused_and_named(live, name, nbdkit):
+def test_unknown_exports_are_refused_with_the_reason(live, name, nbdkit):
     server = nbdkit()
     refused(server, name)
     if name:
@@ -139,7 +139,7 @@ def test_a_name_with_nul_is_refused(live, nbdkit):
 
 
 @pytest.mark.encrypted
-def test_configuration_mistakes_are_told_before_serving(coldrise, point, tmp_path, nbdkit):
+def test_configuration_errors_are_reported_before_serving(coldrise, point, tmp_path, nbdkit):
     wrong = tmp_path / "wrong"
     wrong.write_text("not the passphrase\n", encoding="utf-8")
     repository = f"repo={coldrise.repository}"

@@ -46,7 +46,7 @@ def test_an_unknown_export_is_named(live, served):
     assert kind == UNKNOWN and '"no name"' in text
 
 
-def test_a_session_in_use_is_no_unknown_export(live, served):
+def test_a_session_in_use_is_reported_as_busy(live, served):
     first, second = served(), served()
     with hostile_nbd.connect(first) as writer:
         assert hostile_nbd.go(writer, live)[0] == 1
@@ -60,14 +60,14 @@ def test_a_session_in_use_is_no_unknown_export(live, served):
         assert asked(second, "live/other/vda")[0] == UNKNOWN
 
 
-def test_a_damaged_session_is_no_unknown_export(coldrise, live, served):
+def test_a_damaged_session_is_reported_as_damaged(coldrise, live, served):
     (layer,) = (coldrise.repository / "layers").iterdir()
     layer.write_bytes(b"damaged" * 1000)
     kind, text = asked(served(), live)
     assert kind == POLICY and str(layer) in text
 
 
-def test_a_disk_that_qemu_would_misread_is_no_fixed_vhd(coldrise, served, tmp_path):
+def test_a_disk_that_qemu_would_misread_is_not_served_as_fixed_vhd(coldrise, served, tmp_path):
     """QEMU looks for a dynamic VHD's header where a fixed one has the disk's first bytes."""
     disk = Image(1 << 20)
     disk.write(0, b"conectix")

@@ -91,14 +91,14 @@ def test_a_socket_is_given_to_a_group(coldrise, point, path):
         (["--socket-mode", "1777"], "1777"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(coldrise, point, path, options, named):
+def test_wrong_options_are_refused_before_anything_starts(coldrise, point, path, options, named):
     refused = coldrise.run("serve", "nbd", "--socket", path, *options)
     assert refused.returncode == 2 and named in refused.stderr
     assert not path.exists()
 
 
 @pytest.mark.parametrize("option", ["--socket", "--tls-psk", "--tls-certificates"])
-def test_a_missing_place_is_told_before_nbdkit_starts(coldrise, point, option, tmp_path):
+def test_a_missing_socket_folder_is_reported_before_nbdkit_starts(coldrise, point, option, tmp_path):
     missing = tmp_path / "missing"
     place = ["--socket", missing / "socket" if option == "--socket" else tmp_path / "socket"]
     options = [] if option == "--socket" else [option, missing]

@@ -46,7 +46,7 @@ def powered(tmp_path):
     system.close()
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(small, tmp_path, serve_on):
+def test_a_full_disk_is_reported_and_loses_nothing(small, tmp_path, serve_on):
     coldrise, image = repository_on(small, tmp_path)
     server = serve_on(coldrise)
     with server.connect() as client:

@@ -207,7 +207,7 @@ def test_a_handle_of_an_ended_session_is_stale_after_a_restart(coldrise, point, 
         assert nfs3.refused(client.write, disk, 0, b"x", nfs3.FILE_SYNC) == nfs3.STALE
 
 
-def test_a_seal_shows_at_once_and_writing_goes_on(coldrise, live, image, nfs):
+def test_a_seal_shows_at_once_and_writing_continues(coldrise, live, image, nfs):
     server = nfs()
     with server.connect() as client:
         disk = client.walk(server.root(), "live/trial/vda.raw")

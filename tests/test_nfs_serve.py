@@ -41,7 +41,7 @@ def test_every_start_has_another_write_verifier(coldrise, live, nfs):
     assert int((coldrise.repository / "nfs-epoch").read_text()) == last + 1_000_001
 
 
-def test_whoever_mounts_at_once_finds_all_programs(live, nfs, tmp_path, monkeypatch):
+def test_a_client_that_mounts_at_once_finds_all_rpc_programs(live, nfs, tmp_path, monkeypatch):
     """nfs-ganesha registers one after the other. An rpcbind that takes its time shows the moments in between."""
     slow = tmp_path / "bin" / "rpcbind"
     slow.parent.mkdir()
@@ -140,7 +140,7 @@ def test_networks_are_allowed(live, nfs, network):
         nfs3.mount(network, "/coldrise")
 
 
-def test_a_network_with_only_loopback_is_told(coldrise, live):
+def test_a_network_with_only_loopback_is_refused(coldrise, live):
     command = ["unshare", "--net", "--mount", "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
                PROGRAM, "serve", "nfs", "--versions", "4"]
     done = subprocess.run(command, env=coldrise.environment(), capture_output=True, text=True,

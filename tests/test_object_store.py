@@ -111,7 +111,7 @@ def test_long_lists_and_prefixes(client):
     assert len([line for line in client.server.proxy.requests if "list-type" in line]) == 6
 
 
-def test_what_is_wrong_is_said(client, server):
+def test_wrong_settings_of_an_object_store_are_refused(client, server):
     server.bucket = "other"
     for words in [("list", "packs/"), ("get", "a", 5), ("put", "a", client.file(5)), ("delete", "a")]:
         kind, text = client.refusal(*words)

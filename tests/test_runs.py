@@ -143,7 +143,7 @@ def test_a_server_is_followed_and_cancelled(recorded, tmp_path):
     assert "cancelled from another process" in output and f"{run['id']}: ok" in output
 
 
-def test_a_silent_client_of_the_control_socket_keeps_nobody_out(recorded, disk, folder):
+def test_a_silent_client_of_the_control_socket_does_not_block_others(recorded, disk, folder):
     with slow_server(disk, LASTING) as (uri, _server):
         running = RunningBackup(recorded, "web01", f"vda={uri}")
         [run] = runs(recorded)

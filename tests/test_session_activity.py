@@ -199,7 +199,7 @@ def test_a_killed_server_leaves_no_counts(service, live, nbdkit):
         assert (activity["read"]["operations"], activity["write"]["operations"]) == (1, 0)
 
 
-def test_a_stopped_server_is_said_to_be_silent(service, live, nbdkit):
+def test_a_stopped_server_is_reported_as_silent(service, live, nbdkit):
     server = nbdkit()
     with server.connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
@@ -210,7 +210,7 @@ def test_a_stopped_server_is_said_to_be_silent(service, live, nbdkit):
         assert session(service)["server"]
 
 
-def test_a_server_that_counts_nothing_is_said_to(coldrise, service, live, nbdkit):
+def test_a_server_without_an_activity_socket_is_reported(coldrise, service, live, nbdkit):
     """One of an older version has no socket."""
     with nbdkit().connect(live) as handle:
         handle.pread(KIB, 0)
@@ -336,7 +336,7 @@ def is_activity(event):
     return event.get("type") == "activity"
 
 
-def test_activity_is_told_while_it_changes(coldrise, service, live, nbdkit, image, tmp_path):
+def test_activity_is_sent_while_it_changes(coldrise, service, live, nbdkit, image, tmp_path):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         with events(service) as following:
@@ -376,7 +376,7 @@ def test_the_last_minutes_are_kept_without_a_client(service, live, nbdkit):
     assert service.call("GET", "sessions/trial/activity/history", token=token).status == 404
 
 
-def test_others_are_not_told(service, coldrise, live, nbdkit, image, tmp_path):
+def test_other_users_get_no_activity(service, coldrise, live, nbdkit, image, tmp_path):
     token = service.token("operator", ["db*"])
     assert service.call("GET", "sessions/trial/activity", token=token).status == 404
     with nbdkit().connect(live) as handle, events(service, token=token) as hidden:

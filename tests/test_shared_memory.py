@@ -56,7 +56,7 @@ def run_there(small, coldrise, *arguments):
     )  # fmt: skip
 
 
-def test_a_server_goes_on_where_shared_memory_is_full(coldrise, scattered, nbdkit, small):
+def test_a_server_continues_when_shared_memory_is_full(coldrise, scattered, nbdkit, small):
     address, live = scattered
     server, reader = nbdkit(wrap=small.command), nbdkit(wrap=small.command, options=["--readonly"])
     with server.connect(live) as handle:
@@ -96,7 +96,7 @@ def test_a_server_goes_on_where_shared_memory_is_full(coldrise, scattered, nbdki
         assert_all(handle, 3)
 
 
-def test_there_is_no_room_for_a_map_at_all(scattered, nbdkit, small):
+def test_a_server_without_memory_for_its_map_reports_it(scattered, nbdkit, small):
     _, live = scattered
     filled = small.command("dd", "if=/dev/zero", "of=/dev/shm/other", "bs=4k", "status=none")
     subprocess.run(filled, check=False, capture_output=True)
@@ -109,7 +109,7 @@ def test_there_is_no_room_for_a_map_at_all(scattered, nbdkit, small):
     assert server.process.poll() is None
 
 
-def test_verify_names_what_only_the_server_can_read_and_goes_on(coldrise, scattered, nbdkit, small):
+def test_verify_names_what_only_the_server_can_read_and_continues(coldrise, scattered, nbdkit, small):
     _, live = scattered
     server = nbdkit(wrap=small.command)
     with server.connect(live) as handle:

@@ -48,7 +48,7 @@ def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, 
     assert time.monotonic() - started < 10, "it does not wait"
 
 
-def test_everything_else_goes_on_beside_a_writer(coldrise, writer, point, image, nbdkit, tmp_path):
+def test_all_other_commands_work_beside_a_writer(coldrise, writer, point, image, nbdkit, tmp_path):
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)
         handle.flush()
@@ -157,7 +157,7 @@ def test_verify_finds_no_damage_in_what_changes_beside_it(coldrise, live, image,
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_copied_repository_goes_on_by_itself(coldrise, point, image, tmp_path):
+def test_a_copied_repository_is_independent(coldrise, point, image, tmp_path):
     copy = Coldrise(tmp_path / "copy", coldrise.passphrase_file)
     shutil.copytree(coldrise.repository, copy.repository)
     expected = {}
