@@ -11,11 +11,14 @@ collide with and no moment at which output could be lost. A thread reads it, kee
 it in memory and appends it to the log file; whoever waits, waits on a condition
 with a deadline, and every error ends with the console's tail.
 
-Commands travel as base64 in short lines to a plain shell without echo or line
+Commands travel quoted in short lines to a plain shell without echo or line
 editing, and their output comes back as base64 with a checksum. So neither quoting
-nor a kernel message between two lines of output can change what a test sees.
+nor a kernel message between two lines of output can change what a test sees. An
+emulated processor takes 50 ms to start a program: the protocol starts two at most.
 
 KVM is used where it works, which is more than where /dev/kvm exists: see kvm_works.
+
+Tests that need a running guest and no boot take one of support/snapshot.py.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ import urllib.parse
 from pathlib import Path
 
 QEMU = "qemu-system-x86_64"
+IMAGES = Path(__file__).resolve().parents[2] / "images"
 LOGIN_PROMPT = b"coldrise-guest login: "
 TAIL_BYTES = 2000
 # A terminal in line mode takes no more than 4095 bytes at once.
@@ -52,12 +56,26 @@ class GuestTimeout(GuestError):
     """A deadline passed."""
 
 
+def image(recipe: str = "guest") -> Path:
+    """The bootable disk of a folder of images/, from the cache or built."""
+    built = subprocess.run([IMAGES / recipe / "build.sh"], stdin=subprocess.DEVNULL, capture_output=True,
+                           text=True, timeout=1800, check=False)
+    if built.returncode != 0:
+        raise GuestError(f"images/{recipe}/build.sh ended with exit status {built.returncode}:\n{built.stderr[-TAIL_BYTES:]}")
+    return Path(built.stdout.splitlines()[-1])
+
+
 # --------------------------------------------------------------------- disks
 
 
 def raw_disk(path, *, name: str = "disk0", read_only: bool = False) -> list[str]:
     """QEMU arguments for a raw image file as a virtio disk."""
     return _disk(name, f"driver=raw,file.driver=file,file.filename={_escape(path)}", read_only)
+
+
+def qcow2_disk(path, *, name: str = "disk0") -> list[str]:
+    """The same for a qcow2 file."""
+    return _disk(name, f"driver=qcow2,file.driver=file,file.filename={_escape(path)}", False)
 
 
 def nbd_disk(uri: str, *, name: str = "disk0", read_only: bool = False) -> list[str]:
@@ -329,13 +347,8 @@ class Guest:
         """Runs a command with bash; returns its exit status and what it printed.
 
         Standard output and standard error come together; bytes that are not UTF-8
-        are replaced. Each command gets a fresh shell: a cd does not last.
+        are replaced. Each command gets a shell of its own: a cd does not last.
         """
-        status, output = self.run_bytes(command, timeout)
-        return status, output.decode(errors="replace")
-
-    def run_bytes(self, command: str, timeout: float = 60) -> tuple[int, bytes]:
-        """As run, with the output byte for byte."""
         if not self._shell_ready:
             raise GuestError("run was called before login")
         deadline = time.monotonic() + timeout
@@ -348,17 +361,15 @@ class Guest:
 
         # For readers of the log: the console itself shows only base64.
         self._log.write(f"\n# {tag}: {command}\n".encode())
-        encoded = base64.b64encode(command.encode()).decode()
         self._send("C=")
-        for offset in range(0, len(encoded), LINE_BYTES):
+        for line in _quoted_lines(command):
             start = self._mark()
-            self._send(f"C=${{C}}{encoded[offset:offset + LINE_BYTES]}; echo took-'{tag}'")
+            self._send(f"C+={line}; echo took-'{tag}'")
             self._wait_for(f"took-{tag}\n".encode(), start, left(), f"the guest to take in: {shown}")
         start = self._mark()
-        self._send('bash -c "$(echo $C | base64 -d)" </dev/null >/run/output 2>&1; '
-                   f"S=$?; echo status-'{tag}' $S")
+        self._send(f'( eval "$C" ) </dev/null >/run/output 2>&1; echo status-\'{tag}\' $?')
         found = self._wait_for(rf"status-{tag} (\d+)\n".encode(), start, left(), f"the end of: {shown}")
-        return int(found[1]), self._fetch_output(tag, left, shown)
+        return int(found[1]), self._fetch_output(tag, left, shown).decode(errors="replace")
 
     def check(self, command: str, timeout: float = 60) -> str:
         """As run, for commands that must succeed; returns the output alone."""
@@ -367,10 +378,16 @@ class Guest:
             raise self._error(GuestError, f"exit status {status} of: {command}\n{output.strip()}")
         return output
 
+    def take_over(self) -> None:
+        """Uses the shell of a guest that continues from a snapshot, whose clock stood still."""
+        self._shell_ready = True
+        self.check(f"date --set=@{time.time():.3f}")
+
     def _fetch_output(self, tag: str, left, shown: str) -> bytes:
         for _ in range(3):
             start = self._mark()
-            self._send(f"echo out'put-{tag}'; base64 /run/output; md5sum </run/output; echo end-'{tag}'")
+            self._send(f"echo out'put-{tag}'; [ ! -s /run/output ] || {{ base64 /run/output; md5sum </run/output; }}; "
+                       f"echo end-'{tag}'")
             found = self._wait_for(rf"output-{tag}\n(.*?)end-{tag}\n".encode(), start, left(),
                                    f"the output of: {shown}")
             output = _decode_output(found[1])
@@ -394,9 +411,19 @@ class Guest:
             raise self._error(GuestError, f"QEMU ended with {name} at the power-off")
 
 
+def _quoted_lines(command: str) -> list[str]:
+    """Words of bash that are the command when put together, each shorter than a terminal's line."""
+    letters = "".join(map(chr, range(0x20, 0x7f))).translate(str.maketrans("", "", "'\\!"))
+    quoted = [chr(byte) if chr(byte) in letters else f"\\x{byte:02x}" for byte in command.encode()]
+    step = LINE_BYTES // 4
+    return [f"$'{''.join(quoted[at:at + step])}'" for at in range(0, len(quoted), step)]
+
+
 def _decode_output(text: bytes) -> bytes | None:
     """The bytes behind a base64 listing and its md5sum line; None if garbled."""
     lines = text.split()
+    if not lines:
+        return b""
     if len(lines) < 2 or lines[-1] != b"-":
         return None
     try:
