@@ -15,6 +15,7 @@ from support.nbdserver import wait_until
 from support.foreground import children
 from support.stopped import stopped
 from support.vcenter import PASSWORD, USER, Vcenter
+from support.wallclock import BothClocks
 
 HOST, OTHER = "DC0_C0_H0", "DC0_C0_H1"
 DATASTORE, SESSION, NAME = "coldrise-127.0.0.1", "web01-1", "web01-recovered"
@@ -57,8 +58,9 @@ class Site:
         return ["recover", address or self.address, "--to", f"{kind}:{self.vcenter.server}", *hosts,
                 *self.access(password_file), *options]  # fmt: skip
 
-    def start(self, *arguments):
-        process = subprocess.Popen(self.command(*arguments), env=self.environment(), stdin=subprocess.DEVNULL,
+    def start(self, *arguments, clock=None):
+        more = clock.environment() if clock else {}
+        process = subprocess.Popen(self.command(*arguments), env=self.environment(**more), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
@@ -178,8 +180,8 @@ def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image
 def test_the_command_may_be_killed_at_each_step(served):
     steps = ["CreateNasDatastore", "RegisterVM_Task", "ReconfigVM_Task", "PowerOnVM_Task"]
     for times, step in enumerate(steps, 1):
-        # The task, or that of a later step, runs for a while: the command is killed before it is done.
-        served.vcenter.order("delay", {"RegisterVM_Task": "RegisterVm"}.get(step, "PowerOn"), 2000)
+        # The task, or that of a later step, waits: the command is killed before it is done.
+        served.vcenter.order("hold", {"RegisterVM_Task": "RegisterVm"}.get(step, "PowerOn"))
         before = served.vcenter.calls().count(step)
         process = served.start(*served.recovery())
         served.vcenter.wait_for(step, before + 1)
@@ -329,14 +331,17 @@ def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site)
     assert end_of(again)["state"] == "undone" and site.is_clean()
 
 
-def test_a_foreign_server_is_not_taken_for_ours(site):
+def test_a_foreign_server_is_not_taken_for_ours(site, tmp_path):
     listening = "import socket\ns = socket.create_server(('127.0.0.1', 2049))\nprint('', flush=True)\nwhile True: s.accept()"
     foreign = site.vcenter.network.command(sys.executable, "-c", listening)
     foreign = subprocess.Popen(foreign, stdout=subprocess.PIPE)
     site.processes.append(foreign)
     assert foreign.stdout.readline() == b"\n"
-    message = site.refused(*site.recovery())
-    assert "another server listens on 127.0.0.1:2049: end it" in message, message
+    process = site.start(*site.recovery(), clock=(clock := BothClocks(tmp_path)))
+    says(process, "another server listens on 127.0.0.1:2049; waiting")
+    clock.skip(21)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0 and "another server listens on 127.0.0.1:2049: end it" in output, output
     assert site.is_clean() and "RegisterVM_Task" not in site.vcenter.calls()
 
 
@@ -365,7 +370,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     assert "RestrictedVersion" in served.refused("move", live, "--to", "LocalDS_0")
     vcenter.order("clear")
     # Ctrl-C cancels the task.
-    vcenter.order("delay", "RelocateVm", 20000)
+    vcenter.order("hold", "RelocateVm")
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task", 2)
     assert "is being moved" in served.coldrise.run("sessions").stdout
@@ -379,8 +384,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
 def test_a_killed_move_is_followed_and_finished(served):
     vcenter, live = served.vcenter, f"live/{SESSION}"
     served.json(*served.recovery())
-    # Longer than two programs take to start on a busy machine.
-    vcenter.order("delay", "RelocateVm", 10000)
+    vcenter.order("hold", "RelocateVm")
     process = served.start("move", live, "--to", "LocalDS_0")
     vcenter.wait_for("RelocateVM_Task")
     process.kill()
@@ -389,7 +393,11 @@ def test_a_killed_move_is_followed_and_finished(served):
     assert "follows it" in served.refused(*served.recovery(address=live, host=None))
     # The copy is complete, but what follows fails at first.
     vcenter.order("fault", "RemoveDatastore", "HostConfigFault")
-    assert "run the command again" in served.refused("move", live)
+    process = served.start("move", live)
+    says(process, "following that")
+    vcenter.order("release")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0 and "run the command again" in output, output
     vcenter.order("clear")
     assert vcenter.calls().count("RelocateVM_Task") == 1
     assert "was moved to LocalDS_0" in served.coldrise.run("sessions").stdout
@@ -404,37 +412,40 @@ def test_a_killed_move_is_followed_and_finished(served):
     assert NAME in vcenter.look()["machines"]
 
 
-def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served):
+def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served, tmp_path):
     vcenter, live = served.vcenter, f"live/{SESSION}"
 
     def interrupted_in_silence(call, *command):
         before = vcenter.calls().count(call)
-        process = served.start(*command)
+        process = served.start(*command, clock=(clock := BothClocks(tmp_path)))
         vcenter.wait_for(call, before + 1)
         with stopped(vcenter.process.pid):
             process.send_signal(signal.SIGINT)
             # Not the 120 s that one request may take.
+            wait_until(lambda: clock.offset_s < 60 and clock.skip(1) or process.poll() is not None, "the end")
             _, messages = process.communicate(timeout=30)
         assert process.returncode not in (0, -signal.SIGINT), messages
         assert "cancelled" in messages, messages
         vcenter.order("clear")
         return messages
 
-    vcenter.order("delay", "PowerOn", 4000)
+    vcenter.order("hold", "PowerOn")
     messages = interrupted_in_silence("PowerOnVM_Task", *served.recovery())
     assert f"session {SESSION} is kept: coldrise recover {live} --undo" in messages
     served.undo()
     assert served.is_clean()
     # One that answers, but waits for somebody: the machine is taken back.
-    vcenter.order("delay", "PowerOn", 5000)
+    vcenter.order("hold", "PowerOn")
     process = served.start(*served.recovery())
     vcenter.wait_for("PowerOnVM_Task", 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    asked = vcenter.questions()
+    wait_until(lambda: vcenter.questions() > asked + 1, "it asks again")
     vcenter.order("clear")
+    process.communicate(timeout=60)
     assert process.returncode == 130 and served.is_clean()
     served.json(*served.recovery())
-    vcenter.order("delay", "RelocateVm", 4000)
+    vcenter.order("hold", "RelocateVm")
     messages = interrupted_in_silence("RelocateVM_Task", "move", live, "--to", "LocalDS_0")
     assert f"coldrise move {live} follows it" in messages
     assert "being moved" in served.coldrise.run("sessions").stdout

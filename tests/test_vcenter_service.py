@@ -194,7 +194,7 @@ def test_passwords_stay_with_their_server(service, vcenter):
     assert "PUT /api/v1/hypervisors/vc01" in audited
     (service.state / "secrets" / "vcenter").unlink()
     os.mkfifo(service.state / "secrets" / "vcenter")
-    assert "no regular file" in service.post("hypervisors/vc01/test", {})["last_test"]["text"]
+    assert "not a regular file" in service.post("hypervisors/vc01/test", {})["last_test"]["text"]
     (service.state / "secrets" / "vcenter").unlink()
     no_password_anywhere(service)
 
@@ -205,11 +205,11 @@ def test_what_is_wrong_is_said(service, vcenter):
         ({"address": "vc01/sdk"}, "HOST"), ({"address": "[::1"}, "HOST"), ({"address": "vc01:99999"}, "HOST"),
         ({"address": "[x]:1"}, "HOST"), ({"address": "a:1:2"}, "HOST"), ({"address": "vc01:"}, "HOST"),
         ({"user": ""}, "user"), ({"password": "a\nb"}, "control characters"),
-        ({"password_file": "x"}, "not both"), ({"certificate_file": "/etc/x"}, "not both"), ({"allow": ["x"]}, "no network"),
+        ({"password_file": "x"}, "not both"), ({"certificate_file": "/etc/x"}, "not both"), ({"allow": ["x"]}, "not a network"),
         ({"thumbprint": good["thumbprint"][:59]}, "SHA-1"), ({"thumbprint": None, "certificate_file": "x"}, "absolute"),
         ({"thumbprint": None, "certificate_file": str(service.state / "coldrised.db")}, "service itself"),
-        ({"thumbprint": None, "certificate_file": "/dev/zero"}, "no regular file"),
-        ({"thumbprint": None, "certificate_file": "/etc/passwd"}, "no certificate"),
+        ({"thumbprint": None, "certificate_file": "/dev/zero"}, "not a regular file"),
+        ({"thumbprint": None, "certificate_file": "/etc/passwd"}, "not a certificate"),
         ({"thumbprint": None, "certificate_file": "/no/such"}, "No such file"),
         ({"kind": "hyperv"}, "kind"),
     ]:

@@ -86,6 +86,10 @@ class Vcenter:
         lines = self.log_path.read_text(encoding="utf-8").splitlines()
         return [line.removeprefix("answered ") for line in lines if line.startswith("answered ")]
 
+    def questions(self):
+        """The number of calls that change nothing."""
+        return self.log_path.read_text(encoding="utf-8").splitlines().count("asked")
+
     def wait_for(self, call, times=1):
         wait_until(lambda: self.calls().count(call) >= times, call)
 

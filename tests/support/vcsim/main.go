@@ -4,10 +4,11 @@
 //   - RemoveDatastore, refused while a machine uses the datastore.
 //   - a network card in registered machines.
 //   - the question whether a machine was moved or copied (command "question").
+//   - tasks that wait until they may go on (command "hold").
 //
 // Usage: vcsim FOLDER CERTIFICATE KEY USER PASSWORD vcenter|esxi. It prints its port, then serves until its input
-// ends. Input: "fault METHOD FAULT", "delay TASK MS", "question", "clear"; each is answered with a line "ok". Calls
-// that change something are printed on stderr.
+// ends. Input: "fault METHOD FAULT", "hold TASK", "release", "question", "clear"; each is answered with a line "ok". Calls
+// that change something are printed on stderr, and "asked" for others.
 package main
 
 import (
@@ -21,7 +22,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -70,7 +70,7 @@ type askingMachine struct{ *simulator.VirtualMachine }
 var (
 	asks    bool
 	answers = make(chan string, 1)
-	// Of asks.
+	// Of what commands change.
 	lock sync.Mutex
 )
 
@@ -123,7 +123,10 @@ func (cards) Reference() types.ManagedObjectReference {
 	return types.ManagedObjectReference{Type: "Cards", Value: "cards"}
 }
 
-func (c cards) PutObject(_ *simulator.Context, object mo.Reference) {
+func (c cards) PutObject(ctx *simulator.Context, object mo.Reference) {
+	if task, ok := object.(*simulator.Task); ok {
+		hold(ctx, task)
+	}
 	if machine, ok := object.(*simulator.VirtualMachine); ok {
 		card := new(types.VirtualE1000e)
 		card.Key, card.MacAddress = 4000, "00:0c:29:00:00:01"
@@ -140,6 +143,43 @@ func (cards) UpdateObject(*simulator.Context, mo.Reference, []types.PropertyChan
 
 func (cards) RemoveObject(*simulator.Context, types.ManagedObjectReference) {}
 
+var (
+	heldTask string
+	mayGoOn  chan struct{}
+)
+
+// Lets a task of the name wait, unless it is cancelled meanwhile.
+func hold(ctx *simulator.Context, task *simulator.Task) {
+	lock.Lock()
+	gate, name := mayGoOn, heldTask
+	lock.Unlock()
+	if gate == nil || task.Info.Name != name {
+		return
+	}
+	// Another object than the machine: its properties can be read while this waits.
+	if machine, ok := ctx.Map.Get(*task.Info.Entity).(*simulator.VirtualMachine); ok {
+		machine.RecentTask = append(machine.RecentTask, task.Self)
+	}
+	task.Info.Entity = &types.ManagedObjectReference{Type: "VirtualMachine", Value: "held-" + task.Info.Entity.Value}
+	execute := task.Execute
+	task.Execute = func(t *simulator.Task) (types.AnyType, types.BaseMethodFault) {
+		<-gate
+		if t.Info.Cancelled {
+			return nil, new(types.RequestCanceled)
+		}
+		return execute(t)
+	}
+}
+
+func release() {
+	lock.Lock()
+	defer lock.Unlock()
+	if mayGoOn != nil {
+		close(mayGoOn)
+		mayGoOn = nil
+	}
+}
+
 // Lets the next call of this session reach another object than the simulator's own.
 func standIn(ctx *simulator.Context, object mo.Reference) (mo.Reference, types.BaseMethodFault) {
 	if ctx.Session != nil {
@@ -153,6 +193,8 @@ func handler(folder string) func(*simulator.Context, *simulator.Method) (mo.Refe
 	return func(ctx *simulator.Context, method *simulator.Method) (mo.Reference, types.BaseMethodFault) {
 		if !strings.HasPrefix(method.Name, "Retrieve") && method.Name != "CreateContainerView" {
 			log.Printf("call %s", method.Name)
+		} else {
+			log.Print("asked")
 		}
 		switch request := method.Body.(type) {
 		case *types.CreateNasDatastore:
@@ -187,23 +229,24 @@ func obey(service *simulator.Service, words []string) {
 			FaultType: simulator.FaultTypeCustom, Message: "the test wants this",
 			Fault: reflect.New(kind).Interface().(types.BaseMethodFault),
 		})
-	case "delay":
-		milliseconds, err := strconv.Atoi(words[2])
-		if err != nil {
-			log.Fatal(err)
-		}
+	case "hold":
 		// Objects can be read while a task waits.
-		simulator.TaskDelay.MethodDelay = map[string]int{"LockHandoff": 0, words[1]: milliseconds}
+		simulator.TaskDelay.MethodDelay = map[string]int{"LockHandoff": 0}
+		lock.Lock()
+		heldTask, mayGoOn = words[1], make(chan struct{})
+		lock.Unlock()
+	case "release":
+		release()
 	case "question":
 		lock.Lock()
 		asks = true
 		lock.Unlock()
 	case "clear":
 		service.ClearFaultRules()
-		simulator.TaskDelay.MethodDelay = nil
 		lock.Lock()
 		asks = false
 		lock.Unlock()
+		release()
 	default:
 		log.Fatalf("unknown command %s", words[0])
 	}
