@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
-import tarfile
 
 import pytest
 
+from support import filesystems
 from support.cli import BUILT, ROOT
-from support.guest import Guest, raw_disk
+from support.snapshot import running_guest
 
 MIB = 1 << 20
+# For two packages.
+DATA_MIB = 256
 OLD, NEW = "0.1.0", "0.1.1"
 STATE, REPOSITORY = "/var/lib/coldrise", "/srv/coldrise"
 IN_UNIT = "systemd-run --wait --pipe --quiet --uid=coldrise -p LoadCredential=coldrise:/etc/coldrise"
@@ -90,40 +93,38 @@ def test_a_purge_leaves_no_state_and_every_repository(packages, tmp_path):
 # ------------------------------------------------------------------------ the guest
 
 
+SOCKET = "/run/coldrise/coldrised.socket"
+
+
 class Host:
     """The guest, in the words of the test."""
 
     def __init__(self, guest):
-        self.guest = guest
         self.check = guest.check
         self.status = lambda command: guest.run(command, timeout=120)[0]
 
     def api(self, path):
         """The answer of the service to root, who has all rights on the Unix socket."""
-        socket = "/run/coldrise/coldrised.socket"
-        return self.check(f"curl --silent --show-error --fail --unix-socket {socket} http://localhost{path}")
+        return self.check(f"curl --silent --show-error --fail --unix-socket {SOCKET} http://localhost{path}")
 
     def post(self, path, body):
         """The answer to a JSON body."""
-        socket = "/run/coldrise/coldrised.socket"
-        return self.check(f"curl --silent --show-error --fail-with-body --unix-socket {socket} http://localhost{path} "
+        return self.check(f"curl --silent --show-error --fail-with-body --unix-socket {SOCKET} http://localhost{path} "
                           f"--json @- <<'E'\n{json.dumps(body)}\nE")
 
-    def wait_for(self, path, text, timeout):
-        """Waits until the answer has the text."""
-        socket = "/run/coldrise/coldrised.socket"
-        self.check(f"until curl --silent --unix-socket {socket} http://localhost{path} | grep -qF '{text}'; do sleep 1; done",
-                   timeout=timeout)
-
-    def wait_for_runs(self, job):
-        """Waits until all runs of a job have ended."""
-        socket = "/run/coldrise/coldrised.socket"
-        self.check(f"while curl --silent --unix-socket {socket} 'http://localhost/api/v1/runs?job={job}' | "
+    def wait_for_runs(self, job, last):
+        """Waits until the job's run of this kind has ended, and the service says that none is running."""
+        self.check(f"grep -E -m 1 -- '-{last}.service: (Deactivated|Failed)' < "
+                   "<(journalctl --follow --lines all --output cat --identifier systemd)", timeout=500)
+        self.check(f"while curl --silent --unix-socket {SOCKET} 'http://localhost/api/v1/runs?job={job}' | "
                    "grep -qF '\"state\":\"running\"'; do sleep 1; done", timeout=120)
 
     def install(self, version):
-        self.check(f"dpkg -i /root/{version}.deb", timeout=240)
+        self.check(f"dpkg -i /mnt/{version}.deb", timeout=240)
         assert self.check("dpkg --audit") == ""
+
+    def process(self, unit):
+        return self.check(f"systemctl show --property MainPID --value {unit}").strip()
 
     def plan(self, run, *arguments):
         """Plans a run, as the service does."""
@@ -142,19 +143,14 @@ class Host:
 def guest(packages, tmp_path_factory):
     """The started guest. A second disk holds the packages and a bootable disk."""
     folder = tmp_path_factory.mktemp("guest")
+    (folder / "tree").mkdir()
+    for package in packages.glob("*.deb"):
+        shutil.move(package, folder / "tree")
     sector = (SAY + SAID).ljust(510, b"\0") + b"\x55\xaa"
-    (folder / "demo.raw").write_bytes(sector.ljust(MIB, b"\0"))
-    with tarfile.open(folder / "files.tar", "w") as files:
-        for path in (*packages.glob("*.deb"), folder / "demo.raw"):
-            files.add(path, path.name)
-    disk = folder / "disk.raw"
-    subprocess.run([ROOT / "images/systemd-guest/build.sh", disk], stdin=subprocess.DEVNULL, check=True,
-                   stdout=subprocess.DEVNULL, timeout=1200)
-    disks = [raw_disk(disk), raw_disk(folder / "files.tar", name="disk1", read_only=True)]
-    with Guest(disks, log=folder / "console.log", cpus=1) as started:
-        started.wait_for_login()
-        started.login()
-        started.check("tar -C /root -xf /dev/vdb")
+    (folder / "tree/demo.raw").write_bytes(sector.ljust(MIB, b"\0"))
+    data = filesystems.ext4(folder / "data", folder / "tree", DATA_MIB * MIB, "-O", "^has_journal")
+    with running_guest(folder, recipe="systemd-guest", data=data) as started:
+        started.check("mount -o ro /dev/vdb /mnt")
         yield started
 
 
@@ -174,7 +170,7 @@ def test_the_life_of_the_package(guest):
     host.check("install -m 600 /dev/stdin /etc/coldrise/passphrase <<< 'correct horse'")
     host.check(f"echo COLDRISE_REPO={REPOSITORY} >> /etc/default/coldrise")
     host.check(f"install -d -o coldrise -g coldrise -m 700 {REPOSITORY}")
-    host.check("install -D -g coldrise -m 640 /root/demo.raw /srv/images/demo.raw")
+    host.check("install -D -g coldrise -m 640 /mnt/demo.raw /srv/images/demo.raw")
     host.check(f"{IN_UNIT} coldrise --repo {REPOSITORY} init")
     host.check("systemctl restart coldrised")
     assert host.status("runuser -u coldrise -- cat /etc/coldrise/passphrase") != 0
@@ -186,9 +182,8 @@ def test_the_life_of_the_package(guest):
            "config": "/srv/images/{machine}.xml", "boot_check": {"when": "always"}, "age_limit_hours": 26}
     host.post("/api/v1/jobs", job)
     started = host.post("/api/v1/jobs/nightly/start", {})
-    host.wait_for("/api/v1/machines/demo", '"verdict":"ok"', timeout=500)
-    # The check stores its verdict before it ends.
-    host.wait_for_runs("nightly")
+    host.wait_for_runs("nightly", "check-boot")
+    assert '"verdict":"ok"' in host.api("/api/v1/machines/demo")
     runs = json.loads(host.api("/api/v1/runs?job=nightly"))["runs"]
     assert sorted((run["plan"]["command"], run["state"]) for run in runs) == [("backup", "ok"), ("check-boot", "ok")], started
     for run in runs:
@@ -199,20 +194,20 @@ def test_the_life_of_the_package(guest):
                        ("start", "coldrise-run@x.timer")):
         assert host.status(f"runuser -u coldrise -- systemctl {verb} --no-ask-password {unit}") != 0, (verb, unit)
 
-    # A run lives through a restart and an upgrade of the service, which keeps settings and state.
+    # A run lives through an upgrade of the service, which restarts it and keeps settings and state.
     run = "20261123T100002Z-8003-serve-nbd"
     host.plan(run, "--repo", REPOSITORY, "serve", "nbd", "--socket", f"{STATE}/nbd.socket")
     host.start(run)
     host.check(f"until test -S {STATE}/nbd.socket; do sleep 0.2; done")
-    process = host.check(f"systemctl show --property MainPID --value coldrise-run@{run}")
+    before = host.process(f"coldrise-run@{run}"), host.process("coldrised")
     link = host.check(f"sha256sum {STATE}/tls/cert.pem")
-    host.check("systemctl restart coldrised")
     host.install(NEW)
     assert host.check("dpkg-query --show --showformat '${Version}' coldrise") == NEW
     assert host.check("systemctl is-active coldrised").strip() == "active"
     assert host.check(f"sha256sum {STATE}/tls/cert.pem") == link
     assert f"COLDRISE_REPO={REPOSITORY}" in host.check("cat /etc/default/coldrise")
-    assert host.check(f"systemctl show --property MainPID --value coldrise-run@{run}") == process
+    after = host.process(f"coldrise-run@{run}"), host.process("coldrised")
+    assert after[0] == before[0] and after[1] not in (before[1], "0")
     assert run in host.api("/api/v1/runs")
 
     # A removal ends the service and the run, and leaves state and repository.
