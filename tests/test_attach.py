@@ -5,26 +5,21 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
-import pathlib
-import shutil
 import threading
 
 import pytest
 
+from support.foreground import children
 from support.image import Image
 from support.machine import machine
-from support.nbdserver import wait_until
+from support.wallclock import BothClocks
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def folder():
-    """Short: addresses of sockets are."""
-    made = pathlib.Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
-    yield made
-    shutil.rmtree(made)
+def clock(tmp_path):
+    return BothClocks(tmp_path)
 
 
 @pytest.fixture
@@ -34,17 +29,22 @@ def stored(coldrise, tmp_path):
     return coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
 
 
-def attached(coldrise, *words):
-    """A running attach, and its ready line."""
-    process = coldrise.start("--json", "attach", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return process, json.loads(line)
+@pytest.fixture
+def attached(coldrise, clock):
+    """A running attach with the clock, and its ready line."""
+    def start(*words):
+        with clock.of(coldrise):
+            process = coldrise.start("--json", "attach", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        return process, json.loads(line)
+
+    return start
 
 
-def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, folder):
-    with machine(folder) as host:
-        process, ready = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, attached, own_tmp):
+    with machine(own_tmp) as host:
+        process, ready = attached(stored, "--to", host.qmp, "--device", "scsi")
         assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
         # No answer was waited for in vain: that is given up after 10 s.
         assert ready["elapsed_ms"] < 10000
@@ -60,9 +60,9 @@ def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, folder):
         assert host.process.poll() is None
 
 
-def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, folder):
+def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, own_tmp):
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "qmp"))
+        listener.bind(str(own_tmp / "qmp"))
         listener.listen()
 
         def agree():
@@ -74,34 +74,34 @@ def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, f
                     lines.flush()
 
         threading.Thread(target=agree, daemon=True).start()
-        done = coldrise.run("attach", stored, "--to", f"qmp:{folder}/qmp", "--device", "scsi")
+        done = coldrise.run("attach", stored, "--to", f"qmp:{own_tmp}/qmp", "--device", "scsi")
     assert done.returncode == 1 and "does not have the disk" in done.stderr and "ready" not in done.stdout
 
 
-def test_a_session_is_written_and_detached_by_name(coldrise, stored, folder):
+def test_a_session_is_written_and_detached_by_name(coldrise, stored, attached, own_tmp, clock):
     coldrise.publish(stored, "fix")
-    with machine(folder) as host:
-        process, ready = attached(coldrise, "live/fix", "--to", host.qmp, "--as", "repair", "--device", "scsi")
+    with machine(own_tmp) as host:
+        process, ready = attached("live/fix", "--to", host.qmp, "--as", "repair", "--device", "scsi")
         assert not ready["is_read_only"]
         assert "4096/4096" in host.io("coldrise-repair", "write -P 0x77 2M 4k")
         # A killed server is started again, and QEMU connects to it again.
-        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
+        [server] = children(process.pid)
+        os.kill(server, signal.SIGKILL)
         assert "4096/4096" in host.io("coldrise-repair", "write -P 0x78 3M 4k")
         coldrise.json("detach", "repair", "--from", host.qmp)
-        assert process.wait(timeout=30) == 0 and host.node("coldrise-repair") is None
+        assert clock.end_of(process) == 0 and host.node("coldrise-repair") is None
         none = coldrise.run("detach", "repair", "--from", host.qmp)
         assert none.returncode == 1 and "no disk repair" in none.stderr
-    target = folder / "out.raw"
+    target = own_tmp / "out.raw"
     coldrise.json("restore", "live/fix/vda", target)
     for at, pattern in ((2 * MIB, b"\x77"), (3 * MIB, b"\x78")):
         assert target.read_bytes()[at : at + 4096] == pattern * 4096
 
 
-def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, folder):
-    coldrise.runs = folder / "runs"
-    with machine(folder) as host:
-        process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, attached, own_tmp, clock):
+    coldrise.runs = own_tmp / "runs"
+    with machine(own_tmp) as host:
+        process, _ = attached(stored, "--to", host.qmp, "--device", "scsi")
         process.kill()
         process.wait()
         monitor = host.qmp.removeprefix("qmp:")
@@ -110,20 +110,20 @@ def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, folder):
         coldrise.json("detach", "web01-vda", "--from", host.qmp)
         assert host.node("coldrise-web01-vda") is None
         assert "nothing serves it" not in coldrise.run("doctor").stdout
-        process, _ = attached(coldrise, stored, "--to", host.qmp, "--device", "scsi")
+        process, _ = attached(stored, "--to", host.qmp, "--device", "scsi")
         # This one is served, under the name of the killed one.
         assert "nothing serves it" not in coldrise.run("doctor").stdout
         host.end()
         # The machine is gone, and so is the command.
-        assert process.wait(timeout=30) == 0
+        assert clock.end_of(process) == 0
         assert "nothing serves it" not in coldrise.run("doctor").stdout
 
 
-def test_refusals_leave_nothing_in_the_machine(coldrise, stored, folder):
+def test_refusals_leave_nothing_in_the_machine(coldrise, stored, attached, own_tmp, clock):
     """A q35 machine takes virtio disks on root ports only, and a guest that does not run releases none."""
     port = ("-device", "pcie-root-port,id=port1,slot=1")
-    with machine(folder, "-machine", "q35", *port) as host:
-        first, _ = attached(coldrise, stored, "--to", host.qmp, "--as", "one")
+    with machine(own_tmp, "-machine", "q35", *port) as host:
+        first, _ = attached(stored, "--to", host.qmp, "--as", "one")
         assert host.node("coldrise-one")
         second = coldrise.run("attach", stored, "--to", host.qmp, "--as", "two")
         assert second.returncode == 1 and "pcie-root-port" in second.stderr, second.stderr
@@ -131,10 +131,10 @@ def test_refusals_leave_nothing_in_the_machine(coldrise, stored, folder):
         for words, code, reason in [
             (("--to", "web01"), 2, "qmp:SOCKET"),
             (("--to", host.qmp, "--as", "a b"), 2, "name of an attached disk"),
-            (("--to", f"qmp:{folder}/absent"), 1, "absent"),
+            (("--to", f"qmp:{own_tmp}/absent"), 1, "absent"),
         ]:
             done = coldrise.run("attach", stored, *words)
             assert done.returncode == code and reason in done.stderr, done.stderr
         assert first.poll() is None
         host.end()
-        wait_until(lambda: first.poll() is not None, "the end of attach")
+        clock.end_of(first)

@@ -1,5 +1,6 @@
 """Fixtures of tests beside a libvirtd: one for each file."""
 
+import contextlib
 import json
 import subprocess
 
@@ -58,12 +59,10 @@ class Recovery:
     def __init__(self, coldrise, libvirt, socket, address, *options, clock=None):
         self.messages = open(socket.with_suffix(".err"), "w+", encoding="utf-8")
         self.clock = clock
-        kept = coldrise.more
-        coldrise.more = kept | (clock.environment() if clock else {})
-        self.process = coldrise.start("recover", address, "--to", "libvirt", "--json", "--connect",
-                                      libvirt.uri, "--socket", socket, "--socket-owner", QEMU_USER,
-                                      *options, stdout=subprocess.PIPE, stderr=self.messages)
-        coldrise.more = kept
+        with clock.of(coldrise) if clock else contextlib.nullcontext():
+            self.process = coldrise.start("recover", address, "--to", "libvirt", "--json", "--connect",
+                                          libvirt.uri, "--socket", socket, "--socket-owner", QEMU_USER,
+                                          *options, stdout=subprocess.PIPE, stderr=self.messages)
         line = self.process.stdout.readline()
         assert line, self.said()
         self.event = json.loads(line)

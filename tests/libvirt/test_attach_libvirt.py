@@ -23,10 +23,9 @@ def stored(coldrise, tmp_path):
 def attach(coldrise, libvirt, stored, entered_tmp, clock):
     """A running attach, and its ready line; none if it fails."""
     def start():
-        coldrise.more = clock.environment()
-        process = coldrise.start("--json", "attach", stored, "--to", "libvirt:web01", "--connect", libvirt.uri,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        coldrise.more = {}
+        with clock.of(coldrise):
+            process = coldrise.start("--json", "attach", stored, "--to", "libvirt:web01", "--connect", libvirt.uri,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = json.loads(process.stdout.readline() or "{}")
         return process, line if line.get("event") == "ready" else None
 
@@ -61,8 +60,7 @@ def test_a_disk_that_the_guest_does_not_release_stays(coldrise, libvirt, domain,
     domain()
     process, ready = attach()
     assert ready, process.stderr.read()
-    coldrise.more = clock.environment()
-    with changed_virsh(tmp_path, on(" dumpxml ", skip(clock, 7))):
+    with clock.of(coldrise), changed_virsh(tmp_path, on(" dumpxml ", skip(clock, 7))):
         refused = detach()
     assert refused.returncode == 11 and "does not release" in refused.stderr, refused.stderr
     assert "whether the guest has mounted the disk is unknown" in refused.stderr and has_disk(libvirt)

@@ -74,12 +74,11 @@ def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise
     # After the machine was suspended nobody answers: three questions, or as long as the move asks.
     still = f"[ ! -e {back} ]" if is_long else f"[ ! -e {refused} -o $(stat -c %s {refused} || echo 0) -lt 3 ]"
     refuse = f"echo >> {refused}; {skip(clock, 12) if is_long else ':'}; {AWAY}"
-    coldrise.more = clock.environment()
     with changed_virsh(tmp_path, f"if [ -e {mark} ] && {still} 2>/dev/null; then {refuse}; fi", on(" suspend ", f": > {mark}")):
-        failed = coldrise.run("move", "live/web01-1", libvirt.images)
+        with clock.of(coldrise):
+            failed = coldrise.run("move", "live/web01-1", libvirt.images)
         assert failed.returncode == 1 and "not moved" in failed.stderr and mark.exists(), failed.stderr
         back.touch()
-        coldrise.more = {}
         if is_long:
             assert "may stay suspended" in failed.stderr and "coldrise move" in failed.stderr, failed.stderr
             assert libvirt.state("web01").startswith("paused")
@@ -94,11 +93,10 @@ def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise
 def test_a_moved_machine_that_could_not_be_resumed_is_named(coldrise, libvirt, recover, clock, tmp_path):
     recover()
     away = tmp_path / "away"
-    coldrise.more = clock.environment()
     # From the moment in which the machine is to run on.
-    with changed_virsh(tmp_path, f"{on(' resume ', f': > {away}')}\nif [ -e {away} ]; then {skip(clock, 12)}; {AWAY}; fi"):
+    refuse = f"{on(' resume ', f': > {away}')}\nif [ -e {away} ]; then {skip(clock, 12)}; {AWAY}; fi"
+    with clock.of(coldrise), changed_virsh(tmp_path, refuse):
         moved = coldrise.run("move", "live/web01-1", libvirt.images)
-    coldrise.more = {}
     assert moved.returncode == 3 and "may stand still" in moved.stdout, (moved.returncode, moved.stdout, moved.stderr)
     assert libvirt.state("web01").startswith("paused")
     for command in ("sessions", "doctor"):

@@ -1,6 +1,7 @@
 """A wall clock that a test sets, for real processes: Debian's libfaketime."""
 
 import datetime
+import contextlib
 import pathlib
 import subprocess
 import time
@@ -61,6 +62,14 @@ class BothClocks(WallClock):
     def environment(self):
         kept = {name: value for name, value in super().environment().items() if name != "DONT_FAKE_MONOTONIC"}
         return kept | {"LD_PRELOAD": f"{self.deadlines}:{kept['LD_PRELOAD']}"}
+
+    @contextlib.contextmanager
+    def of(self, coldrise):
+        """Within it, coldrise gets the clocks."""
+        kept = coldrise.more
+        coldrise.more = kept | self.environment()
+        yield
+        coldrise.more = kept
 
     def skip(self, seconds):
         self.set(self.offset_s + seconds)
