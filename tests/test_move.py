@@ -10,22 +10,23 @@ import subprocess
 import pytest
 
 from support.block_device import block_device
+from support.foreground import children
 from support.image import Image
 from support.running import BUSY_SECTOR, COUNTER_OFFSET, counter_in_use
 from support.running_machine import Machine, Relay, Writer, kill
 from support.nbdserver import wait_until
 
 MIB = 1 << 20
-SIZE = 48 * MIB
+SIZE = 24 * MIB
 
 
 @pytest.fixture
 def exports(coldrise, tmp_path):
-    """The disks of session rescue: 24 MiB of 48 stored."""
+    """The disks of session rescue: 8 MiB of 24 stored."""
     disks = {}
     for name in ("vda", "vdb"):
         disk = Image(SIZE)
-        disk.fill(8 * MIB, 24 * MIB, name)
+        disk.fill(8 * MIB, 8 * MIB, name)
         disks[name] = disk.save(tmp_path / f"{name}.raw")
     return coldrise.publish(coldrise.backup("web01", **disks), "rescue")
 
@@ -79,7 +80,7 @@ def sentence(coldrise):
 def start_slow_move(coldrise, machine, targets, qmp=None):
     """A move that takes as long as the test wants, after its copy has begun."""
     process = coldrise.start("move", "live/rescue", *words(targets), "--qmp", qmp or machine.qmp,
-                             "--rate", "1M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                             "--rate", "128K", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: sum(job["current-progress"] > 0 for job in machine.jobs()) == 2, "the copy")
     return process
 
@@ -91,7 +92,7 @@ def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, mach
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
     writer.goes_on()
-    assert moved["held_ms"] < 5000 and moved["copied_bytes"] >= 48 * MIB
+    assert moved["held_ms"] < 5000 and moved["copied_bytes"] >= 16 * MIB
     assert "Safe to cancel" in done.stderr
     assert not machine.jobs()
     assert all("/dev/fdset/" in file for file in machine.files())
@@ -103,7 +104,7 @@ def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, mach
     assert last <= counter(targets["vda"], "qcow2") <= last + 1
     assert counter(targets["vdb"]) >= last
     # Holes stay holes.
-    assert all(path.stat().st_blocks * 512 < 30 * MIB for path in targets.values())
+    assert all(path.stat().st_blocks * 512 < 12 * MIB for path in targets.values())
     # Each side says where the machine is, and the old side does not start.
     assert str(targets["vda"]) in sentence(coldrise) and moved["address"] in sentence(coldrise)
     refused = coldrise.run("boot", "live/rescue")
@@ -194,7 +195,7 @@ def busy(coldrise, nbdkit, own_tmp, tmp_path):
     disks = {}
     for name in ("vda", "vdb"):
         disk = Image(SIZE)
-        disk.fill(16 * MIB, MIB, name)
+        disk.fill(16 * MIB, MIB // 2, name)
         disks[name] = disk.save(tmp_path / f"{name}.raw")
     exports = coldrise.publish(coldrise.backup("web01", **disks), "rescue")
     server = nbdkit()
@@ -209,8 +210,12 @@ def busy(coldrise, nbdkit, own_tmp, tmp_path):
         yield machine
 
 
+# Slower than the guest writes.
+SLOW = "1M"
+
+
 def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, busy, targets):
-    done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", busy.qmp, "--rate", "256K")
+    done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", busy.qmp, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
     assert "stands still" in done.stderr and moved["held_ms"] < 10000
@@ -225,7 +230,7 @@ def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, busy, tar
     started = []
     path = own_tmp / "relay"
     Relay(path, busy.qmp, "block-job-set-speed", lambda: kill(started[0]), False)
-    started.append(coldrise.start("move", "live/rescue", *words(targets), "--qmp", path, "--rate", "256K",
+    started.append(coldrise.start("move", "live/rescue", *words(targets), "--qmp", path, "--rate", SLOW,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     started[0].wait(timeout=120)
     assert busy.monitor.execute("query-status")["status"] == "paused"
@@ -248,7 +253,7 @@ def assert_session_counts(coldrise, machine, targets, writer):
 def test_a_full_target_leaves_the_machine_on_the_session(coldrise, machine, targets, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12M", "none", small], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6M", "none", small], check=True)
     try:
         writer = Writer(machine)
         full = targets | {"vdb": small / "vdb.qcow2"}
@@ -296,11 +301,10 @@ def test_a_killed_server_only_delays_the_move(coldrise, exports, own_tmp, target
     with Machine(own_tmp / "machine", path, exports) as machine:
         writer = Writer(machine)
         process = coldrise.start("move", "live/rescue", *words(targets), "--qmp", machine.qmp, "--rate",
-                                 "8M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                 "4M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_until(lambda: sum(job["current-progress"] > 0 for job in machine.jobs()) == 2, "the copy")
-        children = subprocess.run(["pgrep", "-P", str(serving.pid), "nbdkit"], capture_output=True,
-                                  text=True, check=True)
-        os.kill(int(children.stdout), signal.SIGKILL)
+        [server] = children(serving.pid)
+        os.kill(server, signal.SIGKILL)
         _, messages = process.communicate(timeout=60)
         assert process.returncode == 0, messages
         writer.goes_on()
