@@ -13,7 +13,9 @@ import threading
 import pytest
 
 from support.nbdserver import wait_until
-from support.running import COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now, restored
+from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now,
+                             restored)
+from support.wallclock import BothClocks
 
 
 @pytest.fixture
@@ -314,14 +316,15 @@ def test_a_second_backup_of_the_same_machine_waits_for_its_turn(coldrise, machin
 
 
 class Agent(threading.Thread):
-    """A guest agent that says which commands came; `silent`: it does not answer that one."""
+    """A guest agent that says which commands came. `silent`: it does not answer that one, for which a clock skips the
+    wait."""
 
-    def __init__(self, path, silent=None):
+    def __init__(self, path, silent=None, clock=None):
         super().__init__(daemon=True)
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen()
-        self.silent = silent
+        self.silent, self.clock = silent, clock
         self.state = "thawed"
         self.commands = []
         self.at_freeze = lambda: None
@@ -343,6 +346,9 @@ class Agent(threading.Thread):
             return
         self.commands.append(command.removeprefix("guest-fsfreeze-"))
         if command == self.silent:
+            self.clock.skip(11)
+            # Wakes the reader; no answer.
+            client.sendall(b"\n")
             return
         if command == "guest-fsfreeze-freeze":
             self.at_freeze()
@@ -352,9 +358,9 @@ class Agent(threading.Thread):
         client.sendall(json.dumps({"return": result}).encode() + b"\n")
 
 
-def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live):
+def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live, tmp_path):
     running = machine(sector=TICKING_SECTOR)
-    agent = Agent(running.folder / "agent")
+    agent = Agent(running.folder / "agent", clock=BothClocks(tmp_path))
     agent.state = "frozen"
     options = ("--quiesce", "--agent", running.folder / "agent")
     made = live(running, *options)
@@ -363,7 +369,8 @@ def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live)
     # A guest that does not freeze in time is backed up all the same, and thawed.
     agent.commands.clear()
     agent.silent = "guest-fsfreeze-freeze"
-    made = live(running, *options)
+    with agent.clock.of(coldrise):
+        made = live(running, *options)
     assert not made["instant"]["is_quiesced"] and "not frozen" in made["instant"]["remarks"][0]
     assert agent.commands == ["status", "freeze", "thaw"]
     agent.listener.close()
