@@ -89,14 +89,8 @@ fn any_parts() -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((0..1000u64, 0..12 * MIB), 0..6)
 }
 
-/// How many cases to try: `make fuzz` asks for more.
-fn cases(bounded: u32) -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    ProptestConfig::with_cases(asked.unwrap_or(bounded))
-}
-
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn a_writable_file_holds_the_disk_in_one_piece(size in any_size(), sector in any_sector()) {

@@ -85,14 +85,8 @@ fn walk(image: &[u8]) -> Vec<usize> {
     }
 }
 
-/// How many cases to try: `make fuzz` asks for more.
-fn cases(bounded: u32) -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    ProptestConfig::with_cases(asked.unwrap_or(bounded))
-}
-
 proptest! {
-    #![proptest_config(cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(10))]
 
     #[test]
     fn what_is_written_is_read_back(

@@ -105,14 +105,8 @@ fn read(file: &ImageFile, offset: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Number of cases: `make fuzz` asks for more.
-pub(super) fn cases(bounded: u32) -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    ProptestConfig::with_cases(asked.unwrap_or(bounded))
-}
-
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn a_read_in_pieces_is_the_read_of_the_whole(

@@ -1,6 +1,5 @@
 //! Tests writes to every byte of every writable image.
 
-use super::tests::cases;
 use super::*;
 use coldrise_formats::{DiskShape, Format, Identity, Names, Presentation};
 use parking_lot::Mutex;
@@ -110,7 +109,7 @@ fn writable() -> impl Strategy<Value = Format> {
 }
 
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Compares with a model of the file. Each byte goes where its segment says. A partly
     /// refused request changes nothing. What another format shows is the disk.

@@ -156,7 +156,7 @@ fn in_use(at: usize) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn a_changed_layer_reads_right_or_is_damaged(

@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use super::*;
 use crate::publish::publish;
 use crate::session::Session;
@@ -80,22 +82,37 @@ fn an_idle_session_is_sealed_beside_a_writer_that_removes_unused_layers() {
 }
 
 #[test]
+fn a_disk_that_outlives_its_session_keeps_other_writers_out() {
+    let (_folder, writer, document) = published();
+    let place = SessionPaths::of(writer.repository(), &document.name);
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    let disk = session.disk(&document.disks[0].name).unwrap();
+    drop(session);
+    assert!(FileLock::try_take(&place.lock()).unwrap().is_none());
+    drop(disk);
+    assert!(FileLock::try_take(&place.lock()).unwrap().is_some());
+}
+
+#[test]
 fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
     let (_folder, writer, document) = published();
     let repository = writer.repository();
     let session = Session::open(repository, &document.name).unwrap();
     let disk = session.disk(&document.disks[0].name).unwrap();
-    let (mut sealed, mut given_up) = (0, 0);
+    let (mut sealed, mut given_up) = (1, 0);
+    let begun = Instant::now();
+    seal(repository, &document.name, Duration::from_secs(30)).unwrap();
+    let duration = begun.elapsed();
     for round in 0.. {
         disk.write_at(&[round as u8; 4096], 0).unwrap();
-        // From zero to about twice the duration of a seal here.
-        let patience = Duration::from_micros(500 * (round % 40));
+        // From zero to twice the duration of a seal here.
+        let patience = duration * (round % 20) / 10;
         match seal(repository, &document.name, patience) {
             Ok(_) => sealed += 1,
             Err(error) if error.kind() == ErrorKind::Busy => given_up += 1,
             Err(error) => panic!("{error:?}"),
         }
-        if round >= 60 && sealed > 5 && given_up > 5 {
+        if round >= 40 && sealed > 5 && given_up > 5 {
             break;
         }
     }

@@ -81,7 +81,7 @@ fn a_passphrase_is_replaced_in_one_step() {
     assert!(!opens(&path, "second") && opens(&path, "first"));
     assert_eq!(key_of(&path, "third"), key);
     // The same passphrase at another cost: higher, unless the machine is too busy to reach it.
-    let costly = NewPassphrase { guess_time: Some(Duration::from_millis(500)), ..nameless };
+    let costly = NewPassphrase { guess_time: Some(Duration::from_millis(100)), ..nameless };
     let entries = replace_passphrase(&path, &source("third"), &costly).unwrap();
     assert!(entries[1].memory_kib >= GuessCost::DEFAULT.memory_kib);
     assert_eq!(key_of(&path, "third"), key);
@@ -175,7 +175,7 @@ fn names_and_costs_cannot_be_exchanged_without_a_passphrase() {
 fn changes_at_the_same_time_are_all_made() {
     let (_folder, path) = repository();
     std::thread::scope(|scope| {
-        for number in 0..6 {
+        for number in 0..4 {
             let path = &path;
             scope.spawn(move || {
                 let passphrase = secret(&format!("passphrase {number}"));
@@ -184,8 +184,8 @@ fn changes_at_the_same_time_are_all_made() {
             });
         }
     });
-    assert_eq!(passphrases(&path, &source("first")).unwrap().len(), 7);
-    assert!((0..6).all(|number| opens(&path, &format!("passphrase {number}"))));
+    assert_eq!(passphrases(&path, &source("first")).unwrap().len(), 5);
+    assert!((0..4).all(|number| opens(&path, &format!("passphrase {number}"))));
 }
 
 #[test]

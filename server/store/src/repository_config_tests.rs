@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -7,9 +9,15 @@ fn passphrase(text: &str) -> Passphrase {
     Passphrase::new(text.as_bytes().to_vec()).unwrap()
 }
 
-fn encrypted() -> RepositoryConfig {
+fn create_encrypted() -> RepositoryConfig {
     RepositoryConfig::create(16_384, Compression::Zstd(3), Some(&passphrase("right")), None)
         .unwrap()
+}
+
+/// One for all tests: its key takes time.
+fn encrypted() -> RepositoryConfig {
+    static CONFIG: LazyLock<RepositoryConfig> = LazyLock::new(create_encrypted);
+    CONFIG.clone()
 }
 
 fn written(config: &RepositoryConfig) -> serde_json::Value {
@@ -34,7 +42,7 @@ fn the_right_passphrase_gives_the_same_key_every_time() {
     assert_eq!(parsed, config);
     let key = parsed.master(Some(&passphrase("right"))).unwrap();
     assert_eq!(*key, *config.master(Some(&passphrase("right"))).unwrap());
-    assert_ne!(*key, *encrypted().master(Some(&passphrase("right"))).unwrap());
+    assert_ne!(*key, *create_encrypted().master(Some(&passphrase("right"))).unwrap());
 }
 
 #[test]

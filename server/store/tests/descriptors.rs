@@ -7,8 +7,8 @@ use coldrise_store::*;
 use common::*;
 use rustix::process::{setrlimit, Resource, Rlimit};
 
-const POINTS: usize = 150;
-const LIMIT: u64 = 256;
+const POINTS: usize = 80;
+const LIMIT: u64 = 150;
 
 #[test]
 fn many_files_are_read_and_written_with_few_descriptors() {

@@ -172,8 +172,8 @@ fn a_bitmap_limits_what_is_read() {
     let store = Store::new();
     let image = store.path("a.qcow2");
     let raw = store.path("a.raw");
-    let mut disk = noise(54, 32 * MIB);
-    disk[20 * MIB..21 * MIB].fill(0);
+    let mut disk = noise(54, 12 * MIB);
+    disk[8 * MIB..9 * MIB].fill(0);
     write_raw(&raw, &disk);
     run("qemu-img", &["convert", "-O", "qcow2", text(&raw), text(&image)]);
     let spec = [format!("vda={}", text(&image))];
@@ -191,8 +191,8 @@ fn a_bitmap_limits_what_is_read() {
     let write = |command: &str| run("qemu-io", &["-f", "qcow2", "-c", command, text(&image)]);
     write("write -P 17 3149824 4096");
     disk[3149824..3149824 + 4096].fill(17);
-    write("write -P 18 20M 512k");
-    disk[20 * MIB..20 * MIB + (512 << 10)].fill(18);
+    write("write -P 18 8M 512k");
+    disk[8 * MIB..8 * MIB + (512 << 10)].fill(18);
     write("write -z -u 10M 1M");
     disk[10 * MIB..11 * MIB].fill(0);
     let server = Server::qemu_nbd(

@@ -120,14 +120,14 @@ fn a_rate_holds_and_can_be_changed_on_a_live_line() {
                 near.send(Class::Bulk, frame(number, vec![4; 32 << 10])).expect("the line works");
             }
         });
-        for _ in 0..12 {
+        for _ in 0..6 {
             receive(&far, &[Class::Bulk]);
         }
-        // 12 frames take 1.5 s; a burst is 20 ms of the rate, and a piece for each connection.
-        assert!(begin.elapsed() > Duration::from_millis(1200), "{:?}", begin.elapsed());
+        // 6 frames take 0.75 s; a burst is 20 ms of the rate, and a piece for each connection.
+        assert!(begin.elapsed() > Duration::from_millis(500), "{:?}", begin.elapsed());
         let changed = Instant::now();
         near.set_rate(None);
-        for _ in 12..256 {
+        for _ in 6..256 {
             receive(&far, &[Class::Bulk]);
         }
         assert!(changed.elapsed() < Duration::from_secs(15), "at the old rate it takes 30 s");
@@ -225,9 +225,9 @@ fn an_identity_survives_its_bytes_and_keys_survive_their_text() {
     damaged.truncate(20);
     refused(Identity::from_pkcs8(&damaged), ErrorKind::Corrupt, "damaged");
     for wrong in [&text[1..], "", "+1", &text.replace(|_| true, "é")] {
-        refused(wrong.parse::<PeerKey>(), ErrorKind::InvalidInput, "no key");
+        refused(wrong.parse::<PeerKey>(), ErrorKind::InvalidInput, "is not a key");
     }
-    refused(format!("+{}", &text[1..]).parse::<PeerKey>(), ErrorKind::InvalidInput, "no key");
+    refused(format!("+{}", &text[1..]).parse::<PeerKey>(), ErrorKind::InvalidInput, "is not a key");
 }
 
 #[test]

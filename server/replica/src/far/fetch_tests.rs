@@ -107,13 +107,19 @@ fn a_source_adds_nothing_that_was_not_asked_for() {
         hello(line);
         let answer = ask(line, &Ask::Claim { machine: machine("web01") });
         assert!(matches!(answer, Answer::Claimed), "{answer:?}");
-        assert!(is_refused(&ask(line, &Ask::Claim { machine: machine("db01") }), "nobody asked"));
+        assert!(is_refused(
+            &ask(line, &Ask::Claim { machine: machine("db01") }),
+            "was not requested"
+        ));
     });
     assert_eq!(end.copied.unwrap_err().kind(), ErrorKind::Corrupt);
     // Its points are not told, either.
     fetched(&request, |line| {
         hello(line);
-        assert!(is_refused(&ask(line, &Ask::Points { machine: machine("db01") }), "nobody asked"));
+        assert!(is_refused(
+            &ask(line, &Ask::Points { machine: machine("db01") }),
+            "was not requested"
+        ));
     });
 }
 

@@ -13,15 +13,17 @@ use coldrise_session::{
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
-    PassphraseSource, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter,
-    SessionName,
+    PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, SessionName,
 };
+use tempfile::TempDir;
+
+use crate::support::passphrase;
 
 const ROOT: FileId = FileId::ROOT;
 const MIB: u64 = 1 << 20;
 
 struct TestRepository {
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
     path: PathBuf,
     point: PointDocument,
 }
@@ -30,15 +32,13 @@ fn name() -> SessionName {
     SessionName::parse("trial").unwrap()
 }
 
-fn passphrase(repository: &Path) -> PassphraseSource {
-    PassphraseSource::File(repository.with_file_name("passphrase"))
+/// A repository with one point of one empty disk.
+fn place() -> TestRepository {
+    place_in(tempfile::tempdir().unwrap())
 }
 
-/// An encrypted repository with one point of one empty disk.
-fn place() -> TestRepository {
-    let folder = tempfile::tempdir().unwrap();
+fn place_in(folder: TempDir) -> TestRepository {
     let path = folder.path().join("repo");
-    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
     let secret = passphrase(&path).read().unwrap();
     let options = InitOptions {
         chunk_size_bytes: 16 << 10,
@@ -380,7 +380,9 @@ fn a_publish_that_fails_leaves_no_marker() {
 
 #[test]
 fn nothing_of_a_file_shows_on_the_disk() {
-    let place = place();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
+    let place = place_in(folder);
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
     let session = Session::open(&repository, &name()).unwrap();

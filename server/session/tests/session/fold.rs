@@ -158,7 +158,7 @@ fn seals_and_writes_beside_folds_lose_nothing() {
     let vda = open.disk(&disk_name("vda")).unwrap();
     let write_and_seal = || {
         let (mut expected, mut points) = (content(1), Vec::new());
-        for round in 0..24u64 {
+        for round in 0..16u64 {
             let (at, byte) = ((round * 37 % 61) * 5000, round as u8 + 1);
             vda.write_at(&[byte; 9000], at).unwrap();
             expected[at as usize..at as usize + 9000].fill(byte);
@@ -251,7 +251,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn in_any_order_every_point_reads_as_it_was_sealed(

@@ -9,7 +9,7 @@ use crate::{BackupTarget, PointDocument, WriteOptions};
 #[test]
 fn a_base_that_lost_something_is_none() {
     let bucket = Bucket::new();
-    let content = random(1, 3000);
+    let content = random(1, 500);
     let first = bucket.add(1, None, &content);
     let writer = bucket.writer().unwrap();
     assert!(writer.is_whole(&first).unwrap());
@@ -40,7 +40,7 @@ fn a_base_that_lost_something_is_none() {
 /// A bucket with one point, of which one value is damaged; what the point had, and the point.
 fn with_a_damaged_value() -> (Bucket, Vec<u8>, PointDocument) {
     let bucket = Bucket::new();
-    let content = random(1, 3000);
+    let content = random(1, 500);
     let first = bucket.add(1, None, &content);
     let name = bucket.memory.largest_pack();
     let size = bucket.memory.get(&name, u64::MAX).unwrap().len();
@@ -116,7 +116,7 @@ fn one_bad_document_leaves_the_others() {
     assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(repository.verify(BucketCheck::Full).unwrap().other_packs > 0);
     repository.tidy(true).unwrap();
-    // But for what is no pack.
+    // But for what is not a pack.
     assert_eq!(bucket.memory.count("packs/"), 1);
 }
 
@@ -191,7 +191,7 @@ fn a_lost_index_does_not_hide_what_was_removed() {
 #[test]
 fn damaged_names_cost_no_value() {
     let bucket = Bucket::new();
-    let content = random(1, 3000);
+    let content = random(1, 500);
     let first = bucket.add(1, None, &content);
     let name = bucket.memory.largest_pack();
     let head = pack::Head::parse(&bucket.memory.get(&name, u64::MAX).unwrap()).unwrap();

@@ -25,8 +25,9 @@ pub(super) type PackNumber = u64;
 pub(super) type Name = [u8; NAME_BYTES];
 
 pub(super) const NAME_BYTES: usize = 16;
-/// A pack is complete with so many bytes of values.
-const FULL_BYTES: usize = 16 << 20;
+/// A pack is complete with so many bytes of values. With less, the tests in this crate need less
+/// data for several packs.
+const FULL_BYTES: usize = if cfg!(test) { 2 << 20 } else { 16 << 20 };
 const PLACE_BITS: u32 = 16;
 /// Most values of a pack.
 const MOST_VALUES: usize = 1 << PLACE_BITS;

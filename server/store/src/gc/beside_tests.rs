@@ -20,27 +20,27 @@ fn wait_for(disk: &DiskWriter, chunks: u64) {
     }
 }
 
-/// At each step of the gc the disk refers to 100 more unreferenced chunks of a file that is
-/// rewritten, and to 100 new chunks.
+/// At each step of the gc the disk refers to 30 more unreferenced chunks of a file that is
+/// rewritten, and to 30 new chunks.
 #[test]
 fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     let mut fixture = fixture();
     let writer = fixture.writer();
     let reachable = fixture.reachable(writer.repository());
-    let dead = noise(3, 2500);
+    let dead = noise(3, 700);
     let size_bytes = dead.len() as u64;
     let mut disk = writer.disk_writer(None, size_bytes, WriteOptions { threads: 2 }).unwrap();
     let mut content = fixture.first[..10 * CHUNK].to_vec();
     disk.write(0, content.clone()).unwrap();
     let mut writes = 0;
     let mut write_more = || {
-        let start = writes * 100 * CHUNK;
-        let mut bytes = dead[start..start + 100 * CHUNK].to_vec();
-        bytes.extend(noise(1000 + writes as u64, 100));
+        let start = writes * 30 * CHUNK;
+        let mut bytes = dead[start..start + 30 * CHUNK].to_vec();
+        bytes.extend(noise(1000 + writes as u64, 30));
         disk.write(content.len() as u64, bytes.clone()).unwrap();
         content.extend(bytes);
         writes += 1;
-        wait_for(&disk, 10 + 200 * writes as u64);
+        wait_for(&disk, 10 + 60 * writes as u64);
     };
     write_more();
     let write_more = RefCell::new(write_more);
@@ -54,11 +54,11 @@ fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
     });
     let done = done.unwrap();
     assert!(steps.get() >= 4, "{steps:?}");
-    // Chunks that the backup found before they were condemned stay: 200 of the file
+    // Chunks that the backup found before they were condemned stay: 60 of the file
     // that is rewritten, and ten that keep a whole file without other references.
-    assert_eq!((done.chunks, done.kept_chunks), (100 + 2500 - 200, 100 + 3000 - 10));
+    assert_eq!((done.chunks, done.kept_chunks), (100 + 700 - 60, 20 + 600 - 10));
     let counts = disk.counts();
-    assert_eq!(counts.known_chunks, 10 + 200);
+    assert_eq!(counts.known_chunks, 10 + 60);
     let (root, _) = disk.finish().unwrap();
     content.resize(size_bytes as usize, 0);
     fixture.live.push((root, content));
@@ -68,7 +68,7 @@ fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
 
     // The next gc finds the others.
     let next = fixture.collect();
-    assert_eq!((next.chunks, next.kept_chunks), (3000 - 10, 100));
+    assert_eq!((next.chunks, next.kept_chunks), (600 - 10, 20));
     fixture.assert_sound();
     fixture.assert_counted();
 }
@@ -79,8 +79,8 @@ fn a_backup_that_ends_without_a_point_beside_a_gc_leaves_nothing() {
     let writer = fixture.writer();
     let reachable = fixture.reachable(writer.repository());
     let mut disk = writer.disk_writer(None, 64 << 20, WriteOptions { threads: 2 }).unwrap();
-    disk.write(0, noise(77, 3000)).unwrap();
-    wait_for(&disk, 3000);
+    disk.write(0, noise(77, 600)).unwrap();
+    wait_for(&disk, 600);
     let options =
         GcOptions { max_unused: MaxUnused::default(), cancel: &NEVER, progress: &|_progress| {} };
     writer.collect_garbage(reachable, &options).unwrap();
@@ -91,7 +91,7 @@ fn a_backup_that_ends_without_a_point_beside_a_gc_leaves_nothing() {
     fixture.assert_counted();
     let reader = fixture.reader();
     let chunks = reader.stats().unwrap().chunks;
-    assert_eq!(chunks, fixture.reachable(&reader).chunks() + 100);
+    assert_eq!(chunks, fixture.reachable(&reader).chunks() + 20);
 }
 
 #[test]

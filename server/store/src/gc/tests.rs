@@ -46,33 +46,33 @@ fn empty() -> Fixture {
         passphrase: None,
     };
     Repository::init(&directory.path().join("repo"), &options).unwrap();
-    Fixture { directory, first: noise(1, 3000), live: Vec::new() }
+    Fixture { directory, first: noise(1, 600), live: Vec::new() }
 }
 
 /// Chunks in storage order, and how many of them stay in use:
 ///
 /// ```text
-/// 3000, a file      nothing
+///  600, a file      nothing
 ///  100, from a log  nothing
-/// 4000, a file      1500 of them: it is rewritten
+/// 1100, a file      400 of them: it is rewritten
 ///  100, from a log  all
-/// 3000, a file      2900 of them: it is kept
-///  100, from a log  all
-/// 2500, a file      all
+///  600, a file      580 of them: it is kept
+///   20, from a log  all
+///  700, a file      all
 /// ```
 pub(super) fn fixture() -> Fixture {
     let fixture = empty();
     let writer = fixture.writer();
     write(&writer, None, &fixture.first);
     write(&writer, None, &noise(2, 100));
-    let mut half = noise(3, 4000);
+    let mut half = noise(3, 1100);
     let half_root = write(&writer, None, &half);
     let small = noise(4, 100);
     let small_root = write(&writer, None, &small);
-    let mut most = noise(5, 3000);
+    let mut most = noise(5, 600);
     let most_root = write(&writer, None, &most);
-    most[..100 * CHUNK].copy_from_slice(&noise(6, 100));
-    half[..2500 * CHUNK].copy_from_slice(&noise(7, 2500));
+    most[..20 * CHUNK].copy_from_slice(&noise(6, 20));
+    half[..700 * CHUNK].copy_from_slice(&noise(7, 700));
     let live = vec![
         (write(&writer, Some(most_root), &most), most),
         (write(&writer, Some(half_root), &half), half),
@@ -170,10 +170,10 @@ fn what_is_of_no_use_goes_and_the_rest_stays() {
     let told = reader.estimate_gc(&fixture.reachable(&reader), MaxUnused::default()).unwrap();
     let before = std::fs::read_dir(fixture.path().join("db")).unwrap().count();
     let done = fixture.collect();
-    assert_eq!((done.chunks, done.kept_chunks), (3000 + 100 + 2500, 100));
+    assert_eq!((done.chunks, done.kept_chunks), (600 + 100 + 700, 20));
     assert_eq!((told.chunks, told.kept_chunks), (done.chunks, done.kept_chunks));
     // Every page of the first disks, and the pages that the changes replaced.
-    assert_eq!((done.pages, done.damaged_files.len()), (4 + 1 + (3 + 1) + (1 + 1), 0));
+    assert_eq!((done.pages, done.damaged_files.len()), (1 + 1 + (1 + 1) + 1, 0));
     assert!(done.dropped_files >= 1 && done.rewritten_files >= 2, "{done:?}");
     fixture.assert_sound();
     assert!(std::fs::read_dir(fixture.path().join("db")).unwrap().count() < before + 5);
@@ -182,13 +182,13 @@ fn what_is_of_no_use_goes_and_the_rest_stays() {
     let repository = writer.repository();
     fixture.assert_counted();
     let chunks = count(repository, Family::Chunks);
-    assert_eq!(chunks, 1500 + 100 + 3000 + 2600);
+    assert_eq!(chunks, 400 + 100 + 600 + 720);
     assert_eq!(count(repository, Family::Dedup), chunks);
     assert_eq!(count(repository, Family::Maps), fixture.reachable(repository).pages());
     drop(writer);
     // A second run finds nothing to do.
     let again = fixture.collect();
-    assert_eq!(again, GcReport { kept_chunks: 100, ..GcReport::default() });
+    assert_eq!(again, GcReport { kept_chunks: 20, ..GcReport::default() });
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_gc_that_ends_after_any_step_loses_nothing_and_the_next_one_does_the_rest() 
         fixture.assert_sound();
         let _ = fixture.live.pop();
         let mut left = fixture.collect();
-        left.kept_chunks -= 100;
+        left.kept_chunks -= 20;
         fixture.assert_sound();
         let writer = fixture.writer();
         let found =
@@ -294,7 +294,7 @@ fn a_damaged_file_is_left_alone_and_named() {
     let mut fixture = fixture();
     let name = fixture.damage(Fate::Rewritten);
     let done = fixture.collect();
-    assert_eq!((done.chunks, done.kept_chunks), (3000 + 100, 100 + 2500));
+    assert_eq!((done.chunks, done.kept_chunks), (600 + 100, 20 + 700));
     assert_eq!(done.damaged_files.len(), 1);
     assert!(done.damaged_files[0].contains(&name), "{done:?}");
     fixture.assert_goes_on();
@@ -305,16 +305,16 @@ fn a_damaged_file_is_left_alone_and_named() {
 fn the_neighbours_of_a_damaged_file_are_rewritten() {
     let mut fixture = empty();
     let writer = fixture.writer();
-    for (seed, chunks) in [(1, 3000), (2, 3200), (3, 3000)] {
+    for (seed, chunks) in [(1, 600), (2, 640), (3, 600)] {
         let mut content = noise(seed, chunks);
         let root = write(&writer, None, &content);
-        content[..2000 * CHUNK].fill(0);
+        content[..400 * CHUNK].fill(0);
         fixture.live.push((write(&writer, Some(root), &content), content));
     }
     drop(writer);
     let name = fixture.damage(Fate::Rewritten);
     let done = fixture.collect();
-    assert_eq!((done.chunks, done.kept_chunks), (2000 + 2000, 2000));
+    assert_eq!((done.chunks, done.kept_chunks), (400 + 400, 400));
     // Two of chunks and the one of the maps. Copies of pages wait for a point.
     assert_eq!((done.rewritten_files, done.damaged_files.len()), (2 + 1, 1));
     assert!(done.damaged_files[0].contains(&name), "{done:?}");
@@ -326,7 +326,7 @@ fn a_damaged_file_of_no_use_is_dropped_like_any_other() {
     let mut fixture = fixture();
     fixture.damage(Fate::Dropped);
     let done = fixture.collect();
-    assert_eq!((done.chunks, done.damaged_files), (3000 + 100 + 2500, Vec::new()));
+    assert_eq!((done.chunks, done.damaged_files), (600 + 100 + 700, Vec::new()));
     fixture.assert_goes_on();
 }
 

@@ -44,7 +44,7 @@ mod tests {
             passphrase: None,
         };
         Repository::init(&path, &options).unwrap();
-        let content: Vec<u8> = (0..3000 * 4096_u32).map(|i| (i / 7 % 251) as u8).collect();
+        let content: Vec<u8> = (0..600 * 4096_u32).map(|i| (i / 7 % 251) as u8).collect();
         let options = OpenOptions { cache_bytes: 0 };
         let open_writer = || RepositoryWriter::open(&path, &PassphraseSource::None, &options);
         let writer = open_writer().unwrap();

@@ -350,7 +350,7 @@ mod tests {
         let path = fixture.folder.path().join("db").join(name.trim_start_matches('/'));
         let bytes = std::fs::read(&path).unwrap();
         let (mut errors, mut told) = (0, 0);
-        for at in (0..bytes.len()).step_by(53) {
+        for at in (0..bytes.len()).step_by(211) {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << (at % 8);
             std::fs::write(&path, &flipped).unwrap();

@@ -17,6 +17,11 @@ pub struct Store {
 
 impl Store {
     pub fn new() -> Store {
+        Store::with(CHUNK as u32, Compression::Zstd(1), false)
+    }
+
+    /// Each opening derives the key, which takes time.
+    pub fn encrypted() -> Store {
         Store::with(CHUNK as u32, Compression::Zstd(1), true)
     }
 

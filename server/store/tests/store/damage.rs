@@ -1,5 +1,6 @@
 //! Damaged store files: reads fail with a clear error, and never return wrong bytes or crash.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::ErrorKind;
@@ -49,14 +50,21 @@ fn read_and_compare(
     failed
 }
 
+/// A point, with which its chunks leave the log.
+fn write_point(writer: &RepositoryWriter, content: &[u8]) -> MapRoot {
+    let (root, _) = write_all(writer, None, content);
+    let size_bytes = content.len() as u64;
+    writer.put_point(&point("web01", "20261120T100000Z", root, size_bytes)).unwrap();
+    root
+}
+
 #[test]
 fn flipped_bytes_in_store_files_never_give_wrong_bytes() {
     for encrypted in [true, false] {
         let store = Store::with(CHUNK as u32, Compression::Lz4, encrypted);
-        // Over 8 MiB, so that it gets its own file.
-        let content = half_compressible(11, 12 << 20);
+        let content = half_compressible(11, 3 << 20);
         let writer = store.writer();
-        let (root, _) = write_all(&writer, None, &content);
+        let root = write_point(&writer, &content);
         drop(writer);
         let mut found = 0;
         for file in table_files(&store.path()) {
@@ -96,17 +104,18 @@ fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
     let writer = store.writer();
     let (root, _) = write_all(&writer, None, &content);
     drop(writer);
-    let file = table_files(&store.path()).remove(0);
-    let original = std::fs::read(&file).unwrap();
+    // Over 8 MiB: it has a file of its own.
+    let path = table_files(&store.path()).remove(0);
+    let original = std::fs::read(&path).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
     // Chunk 2 begins a block; the block of chunk 1 ends before it.
     let key = 2u64.to_be_bytes();
     let at = original.windows(8).position(|window| window == key).unwrap();
     let mut found = 0;
     for spot in at - 24..at + 24 {
         for value in [0x00, 0x7f, 0xff] {
-            let mut damaged = original.clone();
-            damaged[spot] = if damaged[spot] == value { value ^ 0x55 } else { value };
-            std::fs::write(&file, &damaged).unwrap();
+            let damaged = if original[spot] == value { value ^ 0x55 } else { value };
+            file.write_all_at(&[damaged], spot as u64).unwrap();
             let repository = store.reader_with(0);
             let disk = repository.disk(root, content.len() as u64);
             for (index, wanted) in content.chunks(CHUNK).take(3).enumerate() {
@@ -120,6 +129,7 @@ fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
                 }
             }
         }
+        file.write_all_at(&original[spot..=spot], spot as u64).unwrap();
     }
     assert_eq!(found, 48 * 3, "each damage is found, in the one chunk that it is in");
 }
@@ -127,9 +137,9 @@ fn damage_around_a_value_is_an_error_and_does_not_end_the_process() {
 #[test]
 fn truncated_and_missing_store_files_are_found() {
     let store = Store::new();
-    let content = half_compressible(12, 12 << 20);
+    let content = half_compressible(12, 3 << 20);
     let writer = store.writer();
-    let (root, _) = write_all(&writer, None, &content);
+    let root = write_point(&writer, &content);
     drop(writer);
     let file = table_files(&store.path()).remove(0);
     let original = std::fs::read(&file).unwrap();

@@ -36,7 +36,7 @@ fn a_directory_without_a_repository_is_no_repository() {
 
 #[test]
 fn passphrases_are_checked_and_versions_and_damage_told_apart() {
-    let store = Store::new();
+    let store = Store::encrypted();
     let wrong = PassphraseSource::Command("echo wrong".into());
     assert_eq!(open_kind(&store.path(), &wrong), ErrorKind::WrongPassphrase);
     assert_eq!(open_kind(&store.path(), &PassphraseSource::None), ErrorKind::WrongPassphrase);
@@ -57,7 +57,7 @@ fn passphrases_are_checked_and_versions_and_damage_told_apart() {
 /// As when a file system is unmounted while the passphrase is asked for.
 #[test]
 fn nothing_is_created_where_the_repository_no_longer_is() {
-    let store = Store::new();
+    let store = Store::encrypted();
     let path = store.path();
     let away = path.with_extension("away");
     let PassphraseSource::Command(passphrase) = &store.source else { unreachable!() };

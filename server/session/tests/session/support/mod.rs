@@ -10,6 +10,7 @@ use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
     PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, SessionName, WriteOptions,
 };
+use tempfile::TempDir;
 
 pub const CHUNK: u64 = 16 << 10;
 pub const DISK_BYTES: u64 = 4 << 20;
@@ -17,7 +18,7 @@ pub const DISK_BYTES: u64 = 4 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct TestRepository {
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
     pub path: PathBuf,
     pub point: PointDocument,
 }
@@ -32,20 +33,30 @@ pub fn disk_name(text: &str) -> DiskName {
 
 /// Every fourth chunk is a hole. No two of the others are the same, also of two seeds.
 pub fn content(seed: u8) -> Vec<u8> {
-    let byte = |i: u64| match (i / CHUNK, i % CHUNK) {
-        (chunk, _) if chunk % 4 == 3 => 0,
-        (chunk, 0) => chunk as u8,
-        (_, 1) => seed,
-        _ => seed ^ (i / 512) as u8 ^ i as u8,
-    };
-    (0..DISK_BYTES).map(byte).collect()
+    let mut bytes: Vec<u8> = (0..DISK_BYTES).map(|i| seed ^ (i / 512) as u8 ^ i as u8).collect();
+    for (number, chunk) in bytes.chunks_mut(CHUNK as usize).enumerate() {
+        match number % 4 {
+            3 => chunk.fill(0),
+            _ => chunk[..2].copy_from_slice(&[number as u8, seed]),
+        }
+    }
+    bytes
 }
 
-/// An encrypted repository holding one point of two disks.
+/// A repository holding one point of two disks.
 pub fn place() -> TestRepository {
+    place_in(tempfile::tempdir().unwrap())
+}
+
+/// Each opening derives the key, which takes time.
+pub fn encrypted_place() -> TestRepository {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("repo");
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
+    place_in(folder)
+}
+
+fn place_in(folder: TempDir) -> TestRepository {
+    let path = folder.path().join("repo");
     let passphrase = passphrase(&path).read().unwrap();
     let options = InitOptions {
         chunk_size_bytes: CHUNK as u32,
@@ -85,7 +96,12 @@ pub fn place() -> TestRepository {
 }
 
 pub fn passphrase(repository: &Path) -> PassphraseSource {
-    PassphraseSource::File(repository.with_file_name("passphrase"))
+    let file = repository.with_file_name("passphrase");
+    if file.exists() {
+        PassphraseSource::File(file)
+    } else {
+        PassphraseSource::None
+    }
 }
 
 pub fn writer(path: &Path) -> RepositoryWriter {

@@ -7,9 +7,10 @@ use crate::repair_flag::FRESH_NAME;
 #[test]
 fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
     let fixture = Fixture::new();
-    let a = content(1, 1000);
+    let a = content(1, 600);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
+    writer.repository().database().flush().unwrap();
     let next = writer.repository().next_chunk().unwrap();
     let path = hand_over(&writer, next);
     drop(writer);
@@ -26,7 +27,7 @@ fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
     for _ in 0..2 {
         let writer = fixture.open().unwrap();
         assert_eq!(assert_never_wrong(&writer, root, &a), 0);
-        let b = content(2, 1000);
+        let b = content(2, 600);
         let other = write(&writer, &b);
         assert_eq!(assert_never_wrong(&writer, other, &b), 0);
         assert!(find_damage(&writer, &[verified(root, &a), verified(other, &b)]).found.is_clean());
@@ -148,7 +149,7 @@ fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
     for (number, (why, harm)) in cases.into_iter().enumerate() {
         let fixture = Fixture::new();
         let writer = fixture.open().unwrap();
-        let root = write(&writer, &content(1, 1000));
+        let root = write(&writer, &content(1, 600));
         writer.repository().database().flush().unwrap();
         let next = writer.repository().next_chunk().unwrap();
         let path = hand_over(&writer, if number == 0 { next - 1 } else { next });
@@ -163,7 +164,7 @@ fn a_file_that_may_have_been_committed_is_left_to_a_repair() {
         }
         assert_eq!(fixture.damaged_files(), damage, "{why}");
         let writer = fixture.open_for_repair();
-        find_damage(&writer, &[verified(root, &content(1, 1000))]);
+        find_damage(&writer, &[verified(root, &content(1, 600))]);
     }
 }
 
@@ -184,7 +185,7 @@ fn a_passphrase_is_read_once_also_where_files_are_looked_at_first() {
 #[test]
 fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
     let fixture = Fixture::new();
-    let (a, b) = (content(1, 3000), content(2, 3000));
+    let (a, b) = (content(1, 600), content(2, 600));
     let writer = fixture.open().unwrap();
     let first = write(&writer, &a);
     writer.put_point(&point_of(1, first, a.len() as u64, "first")).unwrap();
@@ -218,7 +219,7 @@ fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
     let third = write(&writer, &content(3, 50));
     assert_eq!(assert_never_wrong(&writer, third, &content(3, 50)), 0);
     assert_eq!(assert_never_wrong(&writer, first, &a), 0);
-    assert_eq!(assert_never_wrong(&writer, second, &b), 3000);
+    assert_eq!(assert_never_wrong(&writer, second, &b), 600);
     drop(writer);
     assert_eq!(fixture.damaged_files(), []);
     fixture.open().unwrap();
@@ -228,13 +229,13 @@ fn a_database_of_before_is_refused_and_no_id_is_given_twice() {
 #[test]
 fn an_interrupted_repair_leaves_the_old_database_or_the_new_one() {
     let fixture = Fixture::new();
-    let a = content(1, 3000);
+    let a = content(1, 600);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
     writer.put_point(&point_of(1, root, a.len() as u64, "sealed")).unwrap();
     let file = first_file(&writer);
     drop(writer);
-    damage(&file, &a, [1500].into_iter());
+    damage(&file, &a, [300].into_iter());
     for is_exchanged in [false, true] {
         let copy = fixture.copy();
         let (fresh, folder) = (copy.path.join(FRESH_NAME), database_path(&copy.path));
@@ -263,7 +264,7 @@ fn an_interrupted_repair_leaves_the_old_database_or_the_new_one() {
 #[test]
 fn a_reader_follows_a_new_database() {
     let fixture = Fixture::new();
-    let (a, b) = (content(1, 3000), content(2, 300));
+    let (a, b) = (content(1, 600), content(2, 300));
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
     writer.put_point(&point_of(1, root, a.len() as u64, "first")).unwrap();

@@ -54,7 +54,7 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
     let writer = fixture.open().unwrap();
     let mut contents = Vec::new();
     // Small ones go through the log, a large one is ingested.
-    for (seed, chunks) in [(1, 300), (2, 3000), (3, 10), (4, 200)] {
+    for (seed, chunks) in [(1, 300), (2, 600), (3, 10), (4, 200)] {
         let content = content(seed, chunks);
         contents.push((write(&writer, &content), content));
         put_document(&writer, seed as u8, "sealed");
@@ -77,7 +77,7 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
 fn nor_one_of_a_database_that_was_opened_again() {
     let fixture = Fixture::new();
     let mut contents = Vec::new();
-    for (seed, chunks) in [(1, 300), (2, 3000), (3, 200)] {
+    for (seed, chunks) in [(1, 300), (2, 600), (3, 200)] {
         let writer = fixture.open().unwrap();
         let content = content(seed, chunks);
         contents.push((write(&writer, &content), content));
@@ -95,7 +95,7 @@ fn nor_counters_and_documents_that_were_compacted() {
     let writer = fixture.open().unwrap();
     let mut contents = Vec::new();
     for seed in 1..=6 {
-        let content = content(seed, if seed == 2 { 3000 } else { 300 });
+        let content = content(seed, if seed == 2 { 600 } else { 300 });
         contents.push((write(&writer, &content), content));
         put_document(&writer, 1, &seed.to_string());
         writer.repository().database().flush().unwrap();
@@ -114,7 +114,7 @@ fn a_file_of_chunks_that_the_list_has_lost_is_not_deleted() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let before = fixture.manifest().metadata().unwrap().len();
-    let a = content(1, 3000);
+    let a = content(1, 600);
     let root = write(&writer, &a);
     let cut = fixture.copy();
     drop(writer);
@@ -168,12 +168,12 @@ fn a_list_that_has_lost_its_end_and_the_counters_is_left_to_a_repair() {
 fn a_file_cut_short_in_a_list_cut_short_is_mended() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
-    let a = content(1, 3000);
+    let a = content(1, 600);
     let first = write(&writer, &a);
     let files = writer.repository().database().listed_files(Family::Chunks).unwrap();
     let cut = writer.repository().database().path_of(&files[0]);
     let end = fixture.manifest().metadata().unwrap().len();
-    let b = content(2, 3000);
+    let b = content(2, 600);
     let second = write(&writer, &b);
     drop(writer);
     truncate(&fixture.manifest(), end);
@@ -203,17 +203,17 @@ fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
     };
     let cases: [(&str, usize, Harm); 5] = [
         ("the first chunk", 0, unreadable),
-        ("one in the midst", 1500, unreadable),
-        ("the last chunk", 2999, unreadable),
-        ("the list has lost its end", 2999, |fixture, writer| {
+        ("one in the midst", 300, unreadable),
+        ("the last chunk", 599, unreadable),
+        ("the list has lost its end", 599, |fixture, writer| {
             let end = fixture.manifest().metadata().unwrap().len();
             let file = first_file(&writer);
-            write(&writer, &content(2, 3000));
+            write(&writer, &content(2, 600));
             drop(writer);
             truncate(&fixture.manifest(), end);
             file
         }),
-        ("a backup was killed that had handed a file over", 2999, |fixture, writer| {
+        ("a backup was killed that had handed a file over", 599, |fixture, writer| {
             let next = writer.repository().next_chunk().unwrap();
             let file = first_file(&writer);
             writer.repository().database().flush().unwrap();
@@ -229,7 +229,7 @@ fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
     for (what, number, harm) in cases {
         let fixture = Fixture::new();
         let writer = fixture.open().unwrap();
-        let a = content(1, 3000);
+        let a = content(1, 600);
         let root = write(&writer, &a);
         let file = harm(&fixture, writer);
         damage(&file, &a, [number].into_iter());
@@ -275,15 +275,15 @@ fn a_damaged_file_that_the_list_has_lost_is_not_deleted() {
     type Harm = fn(&Path, &[u8]);
     let harms: [(&str, usize, Harm); 2] = [
         ("its end is lost", 0, |file, _| truncate(file, file.metadata().unwrap().len() - 60)),
-        ("its last chunk is damaged", 1, |file, b| damage(file, b, [2999].into_iter())),
+        ("its last chunk is damaged", 1, |file, b| damage(file, b, [599].into_iter())),
     ];
     for (what, wanted, harm) in harms {
         let fixture = Fixture::new();
         let writer = fixture.open().unwrap();
-        let a = content(1, 3000);
+        let a = content(1, 600);
         let first = write(&writer, &a);
         let (before, end) = (chunk_files(&writer), fixture.manifest().metadata().unwrap().len());
-        let b = content(2, 3000);
+        let b = content(2, 600);
         let second = write(&writer, &b);
         let new = chunk_files(&writer).into_iter().find(|path| !before.contains(path)).unwrap();
         drop(writer);
@@ -325,7 +325,7 @@ fn a_list_made_anew_brings_no_older_document_back() {
     end(&writer);
     writer.repository().database().compact(Family::Catalog, None).unwrap();
     let end = end(&writer);
-    write(&writer, &content(1, 3000));
+    write(&writer, &content(1, 600));
     drop(writer);
     // The manifest has lost its end, and files exist that it had removed before.
     truncate(&fixture.manifest(), end);

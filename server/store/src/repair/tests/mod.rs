@@ -372,21 +372,21 @@ fn first_file(writer: &RepositoryWriter) -> PathBuf {
 #[test]
 fn damage_that_a_compaction_is_about_to_meet_is_mended() {
     let fixture = Fixture::new();
-    let a = content(1, 3000);
+    let a = content(1, 600);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
     let path = first_file(&writer);
     for _ in 0..3 {
-        store_again(&writer, &[1, 3000]);
+        store_again(&writer, &[1, 600]);
     }
     // The fourth file is written as soon as the database is opened.
-    put_again(&writer, &[1, 3000]);
+    put_again(&writer, &[1, 600]);
     drop(writer);
-    damage(&path, &a, [1500].into_iter());
+    damage(&path, &a, [300].into_iter());
     let (writer, reopened) = fixture.repair();
     let found = find_damage(&writer, &[verified(root, &a)]);
     assert_eq!((reopened.mended_files, found.healable_chunks), (1, 1));
-    assert_eq!(writer.heal(&a[1500 * CHUNK..1501 * CHUNK]).unwrap(), 1);
+    assert_eq!(writer.heal(&a[300 * CHUNK..301 * CHUNK]).unwrap(), 1);
     drop(writer);
     let writer = fixture.open().unwrap();
     writer.repository().database().compact(Family::Chunks, None).unwrap();
@@ -398,7 +398,7 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
 fn damage_in_what_was_not_committed_goes_with_it() {
     for is_in_one_file in [false, true] {
         let fixture = Fixture::new();
-        let (a, b) = (content(1, 1000), content(2, 1000));
+        let (a, b) = (content(1, 600), content(2, 600));
         let writer = fixture.open().unwrap();
         let root = write(&writer, &a);
         let end = writer.repository().next_chunk().unwrap();
@@ -414,10 +414,10 @@ fn damage_in_what_was_not_committed_goes_with_it() {
         let path = database.path_of(&files[files.len() - 1]);
         drop(writer);
         go_on_from(&fixture, |state| state.next_chunk = end);
-        damage(&path, &b, [500].into_iter());
+        damage(&path, &b, [300].into_iter());
         let writer = fixture.open().unwrap();
         assert_eq!(assert_never_wrong(&writer, root, &a), 0);
-        assert!(writer.repository().next_chunk().unwrap() >= end + 1000);
+        assert!(writer.repository().next_chunk().unwrap() >= end + 600);
         assert!(find_damage(&writer, &[verified(root, &a)]).found.is_clean());
         drop(writer);
         assert_eq!(fixture.damaged_files(), []);
@@ -431,14 +431,14 @@ fn damage_in_what_was_not_committed_goes_with_it() {
 #[test]
 fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {
     let fixture = Fixture::new();
-    let a = content(1, 3000);
+    let a = content(1, 600);
     let writer = fixture.open().unwrap();
     let root = write(&writer, &a);
     let path = first_file(&writer);
-    store_again(&writer, &[1501]);
+    store_again(&writer, &[301]);
     drop(writer);
     assert_eq!(fixture.damaged_files(), []);
-    damage(&path, &a, [1500].into_iter());
+    damage(&path, &a, [300].into_iter());
     let damaged = fixture.damaged_files();
     let name = path.file_name().unwrap().to_str().unwrap();
     assert!(damaged.len() == 1 && damaged[0].what.contains(name), "{damaged:?}");
