@@ -1,5 +1,3 @@
-use std::time::Instant;
-
 use super::*;
 use crate::publish::publish;
 use crate::session::Session;
