@@ -59,7 +59,18 @@ def test_the_api_says_what_the_command_line_says(service, repository):
     assert service.get("machines/web01")["points"] == 1
 
 
-def test_changes_by_others_are_seen_and_told(service, repository, image):
+def test_the_site_summary_counts_the_machines_that_the_caller_sees(service, repository):
+    site = service.get("site")
+    assert (site["machines"], site["protected"], site["proven"], site["copies_behind"]) == (2, 0, 0, None)
+    assert site["oldest_machine"] == "db01" and site["available_bytes"] > 0
+    service.post("jobs", {"name": "all", "kind": "backup", "machines": ["db01", "web01"], "disks": {"vda": "raw:/none"}, "schedule": ["*-*-* 04:00"]})
+    # Without a boot it is protected, but not proven.
+    assert (service.get("site")["protected"], service.get("site")["proven"]) == (2, 0)
+    own = service.get("site", token=service.token("viewer", ["web*"]))
+    assert (own["machines"], own["oldest_machine"], own["available_bytes"]) == (1, "web01", None)
+
+
+def test_changes_by_others_are_seen_and_reported(service, repository, image):
     repository.backup("new01", vda=image)
     wait_for(lambda: names(service) == ["db01", "new01", "web01"])
     repository.publish("web01/latest", "trial")

@@ -25,6 +25,7 @@ mod recoveries;
 mod runs;
 mod schedule;
 mod settings;
+mod site;
 mod starts;
 mod stream;
 mod tokens;
@@ -110,6 +111,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(console::routes())
                 .merge(runs::routes())
                 .merge(schedule::routes())
+                .merge(site::routes())
                 .merge(starts::routes())
                 .merge(jobs::routes())
                 .merge(told::routes())

@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub(crate) use alarms::{all_alarms, no_alarm, Alarm};
-pub(crate) use condition::Severity;
+pub(crate) use condition::{Severity, Topic};
 pub(crate) use delivery::{deliver, send_test};
 pub(crate) use evaluation::evaluate;
 pub(crate) use secret_file::check_name as check_secret_name;

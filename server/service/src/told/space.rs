@@ -9,7 +9,7 @@ use coldrise_block::{Context, Result};
 use rusqlite::{params, Connection, Transaction};
 
 use super::condition::{Condition, Severity, Topic};
-use crate::database::SqlResult;
+use crate::database::{Database, SqlResult};
 
 const HOUR_MS: i64 = 3600 * 1000;
 const DAY_MS: i64 = 24 * HOUR_MS;
@@ -86,9 +86,19 @@ fn samples(sql: &Connection) -> SqlResult<Vec<(i64, i64)>> {
     found.collect()
 }
 
+impl Database {
+    /// When the repository's drive will be full by the samples that are stored: see [`full_at_ms`].
+    ///
+    /// # Errors
+    /// Errors of the database.
+    pub(crate) fn full_at_ms(&self, drive: Drive, now_ms: i64) -> Result<Option<i64>> {
+        Ok(full_at_ms(&self.read(samples)?, drive, now_ms))
+    }
+}
+
 /// When the drive will be full, in milliseconds since 1970; `None` if it does not fill up, or if
 /// too little is known.
-pub(crate) fn full_at_ms(samples: &[(i64, i64)], drive: Drive, now_ms: i64) -> Option<i64> {
+fn full_at_ms(samples: &[(i64, i64)], drive: Drive, now_ms: i64) -> Option<i64> {
     let (first, last) = (samples.first()?.0, samples.last()?.0);
     if samples.len() < 3 || last - first < MIN_SPAN_MS {
         return None;
@@ -109,7 +119,7 @@ pub(crate) fn full_at_ms(samples: &[(i64, i64)], drive: Drive, now_ms: i64) -> O
         return None;
     }
     let left_ms = drive.available_bytes as f64 / bytes_per_ms;
-    // Beyond ten years nobody plans.
+    // Plans do not reach beyond ten years.
     (left_ms < 3650.0 * DAY_MS as f64).then(|| now_ms + left_ms as i64)
 }
 
