@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import fcntl
 import json
-import shutil
 import subprocess
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from support import retention
 from support.cli import Coldrise
 from support.image import Image
+from support.prepared import become
 
 MIB = 1 << 20
 FAILED, USAGE, BUSY = 1, 2, 11
@@ -80,8 +80,7 @@ def filled(template, tmp_path_factory):
 
 @pytest.fixture
 def week(coldrise, filled):
-    shutil.rmtree(coldrise.repository)
-    shutil.copytree(filled, coldrise.repository)
+    become(coldrise, filled)
     return WEEK
 
 
