@@ -179,8 +179,11 @@ impl<'h> Receiver<'_, 'h> {
     /// Tells the source what failed. Returns what ends the line.
     fn told(&mut self, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
-        self.disk = None;
         let sent = send(self.line, &Answer::Failed(Failure::of(&error)), &[]);
+        // The end of the line is not a failure of the disk: what has arrived of it is kept.
+        if sent.is_ok() || error.kind() != ErrorKind::Io {
+            self.disk = None;
+        }
         match error.kind() {
             // The source goes on, with another machine or not.
             ErrorKind::Busy

@@ -1,6 +1,6 @@
 //! A source that does not keep to the protocol.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
@@ -17,20 +17,29 @@ use crate::far::messages::{Details, Names, APPLIED, WANTED, WHOLE};
 
 const CHUNK: u64 = 16384;
 
-/// Runs `source` against a receiver of an empty repository. Returns the receiver's end.
-fn end_of(prefix: &str, source: impl FnOnce(&PairedLine) + Send) -> Result<()> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("far");
+/// An empty repository.
+fn repository(folder: &Path) -> PathBuf {
+    let path = folder.join("far");
     let options = InitOptions {
         chunk_size_bytes: CHUNK as u32,
         compression: Compression::None,
         passphrase: None,
     };
     Repository::init(&path, &options).unwrap();
+    path
+}
+
+/// Runs `source` against a receiver of an empty repository. Returns the receiver's end.
+fn end_of(prefix: &str, source: impl FnOnce(&PairedLine) + Send) -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    end_at(&repository(folder.path()), prefix, source)
+}
+
+fn end_at(path: &Path, prefix: &str, source: impl FnOnce(&PairedLine) + Send) -> Result<()> {
     let (near, far_line) = pair();
     let cancel = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let received = scope.spawn(|| receive_into(&path, &far_line, prefix, &cancel));
+        let received = scope.spawn(|| receive_into(path, &far_line, prefix, &cancel));
         source(&near);
         near.close();
         received.join().unwrap()
@@ -168,9 +177,8 @@ fn places_outside_the_disk_and_foreign_bases_are_refused() {
     assert_eq!(end.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-#[test]
-fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
-    let document = PointDocument {
+fn document() -> PointDocument {
+    PointDocument {
         machine: "web01".parse().unwrap(),
         point: "20261101T100000Z".parse().unwrap(),
         created_at_ms: 1,
@@ -190,19 +198,52 @@ fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
             machine: "web01".parse().unwrap(),
         }),
         came_by: Vec::new(),
-    };
-    let ranges = |end| vec![coldrise_session::ByteRanges::union(vec![(0, end)])];
-    let details = |differences| Details { differences, ..Details::default() }.encode().unwrap();
-    let announce = |line: &PairedLine, bases, details: &[u8]| {
-        let document = Box::new(document.clone());
-        send(line, &Ask::Announce { number: 1, document, bases }, details).unwrap();
-        answer(line)
-    };
-    let claim = |line: &PairedLine| {
-        hello(line);
-        let claimed = ask(line, &Ask::Claim { machine: "web01".parse().unwrap() });
-        assert!(matches!(claimed, Answer::Claimed));
-    };
+    }
+}
+
+fn ranges(end: u64) -> Vec<coldrise_session::ByteRanges> {
+    vec![coldrise_session::ByteRanges::union(vec![(0, end)])]
+}
+
+fn details(differences: Vec<coldrise_session::ByteRanges>) -> Vec<u8> {
+    Details { differences, ..Details::default() }.encode().unwrap()
+}
+
+fn announce(line: &PairedLine, bases: Vec<Option<MapRoot>>, details: &[u8]) -> Answer {
+    let document = Box::new(document());
+    send(line, &Ask::Announce { number: 1, document, bases }, details).unwrap();
+    answer(line)
+}
+
+fn claim(line: &PairedLine) {
+    hello(line);
+    let claimed = ask(line, &Ask::Claim { machine: "web01".parse().unwrap() });
+    assert!(matches!(claimed, Answer::Claimed));
+}
+
+#[test]
+fn what_has_arrived_is_kept_when_the_line_ends_before_an_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = repository(folder.path());
+    let content = vec![5; CHUNK as usize];
+    // Whether it ends before the answer is sent or after it.
+    let _ = end_at(&path, "", |line| {
+        claim(line);
+        announce(line, vec![None], &details(ranges(4 * CHUNK)));
+        assert_eq!(offer(line, 0, &content).kind, WANTED);
+        bring(line, &content);
+    });
+    end_at(&path, "", |line| {
+        claim(line);
+        let announced = announce(line, vec![None], &details(ranges(4 * CHUNK)));
+        let Answer::Announced { begun } = announced else { panic!("{announced:?}") };
+        assert_eq!(begun[0].unwrap().end_bytes, CHUNK);
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
     let whole = end_of("", |line| {
         claim(line);
         let announced = announce(line, vec![None], &details(ranges(4 * CHUNK)));

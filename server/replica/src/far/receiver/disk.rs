@@ -225,10 +225,9 @@ impl Receiver<'_, '_> {
             match disk.steps.pop_front() {
                 Some(Step::Batch(batch)) => {
                     let number = batch.names.number;
-                    disk.arrived(
-                        batch.names.offsets.last().map_or(0, |last| last + disk.chunk_bytes),
-                    );
+                    let last = batch.names.offsets.last().copied();
                     write(disk, batch, Pieces::All)?;
+                    disk.arrived(last.map_or(0, |last| last + disk.chunk_bytes));
                     let body = encode_places(number, &[]);
                     self.line.send(Class::Control, Frame { stream: 0, kind: APPLIED, body })?;
                 }
