@@ -13,6 +13,8 @@ from support.nbdserver import wait_until
 from support.s3 import S3Server
 from support.service import Coldrised
 
+pytestmark = pytest.mark.encrypted
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
