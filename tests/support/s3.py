@@ -120,6 +120,9 @@ class Proxy:
         # Bytes that passed, of both directions.
         self.passed = 0
         self.left, self.busy, self.delay_s = None, 0, 0.0
+        # Bytes until all is held; requests that are held, and how many may pass before.
+        self.room, self.gated, self.may_pass = None, None, 0
+        self.gate_opens = threading.Event()
         self.flows = threading.Event()
         self.flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -145,8 +148,23 @@ class Proxy:
         """A black hole: connections stay open and come about, and no byte passes."""
         self.flows.clear()
 
+    def hold_after(self, count):
+        """The same, after `count` more bytes."""
+        self.room = count
+
+    def is_held(self):
+        return not self.flows.is_set()
+
+    def gate(self, pattern, count):
+        """Requests whose first line has this pattern are held after `count` of them. Others pass."""
+        self.gate_opens.clear()
+        self.gated, self.may_pass = pattern, count
+
     def release(self):
+        """All that is held goes on."""
+        self.room, self.gated = None, None
         self.flows.set()
+        self.gate_opens.set()
 
     def cut(self):
         """All connections break now."""
@@ -172,6 +190,9 @@ class Proxy:
         with contextlib.suppress(OSError), near:
             try:
                 far = socket.create_connection(("127.0.0.1", self.target))
+                for end in (near, far):
+                    # Else the rest of a message waits for the receipt of its beginning, which is late.
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with self.lock:
                     self.sockets.add(far)
                 answers = threading.Thread(target=self._answers, args=(far, near), daemon=True)
@@ -198,6 +219,12 @@ class Proxy:
             with self.lock:
                 self.requests.append(head.split(b"\r\n")[0].decode())
                 is_busy, self.busy = self.busy > 0, max(self.busy - 1, 0)
+                is_gated = self.gated is not None and re.search(self.gated, self.requests[-1]) is not None
+                if is_gated:
+                    self.may_pass -= 1
+                    is_gated = self.may_pass < 0
+            if is_gated:
+                self.gate_opens.wait()
             target = None if is_busy else far
             self._pass_on(head + b"\r\n\r\n", target)
             data, begun = begun[:left], begun[left:]
@@ -224,6 +251,10 @@ class Proxy:
         self.flows.wait()
         with self.lock:
             self.passed += len(data)
+            if self.room is not None:
+                self.room -= len(data)
+                if self.room <= 0:
+                    self.flows.clear()
             if self.left is not None:
                 self.left -= len(data)
                 if self.left <= 0:
