@@ -1,4 +1,4 @@
-"""coldrise check-boot: the proof that a point boots, or that it does not."""
+"""coldrise check-boot: proofs that a point boots, or that it does not. tests/guests has those with a whole system."""
 
 import json
 import os
@@ -6,15 +6,16 @@ import pathlib
 import random
 import socket
 import subprocess
+import time
 
 import pytest
 
-from support.cli import PROGRAM, ROOT, Coldrise
+from support.cli import PROGRAM
 
 MIB = 1 << 20
 RUNGS = ["started", "firmware", "kernel", "userspace", "login", "service"]
-# The guest's partition, as debugfs takes it.
-PARTITION = f"?offset={MIB}"
+# A busy host needs one of the later ones.
+LIMITS = "3s", "12s", "48s"
 
 # mov dx,0x3f8; mov al,'!'; out dx,al
 SAY = bytes.fromhex("baf803b021ee")
@@ -59,117 +60,13 @@ def rungs(checked):
     return [reached["rung"] for reached in checked["rungs"]]
 
 
-# ------------------------------------------------------------------------ the guest
-
-
-@pytest.fixture(scope="module")
-def guests(tmp_path_factory):
-    """A repository with the guest's point, and a function that backs up a changed guest."""
-    folder = tmp_path_factory.mktemp("guests")
-    coldrise = Coldrise.encrypted(folder)
-    coldrise.init()
-    built = subprocess.run([ROOT / "images/guest/build.sh"], stdin=subprocess.DEVNULL,
-                           stdout=subprocess.PIPE, text=True, timeout=600, check=True)
-    image = pathlib.Path(built.stdout.splitlines()[-1])
-    coldrise.good = coldrise.backup("guest", vda=image)
-
-    def changed(name, requests):
-        copy = folder / f"{name}.raw"
-        subprocess.run(["cp", "--sparse=always", image, copy], check=True)
-        script = folder / f"{name}.debugfs"
-        script.write_text("\n".join(requests), encoding="utf-8")
-        subprocess.run(["/sbin/debugfs", "-w", "-f", script, f"{copy}{PARTITION}"], check=True,
-                       capture_output=True)
-        address = coldrise.backup(name, vda=copy)
-        copy.unlink()
-        return address
-
-    coldrise.changed = changed
-    coldrise.folder = folder
-    return coldrise
-
-
-def small_guest():
-    return "--memory", "512M", "--cpus", "1", "--time-limit", "5m"
-
-
-def test_a_good_guest_reaches_its_login(guests, tmp_path):
-    screenshot = tmp_path / "screen.png"
-    status, checked = check(guests, guests.good, *small_guest(), "--screenshot", screenshot)
-    assert status == 0, checked
-    assert checked["verdict"] == "ok" and checked["rung"] == "login" and not checked["failure"]
-    assert rungs(checked) == RUNGS[:5]
-    times = [reached["after_ms"] for reached in checked["rungs"]]
-    assert times == sorted(times) and times[1] > 0
-    assert "read from the disks" in checked["rungs"][1]["evidence"]
-    assert "coldrise-guest login:" in checked["rungs"][4]["evidence"]
-    assert checked["serial_tail"][-1] == "coldrise-guest login:"
-    picture = screenshot.read_bytes()
-    assert picture.startswith(b"\x89PNG\r\n") and checked["screenshot"] == str(screenshot)
-    assert screenshot.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_kernel_panic_is_a_failure(guests):
-    """Without its initial file system the kernel finds no root."""
-    address = guests.changed("panic", ["unlink /initrd.img"])
-    status, checked = check(guests, address, *small_guest())
-    assert status == 13, checked
-    assert checked["verdict"] == "failed" and "Kernel panic" in checked["failure"]
-    assert rungs(checked) == RUNGS[:3]
-    assert any("Kernel panic" in line for line in checked["serial_tail"])
-
-
-def test_a_service_has_to_accept_connections(guests):
-    units = {"answer.socket": "[Socket]\nListenStream=2222\nAccept=yes\n",
-             "answer@.service": "[Service]\nExecStart=/bin/cat\nStandardInput=socket\n"}
-    folder = "/etc/systemd/system"
-    requests = [f"mkdir {folder}/sockets.target.wants"]
-    for name, text in units.items():
-        (guests.folder / name).write_text(text, encoding="utf-8")
-        requests.append(f"write {guests.folder / name} {folder}/{name}")
-    requests.append(f"symlink {folder}/sockets.target.wants/answer.socket {folder}/answer.socket")
-    address = guests.changed("service", requests)
-    status, checked = check(guests, address, *small_guest(), "--check-port", "2222")
-    assert status == 0, checked
-    assert rungs(checked) == RUNGS
-    assert checked["rungs"][5]["evidence"] == "port 2222 accepts connections"
-
-
-AGENT = """port=/dev/virtio-ports/org.qemu.guest_agent.0
-until [ -c $port ]; do sleep 1; done
-exec 3<>$port
-while read -r line <&3; do
-    case $line in
-        *guest-sync*) echo "{\\"return\\": $(echo "$line" | sed 's/.*"id":\\([0-9]*\\).*/\\1/')}" >&3;;
-        *guest-ping*) echo '{"return": {}}' >&3; touch /run/agent-answered;;
-    esac
-done
-"""
-WORD = """port=/dev/virtio-ports/org.coldrise.check
-until [ -c $port ] && [ -e /run/agent-answered ]; do sleep 1; done
-sleep 5
-echo ok all services run >$port
-"""
-
-
-def test_a_machine_speaks_over_its_ports(guests):
-    """A machine without a login prompt, but with an agent and a check of its own."""
-    folder = "/etc/systemd/system"
-    requests = [f"rm {folder}/getty.target.wants/serial-getty@ttyS0.service",
-                f"symlink {folder}/serial-getty@ttyS0.service /dev/null"]
-    for name, text in [("agent", AGENT), ("word", WORD)]:
-        files = {f"/etc/{name}.sh": text,
-                 f"{folder}/{name}.service": f"[Service]\nExecStart=/bin/sh /etc/{name}.sh\n"}
-        for path, content in files.items():
-            source = guests.folder / pathlib.Path(path).name
-            source.write_text(content, encoding="utf-8")
-            requests.append(f"write {source} {path}")
-        requests.append(f"symlink {folder}/multi-user.target.wants/{name}.service {folder}/{name}.service")
-    address = guests.changed("ports", requests)
-    status, checked = check(guests, address, *small_guest(), "--until", "service")
-    assert status == 0, checked
-    evidence = [reached["evidence"] for reached in checked["rungs"]]
-    assert evidence[4:] == ["the guest agent answers", "the machine's own check: ok all services run"]
+def check_late(coldrise, address, *options):
+    """The same for what only the time limit ends: the shortest in which the machine shows its login."""
+    for limit in LIMITS:
+        code, checked = check(coldrise, address, "--memory", "64M", "--time-limit", limit, *options)
+        if "login" in rungs(checked):
+            break
+    return code, checked
 
 
 # ---------------------------------------------------------------- machines of one sector
@@ -186,13 +83,15 @@ def test_a_disk_without_a_boot_record_is_a_failure(coldrise, small):
 
 def test_a_silent_machine_proves_nothing(coldrise, small):
     address = small(boot_record(HALT))
-    status, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "3s")
+    status, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "1s")
     assert status == 14
     assert checked["verdict"] == "not_proven" and checked["failure"] is None
     assert rungs(checked) == ["started"]
-    # For people.
-    # On a busy machine the firmware takes seconds until it writes on the screen.
-    done = coldrise.run("check-boot", address, "--memory", "64M", "--time-limit", "10s")
+    # For people. On a busy host the firmware takes seconds until it writes on the screen.
+    for limit in LIMITS:
+        done = coldrise.run("check-boot", address, "--memory", "64M", "--time-limit", limit)
+        if "Booting from" in done.stdout:
+            break
     assert done.returncode == 14 and "not proven" in done.stdout
     assert "started   after" in done.stderr and "Booting from Hard Disk" in done.stdout
 
@@ -225,21 +124,23 @@ def test_a_read_error_is_a_failure(coldrise, tmp_path):
     assert status == 13 and checked["failure"].startswith("a read of disk0 failed"), checked
 
 
-def test_endless_output_is_bounded(coldrise, small, tmp_path):
+def test_endless_output_is_bounded(coldrise, small):
     """A serial port that never ends a line."""
     address = small(boot_record(FLOOD))
-    process = coldrise.start("--json", "check-boot", address, "--memory", "64M", "--until", "login",
-                             "--time-limit", "6s", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    peak = 0
-    while process.poll() is None:
-        status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines()
-                            if line.startswith("VmRSS"))])
-    output, _messages = process.communicate()
-    assert process.returncode == 14
-    checked = json.loads(output.strip().splitlines()[-1])
-    assert all(set(line) == {"A"} and len(line) <= 1024 for line in checked["serial_tail"])
-    assert peak < 150_000
+    for limit in LIMITS:
+        process = coldrise.start("--json", "check-boot", address, "--memory", "64M", "--until", "login",
+                                 "--time-limit", limit, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        peak_kib = 0
+        while process.poll() is None:
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+            peak_kib = max([peak_kib, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))])
+            time.sleep(0.05)
+        output, _messages = process.communicate()
+        assert process.returncode == 14 and peak_kib < 150_000
+        tail = json.loads(output.strip().splitlines()[-1])["serial_tail"]
+        if tail:
+            break
+    assert tail and all(set(line) == {"A"} and len(line) <= 1024 for line in tail)
 
 
 # ----------------------------------------------------------------------- the own checks
@@ -253,8 +154,11 @@ def test_endless_output_is_bounded(coldrise, small, tmp_path):
     ("sleep 1000", 14, "the command of --check had not ended"),
 ], ids=["ok", "failed", "missing", "endless"])
 def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
-    code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", command,
-                          "--time-limit", "20s" if "sleep" in command else "90s")
+    address, options = small(boot_record(LOGIN)), ("--check", command)
+    if "sleep" in command:
+        code, checked = check_late(coldrise, address, *options)
+    else:
+        code, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "90s", *options)
     assert code == status, checked
     assert rungs(checked) == (RUNGS if status == 0 else RUNGS[:5])
     reason = checked["failure"] if status == 13 else checked["note"]
@@ -265,15 +169,14 @@ def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
 
 def test_a_command_waits_for_the_port(coldrise, small):
     """This machine has no network, so its port never answers."""
-    code, checked = check(coldrise, small(boot_record(LOGIN)), "--memory", "64M", "--check", "false",
-                          "--check-port", "22", "--time-limit", "15s")
+    code, checked = check_late(coldrise, small(boot_record(LOGIN)), "--check", "false", "--check-port", "22")
     assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
 
 
 def test_less_than_usual_is_worse(coldrise, small):
     good = small(boot_record(LOGIN))
     silent = small(boot_record(HALT))
-    later = "--memory", "64M", "--time-limit", "2s"
+    later = "--memory", "64M", "--time-limit", "1s"
     assert check(coldrise, silent, *later)[1]["is_worse"] is False
     assert check(coldrise, good, "--memory", "64M", "--time-limit", "90s")[0] == 0
     status, checked = check(coldrise, silent, *later)
@@ -311,6 +214,7 @@ exit 1
 """
 
 
+@pytest.mark.encrypted
 @pytest.mark.parametrize("command", ["check-boot", "boot", "boot --headless"])
 def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
     address = small(boot_record(HALT))
