@@ -1,27 +1,25 @@
 """coldrise copy: restore points in another repository, stored its way."""
 
+import os
 import signal
 import subprocess
 
 import pytest
 
-from support.cli import Coldrise
 from support.copies import addresses, check, content, make_history
+from support.far_site import FarSite, finish
 from support.image import Image
+from support.wallclock import WallClock
 
 MIB = 1 << 20
 INCOMPLETE, BUSY = 3, 11
 
 
 @pytest.fixture
-def far(tmp_path):
-    """A repository with another passphrase, larger chunks and stronger compression."""
-    program = Coldrise.encrypted(tmp_path, place=tmp_path / "far")
-    program.passphrase_file = tmp_path / "far-passphrase"
-    program.passphrase_file.write_text("another one\n", encoding="utf-8")
-    program.repository.parent.mkdir()
-    program.init("--chunk-size", "64K", "--compression", "zstd:9")
-    return program
+def far(request, tmp_path):
+    """A repository with larger chunks and stronger compression, and another passphrase if the source has one."""
+    is_encrypted = bool(request.node.get_closest_marker("encrypted"))
+    return FarSite.repository(tmp_path, "far", "--compression", "zstd:9", is_encrypted=is_encrypted)
 
 
 def copy(coldrise, far, *arguments, **keywords):
@@ -29,7 +27,7 @@ def copy(coldrise, far, *arguments, **keywords):
 
 
 def to(far):
-    return ["--to", far.repository, "--to-passphrase-file", far.passphrase_file]
+    return ["--to", far.repository, *(["--to-passphrase-file", far.passphrase_file] if far.passphrase_file else [])]
 
 
 @pytest.fixture
@@ -37,6 +35,7 @@ def history(coldrise, nbdkit, tmp_path):
     return make_history(coldrise, nbdkit, tmp_path)
 
 
+@pytest.mark.encrypted
 def test_every_point_is_there_in_other_chunks_and_reads_the_same(coldrise, far, history, tmp_path):
     copied = copy(coldrise, far)
     (machine,) = copied["machines"]
@@ -76,8 +75,9 @@ def test_what_was_pruned_there_is_not_copied_again(coldrise, far, history, tmp_p
     assert "web01/20261103T100000Z" in addresses(far)
 
 
+@pytest.mark.encrypted
 def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history, tmp_path):
-    coldrise_as_far = ["--to", coldrise.repository, "--to-passphrase-file", coldrise.passphrase_file]
+    coldrise_as_far = to(coldrise)
     far.backup("db01", vda=Image(MIB).save(tmp_path / "db.raw"))
     for _ in range(2):
         copy(coldrise, far, "--prefix", "berlin-")
@@ -103,8 +103,7 @@ def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
     """Neither their own points go round and round, nor those that came from a site outside."""
     sites = {"a": coldrise, "b": far}
     for name in ("c", "outside"):
-        sites[name] = Coldrise(tmp_path / f"ring-{name}", coldrise.passphrase_file)
-        sites[name].init()
+        sites[name] = FarSite.repository(tmp_path, f"ring-{name}", "--chunk-size", "16K")
     disk = Image(MIB)
     disk.write(0, bytes(range(256)) * 1024)
     for name, site in sites.items():
@@ -127,6 +126,7 @@ def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
         assert all(target["points_behind"] == 0 for target in sites[name].json("copies")["targets"])
 
 
+@pytest.mark.encrypted
 def test_names_of_machines_there(coldrise, far, history, tmp_path):
     point = "20261103T100000Z"
     assert copy(coldrise, far, "--prefix", "site-b-", "--last", "1")["machines"][0]["to_machine"] == "site-b-web01"
@@ -138,60 +138,60 @@ def test_names_of_machines_there(coldrise, far, history, tmp_path):
     assert refused.returncode == INCOMPLETE and "--prefix" in refused.stdout, refused
     assert f"another point web01/{point}" in refused.stdout
     # Back, a copy is known.
-    back = far.json("copy", "spare", "--as", "web01", "--to", coldrise.repository,
-                    "--to-passphrase-file", coldrise.passphrase_file)  # fmt: skip
+    back = far.json("copy", "spare", "--as", "web01", *to(coldrise))
     assert (back["points"], back["machines"][0]["already_there"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--to", "SELF"], 2, "the same repository"),
-        (["--to", "NOWHERE"], 10, "coldrise init"),
-        (["--to", "FAR", "--to-passphrase-file", "OWN"], 12, "passphrase"),
-        (["--to", "FAR", "--as", "x"], 2, "name that machine"),
-        (["--to", "FAR", "--prefix", "../"], 2, "name"),
-        (["--to", "FAR", "nobody"], 1, "nobody"),
-        (["--to", "FAR", "--last", "0"], 2, "--last"),
-    ],
-)
-def test_refusals_leave_the_other_side_alone(coldrise, far, history, tmp_path, arguments, code, words):
-    places = {"SELF": coldrise.repository, "NOWHERE": tmp_path / "nowhere", "FAR": far.repository,
-              "OWN": coldrise.passphrase_file}  # fmt: skip
-    arguments = [places.get(word, word) for word in arguments]
-    if "--to-passphrase-file" not in arguments and far.repository in arguments:
-        arguments += ["--to-passphrase-file", far.passphrase_file]
-    done = coldrise.run("copy", *arguments)
-    assert done.returncode == code and words in done.stderr, done
-    assert addresses(far) == set() and not (tmp_path / "nowhere").exists()
+@pytest.mark.encrypted
+def test_refusals_leave_the_other_side_alone(coldrise, far, tmp_path):
+    coldrise.backup("web01", vda=Image(MIB).save(tmp_path / "vda.raw"))
+    nowhere = tmp_path / "nowhere"
+    for arguments, code, words in (
+            (["--to", coldrise.repository], 2, "the same repository"),
+            (["--to", nowhere], 10, "coldrise init"),
+            (["--to", far.repository, "--to-passphrase-file", coldrise.passphrase_file], 12, "passphrase"),
+            ([*to(far), "--as", "x"], 2, "name that machine"),
+            ([*to(far), "--prefix", "../"], 2, "name"),
+            ([*to(far), "nobody"], 1, "nobody"),
+            ([*to(far), "--last", "0"], 2, "--last")):
+        done = coldrise.run("copy", *arguments)
+        assert done.returncode == code and words in done.stderr, done
+    assert addresses(far) == set() and not nowhere.exists()
 
 
 @pytest.fixture
 def large(coldrise, tmp_path):
-    """db01: two points of a disk whose copy takes a while."""
-    image = Image(96 * MIB)
-    image.fill(0, 48 * MIB, "first")
+    """db01: two points of a disk."""
+    image = Image(16 * MIB)
+    image.fill(0, 6 * MIB, "first")
     coldrise.json("backup", "db01", f"vda=raw:{image.save(tmp_path / 'db.raw')}", "--time", "20261101T000000Z")
-    image.fill(40 * MIB, 40 * MIB, "second")
+    image.fill(4 * MIB, 8 * MIB, "second")
     path = image.save(tmp_path / "db.raw")
     coldrise.json("backup", "db01", f"vda=raw:{path}", "--time", "20261102T000000Z")
     return path
 
 
-def begun(coldrise, far, rate="20M"):
-    """A slow copy that has begun to store."""
-    process = coldrise.start("--json", "copy", *to(far), "--rate", rate, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE)  # fmt: skip
-    for line in process.stdout:
-        if '"progress"' in line and '"done_bytes":0' not in line:
-            return process
-    raise AssertionError(process.stderr.read())
+class Held:
+    """A copy that has stored something, and stores 256 KiB per second until it is let go."""
+
+    WINDOWS = ("--window", "00:00-12:00=256K", "--window", "13:00-14:00=2M")
+
+    def __init__(self, folder, program, *arguments):
+        self.clock = WallClock(folder)
+        self.clock.set_to_noon(5400)
+        program.more = self.clock.environment() | {"TZ": "UTC"}
+        self.process = program.start("--json", "copy", *arguments, *self.WINDOWS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        program.more = {}
+        assert any('"progress"' in line and '"done_bytes":0' not in line for line in self.process.stdout), self.process.stderr.read()
+        self.clock.set_to_noon(-1800)
+
+    def go_on(self):
+        self.clock.set_to_noon(60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, how):
-    # The first point would take 12 seconds.
-    process = begun(coldrise, far, "4M")
+    process = Held(tmp_path, coldrise, *to(far)).process
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), errors
@@ -204,36 +204,34 @@ def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, ho
 
 
 def test_backups_and_a_second_copy_run_beside_a_copy(coldrise, far, large, tmp_path):
-    # For about 14 seconds: a backup and a copy begin beside it.
-    process = begun(coldrise, far, "6M")
+    held = Held(tmp_path, coldrise, *to(far))
     # Another machine is backed up there meanwhile, and a copy of this one is refused.
     image = Image(MIB).save(tmp_path / "other.raw")
     far.json("backup", "other", f"vda=raw:{image}")
-    assert process.poll() is None
     second = coldrise.run("copy", *to(far), "db01")
     assert second.returncode == INCOMPLETE and "another backup or copy of db01 is running" in second.stdout, second
     # A point forgotten here while it is copied is copied whole: it is leased.
     coldrise.json("forget", "db01/20261101T000000Z")
     coldrise.json("gc")
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, (out, errors)
+    assert held.process.poll() is None
+    held.go_on()
+    finish(held.process)
     assert content(far, "db01/latest/vda", tmp_path) == large.read_bytes()
     assert "db01/20261101T000000Z" in addresses(far)
 
 
 def test_a_copy_goes_on_when_the_backup_that_stores_for_it_is_killed(coldrise, far, large, tmp_path):
     # This backup holds the writer there.
-    slow = Image(64 * MIB)
-    slow.fill(0, 64 * MIB, "slow")
-    source = slow.save(tmp_path / "slow.raw")
-    host = far.start("--json", "backup", "slow", f"vda=raw:{source}", "--rate", "4M", stdout=subprocess.PIPE)
+    source = tmp_path / "host.raw"
+    source.write_bytes(os.urandom(40 * MIB))
+    host = far.start("--json", "backup", "host", f"vda=raw:{source}", "--rate", "1M", stdout=subprocess.PIPE)
     assert any('"progress"' in line and '"done_bytes":0' not in line for line in host.stdout)
-    process = begun(coldrise, far)
+    held = Held(tmp_path, coldrise, *to(far))
     host.kill()
     host.wait()
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, (out, errors)
-    assert "ended unexpectedly" in errors
+    held.go_on()
+    _, errors = held.process.communicate(timeout=60)
+    assert held.process.returncode == 0 and "ended unexpectedly" in errors, errors
     assert content(far, "db01/latest/vda", tmp_path) == large.read_bytes()
     assert far.json("verify")["is_clean"]
 

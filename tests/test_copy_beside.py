@@ -1,22 +1,24 @@
 """Copies over a line beside what else happens at both sites: gc, prune, backups."""
 
 import random
-import subprocess
-import time
 
 from support.copies import addresses, content
+from support.far_site import finish
 
 KIB, MIB = 1 << 10, 1 << 20
-POINTS = 10
+POINTS, ROUNDS = 8, 4
 
 
 def pruned(coldrise, keep):
     return coldrise.json("prune", "--keep-last", str(keep), "--gc", "--max-unused", "0")
 
 
-def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
+def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, site, tmp_path):
+    far = site()
+    far.put_gate()
+    far.pair(coldrise)
     pieces = random.Random(23)
-    disks = {"vda": bytearray(pieces.randbytes(3 * MIB) + bytes(5 * MIB)), "vdb": bytearray(pieces.randbytes(MIB))}
+    disks = {"vda": bytearray(pieces.randbytes(3 * MIB // 2) + bytes(5 * MIB // 2)), "vdb": bytearray(pieces.randbytes(MIB))}
     expected = {}
     for number in range(POINTS):
         for disk in disks.values():
@@ -29,13 +31,10 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
         coldrise.json("backup", "web01", *(f"{name}=raw:{tmp_path}/{name}.raw" for name in disks), "--time", point)
         expected[f"web01/{point}"] = {name: bytes(disk) for name, disk in disks.items()}
     (tmp_path / "other.raw").write_bytes(pieces.randbytes(MIB))
-    # A round has 14 programs: several have to fit beside the copy.
-    copy = coldrise.start("copy", "--to", "far", "--rate", "600K", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    removed, rounds, kept = {coldrise: 0, far.program: 0}, 0, POINTS
-    while copy.poll() is None:
-        rounds += 1
+    copy = far.held(coldrise, MIB, "--to", "far")
+    removed, kept = {coldrise: 0, far.program: 0}, POINTS
+    for _ in range(ROUNDS):
         # The copy is in the middle of a point, or between two.
-        time.sleep(pieces.uniform(0.1, 0.8))
         for program, other in ((coldrise, "other"), (far.program, "another")):
             made = program.json("backup", other, f"vda=raw:{tmp_path}/other.raw")["address"]
             for change in ("protect", "quarantine", "release", "unprotect"):
@@ -43,11 +42,14 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, far, tmp_path):
             program.json("gc", "--max-unused", "0")
         # There only bases stay; here points go that are still to be copied, and those that are bases.
         removed[far.program] += pruned(far.program, 1)["forgotten"]
-        kept = max(3, kept - 1)
+        kept = max(5, kept - 1)
         removed[coldrise] += pruned(coldrise, kept)["forgotten"]
-    _, warned = copy.communicate(timeout=60)
-    assert copy.returncode == 0, warned
-    assert rounds >= 4 and all(removed.values()), (rounds, removed)
+        assert copy.poll() is None
+        far.gate.hold_after(pieces.randrange(MIB, 2 * MIB))
+        far.gate.wait_for_hold()
+    far.gate.go_on()
+    finish(copy)
+    assert all(removed.values()), removed
     there = addresses(far.program) & expected.keys()
     assert f"web01/202611{POINTS:02}T100000Z" in there
     coldrise.json("copy", "--to", "far", "--all")

@@ -1,48 +1,58 @@
 """A machine boots at the other site before the copy of its point has ended."""
 
-import errno
 import contextlib
+import errno
 import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import threading
 
 import nbd
 import pytest
 
-from support.cli import PROGRAM, ROOT
 from support.copies import addresses, content
 from support.counting_machine import XML
-from support.guest import Guest
+from support.far_site import FarSite, finish
 from support.libvirt import QEMU_USER, Libvirt
 from support.line import Line
 from support.nbdserver import DEADLINE_S, Nbdkit, read_all, wait_until
-from support.far_site import FarSite
+from support.wallclock import BothClocks
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 POINT = "20261101T100000Z"
 ADDRESS = f"web01/{POINT}"
 
 
 @pytest.fixture
-def copying(coldrise):
-    """Starts copies; all are ended."""
-    def start(*options):
-        return coldrise.start("--json", "copy", "--to", "far", *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    yield start
-    coldrise.end()
+def clock(tmp_path):
+    """Of the site that receives, and of the front ends there."""
+    return BothClocks(tmp_path)
 
 
 @pytest.fixture
-def served(tmp_path):
+def far(site, coldrise, clock):
+    """A site that is dialled through a gate."""
+    made = site()
+    made.environment = clock.environment()
+    made.put_gate()
+    made.pair(coldrise)
+    yield made
+    # A copy that is held would take its time to end.
+    for process in coldrise.started:
+        process.kill()
+
+
+@pytest.fixture
+def served(tmp_path, clock):
     """Serves the sessions of a site over NBD."""
     servers = []
 
     def start(program):
-        servers.append(Nbdkit(program, tmp_path / f"served{len(servers)}"))
+        environment = os.environ | clock.environment()
+        servers.append(Nbdkit(program, tmp_path / f"served{len(servers)}", environment=environment))
         return servers[-1]
 
     yield start
@@ -51,7 +61,7 @@ def served(tmp_path):
             server.stop()
 
 
-def back_up(coldrise, tmp_path, point=POINT, size=24 * MIB, seed=3):
+def back_up(coldrise, tmp_path, point=POINT, size=12 * MIB, seed=3):
     """A point of a disk with content, zeroes and a hole."""
     disk = bytearray(random.Random(seed).randbytes(size))
     disk[MIB : 2 * MIB] = bytes(MIB)
@@ -62,7 +72,11 @@ def back_up(coldrise, tmp_path, point=POINT, size=24 * MIB, seed=3):
     return disk
 
 
-def coming(program, address=ADDRESS):
+def copied(coldrise):
+    return coldrise.json("copy", "--to", "far")
+
+
+def shown(program, address=ADDRESS):
     """What `show` says while it is coming; None before."""
     done = program.run("--json", "show", address)
     if done.returncode != 0:
@@ -71,30 +85,39 @@ def coming(program, address=ADDRESS):
     return shown if shown.get("kind") == "coming" else None
 
 
-def is_connected(program, address=ADDRESS):
-    return (coming(program, address) or {"is_reachable": False})["is_reachable"]
+def lose_source(far, copy, address=ADDRESS):
+    copy.kill()
+    copy.communicate()
+    wait_until(lambda: not shown(far.program, address)["is_reachable"], "the end of the line")
+    far.gate.go_on()
 
 
-def finish(process):
-    printed, message = process.communicate(timeout=120)
-    assert process.returncode == 0, message
-    return json.loads(printed.splitlines()[-1])
+def fails(handle, offset, clock):
+    """A read fails, but not before it has waited for the line for 10 s."""
+    failed = []
 
+    def read():
+        try:
+            handle.pread(65536, offset)
+        except nbd.Error as error:
+            failed.append(error.errno == "EIO" or error.errnum == errno.EIO)
 
-def fails(handle, offset, length=65536):
-    with pytest.raises(nbd.Error) as failed:
-        handle.pread(length, offset)
-    return failed.value.errno == "EIO" or failed.value.errnum == errno.EIO
+    reader = threading.Thread(target=read)
+    reader.start()
+    while reader.is_alive():
+        clock.skip(10)
+        reader.join(0.2)
+    return failed == [True]
 
 
 @pytest.mark.parametrize("percent", [0, 30])
-def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copying, served, tmp_path, percent):
-    disk = back_up(coldrise, tmp_path)
-    # It comes for 26 seconds, and is noted after 10: about nine programs start while it does.
-    process = copying("--rate", "900K")
-    shown = wait_until(lambda: coming(far.program), "the announcement")
-    assert shown["size_bytes"] == len(disk) and shown["is_reachable"]
-    wait_until(lambda: coming(far.program)["percent_here"] >= percent, "a part of it")
+def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
+    disk = back_up(coldrise, tmp_path, size=16 * MIB)
+    copy = far.held(coldrise, 2 * MIB if percent == 0 else 9 * MIB, "--to", "far")
+    coming = shown(far.program)
+    assert coming["size_bytes"] == len(disk) and coming["is_reachable"]
+    if percent:
+        far.let_note(clock, percent)
     # It is no restore point: nothing but publish and boot sees it.
     assert addresses(far.program) == set()
     listed = far.program.json("list")["coming"]
@@ -106,19 +129,21 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copyin
     assert "rerror=stop" in published.stdout
     server = served(far.program)
     with server.connect("live/early/vda") as handle:
-        handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300)
+        far.beside_hold(lambda: handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300))
         handle.flush()
         disk[7 * MIB + 300 : 7 * MIB + 5300] = b"\x5a" * 5000
         # What it captured is not sealed before the point is complete.
         for command in (["seal", "early"], ["unpublish", "early"]):
             refused = far.program.run(*command)
             assert refused.returncode == 11, refused.stderr
-        assert read_all(handle) == disk
+        assert far.beside_hold(lambda: read_all(handle)) == disk
         far.program.json("gc", "--max-unused", "0")
         # A second read is local, and the same.
         assert read_all(handle) == disk
-        finish(process)
-        assert addresses(far.program) == {ADDRESS} and coming(far.program) is None
+        assert shown(far.program)["percent_here"] < 100
+        far.gate.go_on()
+        finish(copy)
+        assert addresses(far.program) == {ADDRESS} and shown(far.program) is None
         sealed = far.program.json("seal", "early")["address"]
         assert read_all(handle) == disk
     server.stop()
@@ -130,46 +155,41 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, copyin
     assert list((far.program.repository / "begun").iterdir()) == []
 
 
-def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, copying, tmp_path):
+def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, tmp_path):
     earlier, unknown = "20261031T100000Z", "20261130T100000Z"
     disk = tmp_path / "other.raw"
     disk.write_bytes(random.Random(8).randbytes(MIB))
     far.program.json("backup", "web02", f"vda=raw:{disk}", "--time", earlier)
     back_up(coldrise, tmp_path)
-    copying("--rate", "200K")
-    wait_until(lambda: coming(far.program), "the announcement")
+    far.held(coldrise, 2 * MIB, "--to", "far")
     commands = [["forget"], ["forget", "--dry-run"], ["protect"], ["unprotect"], ["quarantine"], ["release"], ["verify"],
                 ["diff", f"web02/{earlier}"], ["check-boot"]]
     for command in commands:
         refused = far.program.run(*command, ADDRESS)
         assert refused.returncode == 1, (command, refused)
-        assert f"{ADDRESS} is still on its way here" in refused.stderr, (command, refused.stderr)
+        assert f"{ADDRESS} is incomplete" in refused.stderr, (command, refused.stderr)
         assert "wait for the end of the copy" in refused.stderr and "coldrise list" in refused.stderr
         # It is the kind of error that any other point gives.
         assert far.program.run(*command, f"web01/{unknown}").returncode == 1
     for address in (f"{ADDRESS}/vda", "web01/latest/vda"):
         refused = far.program.run("restore", address, tmp_path / "no")
-        assert refused.returncode == 1 and "is still on its way here" in refused.stderr, refused.stderr
+        assert refused.returncode == 1 and "is incomplete" in refused.stderr, refused.stderr
     answer = json.loads(far.program.run("--json", "protect", ADDRESS).stdout)
     assert answer["error"]["kind"] == "not_found"
     # Other points, and machines of which nothing comes, are not here and not on their way.
     for address in (f"web01/{unknown}", "web01/latest~1", f"web03/{unknown}"):
         refused = far.program.run("protect", address)
         assert refused.returncode == 1 and "on its way" not in refused.stderr, refused.stderr
-    assert coming(far.program)["percent_here"] < 100
+    assert shown(far.program)["percent_here"] < 100
 
 
-@pytest.mark.parametrize("how", ["named", "all"])
-def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path, how):
+def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path)
-    process = copying("--rate", "1M", "--retry", "0s")
-    far.wait_for_note()
-    process.kill()
-    process.communicate()
+    copy = far.held(coldrise, 6 * MIB, "--to", "far")
+    lose_source(far, copy)
     coldrise.json("forget", ADDRESS)
-    wait_until(lambda: not is_connected(far.program), "the end of the line")
-    finish(copying())
-    assert coming(far.program)["percent_here"] > 0
+    copied(coldrise)
+    assert shown(far.program)["percent_here"] > 0
     far.program.json("publish", ADDRESS, "--name", "early")
     refused = far.program.run("forget", ADDRESS)
     assert refused.returncode == 11 and "unpublish early --discard" in refused.stderr, refused
@@ -178,178 +198,195 @@ def test_a_point_that_comes_no_more_is_given_up(coldrise, far, copying, tmp_path
     assert f"coldrise forget {ADDRESS}" in refused.stderr, refused
     # All or none: while a backup has the machine, the other point stays, too.
     kept = far.program.backup("web01", vda=tmp_path / "vda.raw")
-    backing_up = far.program.start("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--rate", "64K", stderr=subprocess.PIPE)
-    assert " of 24.0 MiB" in backing_up.stderr.readline(), "its progress"
+    backing_up = far.program.start("--json", "backup", "web01", f"vda=raw:{tmp_path}/vda.raw", "--rate", "64K", stdout=subprocess.PIPE)
+    assert '"progress"' in backing_up.stdout.readline()
     refused = far.program.run("forget", kept, ADDRESS)
     assert refused.returncode == 11 and "is running" in refused.stderr, refused
     assert ADDRESS in far.program.json("forget", "--dry-run", kept, ADDRESS)["points"]
     backing_up.kill()
     backing_up.communicate()
-    assert kept in addresses(far.program) and coming(far.program)
-    assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and coming(far.program)
-    named = [kept, ADDRESS, ADDRESS] if how == "named" else ["--all", "web01"]
-    assert sorted(far.program.json("forget", *named)["points"]) == sorted([kept, ADDRESS])
-    assert "coming" not in far.program.json("list") and coming(far.program) is None
+    assert kept in addresses(far.program) and shown(far.program)
+    assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and shown(far.program)
+    assert sorted(far.program.json("forget", kept, ADDRESS, ADDRESS)["points"]) == sorted([kept, ADDRESS])
+    assert "coming" not in far.program.json("list") and shown(far.program) is None
     # It is no point that was there, and what had arrived is returned.
     assert far.program.run("forget", ADDRESS).returncode == 1
     far.program.json("gc", "--max-unused", "0")
     assert far.program.json("verify")["is_clean"]
+    # The same with the whole machine.
+    disk = back_up(coldrise, tmp_path, seed=5)
+    lose_source(far, far.held(coldrise, 6 * MIB, "--to", "far"))
+    kept = far.program.backup("web01", vda=tmp_path / "vda.raw")
+    assert shown(far.program)
+    assert sorted(far.program.json("forget", "--all", "web01")["points"]) == sorted([kept, ADDRESS])
+    assert "coming" not in far.program.json("list")
     # A later copy brings it from the beginning.
-    disk = back_up(coldrise, tmp_path)
-    finish(copying())
+    copied(coldrise)
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
 
-def test_what_was_fetched_is_not_sent_again(coldrise, far, copying, served, tmp_path):
-    # More than the names that are under way at once.
-    disk = back_up(coldrise, tmp_path, size=112 * MIB)
-    process = copying("--rate", "8M")
-    wait_until(lambda: is_connected(far.program), "the announcement")
+def test_what_was_fetched_is_not_sent_again(coldrise, far, served, tmp_path):
+    # More than the names that are under way at once. Its pieces compress to a tenth.
+    pieces = random.Random(3)
+    disk = b"".join(pieces.randbytes(6 * KIB) + bytes(58 * KIB) for _ in range(144 * MIB // (64 * KIB)))
+    (tmp_path / "vda.raw").write_bytes(disk)
+    coldrise.json("backup", "web01", f"vda=raw:{tmp_path}/vda.raw", "--time", POINT)
+    copy = far.held(coldrise, MIB, "--to", "far")
     far.program.json("publish", ADDRESS, "--name", "early")
     with served(far.program).connect("live/early/vda") as handle:
-        for at in range(104 * MIB, 112 * MIB, MIB):
-            assert handle.pread(MIB, at) == disk[at : at + MIB]
-    copied = finish(process)
-    # Zeroes are not sent at all.
-    assert 108 * MIB < copied["line"]["sent_bytes"] < 116 * MIB
+        for at in range(136 * MIB, 144 * MIB, MIB):
+            assert far.beside_hold(lambda at=at: handle.pread(MIB, at)) == disk[at : at + MIB]
+    far.gate.go_on()
+    sent_bytes = finish(copy)["line"]["sent_bytes"]
+    random_bytes = len(disk) * 6 // 64
+    # What was fetched is 5.6 percent.
+    assert random_bytes < sent_bytes < 1.04 * random_bytes
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
-def test_parts_that_are_here_are_read_without_the_source(coldrise, copying, served, tmp_path, prefix):
+def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served, clock, tmp_path, prefix):
     first = back_up(coldrise, tmp_path, point="20261101T090000Z")
-    far = FarSite(tmp_path)
-    far.start()
-    try:
-        far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
-        finish(copying())
-        # 8 of 24 MiB are others, and a part that was zeroes has content.
-        second = first.copy()
-        second[12 * MIB : 20 * MIB] = random.Random(5).randbytes(8 * MIB)
-        second[MIB : MIB + 65536] = random.Random(6).randbytes(65536)
-        path = tmp_path / "vda.raw"
-        path.write_bytes(second)
-        coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", POINT)
-        process = copying("--rate", "200K", "--retry", "0s")
-        address = f"{prefix}{ADDRESS}"
-        wait_until(lambda: is_connected(far.program, address), "the announcement")
-        # The newest restore point is the latest one.
-        latest = far.program.json("show", f"{prefix}web01/latest")
-        assert latest["address"] == f"{prefix}web01/20261101T090000Z"
-        far.program.json("publish", address, "--name", "early")
-        server = served(far.program)
-        with server.connect("live/early/vda") as handle:
-            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
-            handle.pwrite(b"mine", 19 * MIB)
-            handle.flush()
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=DEADLINE_S)
-            wait_until(lambda: not is_connected(far.program, address), "the end of the line")
-            told = far.program.run("sessions").stdout
-            assert "early" in told and "the other site is not connected" in told, told
-            # What the base has, what was fetched, what was written.
-            assert handle.pread(12 * MIB - 2 * MIB, 2 * MIB) == second[2 * MIB : 12 * MIB]
-            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
-            assert handle.pread(4096, 19 * MIB)[:4] == b"mine"
-            assert fails(handle, 18 * MIB)
-            far.program.json("gc", "--max-unused", "0")
-            assert handle.pread(256 << 10, 16 * MIB) == second[16 * MIB : 16 * MIB + (256 << 10)]
-        server.stop()
-        refused = far.program.run("publish", address, "--name", "again")
-        assert refused.returncode == 0 and "the other site is not connected" in refused.stderr
-        far.program.json("unpublish", "again", "--discard")
-        # The copy goes on, and the session with it.
-        finish(copying())
-        assert far.program.json("seal", "early")["address"].startswith(address)
-        second[19 * MIB : 19 * MIB + 4] = b"mine"
-        assert content(far.program, f"{address}+1/vda", tmp_path) == second
-        assert far.program.json("verify")["is_clean"]
-    finally:
-        far.close()
+    far = site()
+    far.put_gate()
+    far.pair(coldrise, "far", *(["--prefix", prefix] if prefix else []))
+    copied(coldrise)
+    # 5 of 12 MiB are others, and a part that was zeroes has content.
+    second = first.copy()
+    second[6 * MIB : 11 * MIB] = random.Random(5).randbytes(5 * MIB)
+    second[MIB : MIB + 65536] = random.Random(6).randbytes(65536)
+    path = tmp_path / "vda.raw"
+    path.write_bytes(second)
+    coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", POINT)
+    copy = far.held(coldrise, MIB, "--to", "far")
+    address = f"{prefix}{ADDRESS}"
+    # The newest restore point is the latest one.
+    latest = far.program.json("show", f"{prefix}web01/latest")
+    assert latest["address"] == f"{prefix}web01/20261101T090000Z"
+    far.program.json("publish", address, "--name", "early")
+    server = served(far.program)
+    with server.connect("live/early/vda") as handle:
+        fetched = far.beside_hold(lambda: handle.pread(256 * KIB, 8 * MIB))
+        assert fetched == second[8 * MIB : 8 * MIB + 256 * KIB]
+        far.beside_hold(lambda: handle.pwrite(b"mine", 10 * MIB))
+        handle.flush()
+        lose_source(far, copy, address)
+        told = far.program.run("sessions").stdout
+        assert "early" in told and "the other site is not connected" in told, told
+        # What the base has, what was fetched, what was written.
+        assert handle.pread(4 * MIB, 2 * MIB) == second[2 * MIB : 6 * MIB]
+        assert handle.pread(256 * KIB, 8 * MIB) == second[8 * MIB : 8 * MIB + 256 * KIB]
+        assert handle.pread(4096, 10 * MIB)[:4] == b"mine"
+        assert fails(handle, 10 * MIB + 512 * KIB, clock)
+        far.program.json("gc", "--max-unused", "0")
+        assert handle.pread(256 * KIB, 8 * MIB) == second[8 * MIB : 8 * MIB + 256 * KIB]
+    server.stop()
+    refused = far.program.run("publish", address, "--name", "again")
+    assert refused.returncode == 0 and "the other site is not connected" in refused.stderr
+    far.program.json("unpublish", "again", "--discard")
+    # The copy goes on, and the session with it.
+    copied(coldrise)
+    assert far.program.json("seal", "early")["address"].startswith(address)
+    second[10 * MIB : 10 * MIB + 4] = b"mine"
+    assert content(far.program, f"{address}+1/vda", tmp_path) == second
+    assert far.program.json("verify")["is_clean"]
 
 
-def test_the_receiver_is_killed_and_comes_back(coldrise, far, copying, served, tmp_path):
+def test_the_receiver_is_killed_and_comes_back(coldrise, far, served, tmp_path):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
-    # It still comes when the receiver is back.
-    process = copying("--rate", "600K")
-    wait_until(lambda: is_connected(far.program), "the announcement")
+    copy = far.held(coldrise, 2 * MIB, "--to", "far")
     far.program.json("publish", ADDRESS, "--name", "early")
     server = served(far.program)
     with server.connect("live/early/vda") as handle:
-        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
+        assert far.beside_hold(lambda: handle.pread(MIB, 8 * MIB)) == disk[8 * MIB : 9 * MIB]
         far.stop(signal.SIGKILL)
+        far.gate.hold_after(2 * MIB)
         far.start()
-        # A read waits for the line, for some time; the source connects again by itself.
-        wait_until(lambda: is_connected(far.program), "the line")
-        assert handle.pread(MIB, 12 * MIB) == disk[12 * MIB : 13 * MIB]
+        # The source connects again by itself, after a second. A read waits for it.
+        assert far.beside_hold(lambda: handle.pread(MIB, 12 * MIB)) == disk[12 * MIB : 13 * MIB]
+        assert shown(far.program)["is_reachable"]
         # The front end is killed, too.
-        handle.pwrite(b"mine", 4 * MIB)
+        far.beside_hold(lambda: handle.pwrite(b"mine", 4 * MIB))
         handle.flush()
     server.kill()
     disk[4 * MIB : 4 * MIB + 4] = b"mine"
     with served(far.program).connect("live/early/vda") as handle:
-        assert read_all(handle) == disk
-    finish(process)
+        assert far.beside_hold(lambda: read_all(handle)) == disk
+        assert shown(far.program)["percent_here"] < 100
+    far.gate.go_on()
+    finish(copy)
     far.program.json("unpublish", "early")
     assert content(far.program, f"{ADDRESS}+1/vda", tmp_path) == disk
 
 
-def test_a_session_stays_when_another_point_begins(coldrise, far, copying, served, tmp_path):
+def test_a_session_stays_when_another_point_begins(coldrise, far, served, clock, tmp_path):
     disk = back_up(coldrise, tmp_path)
-    process = copying("--rate", "1M", "--retry", "0s")
-    wait_until(lambda: is_connected(far.program), "the announcement")
+    copy = far.held(coldrise, 2 * MIB, "--to", "far")
     far.program.json("publish", ADDRESS, "--name", "early")
     server = served(far.program)
     with server.connect("live/early/vda") as handle:
-        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=DEADLINE_S)
+        assert far.beside_hold(lambda: handle.pread(MIB, 6 * MIB)) == disk[6 * MIB : 7 * MIB]
+        lose_source(far, copy)
         coldrise.json("forget", ADDRESS)
         other = back_up(coldrise, tmp_path, point="20261102T100000Z", seed=4)
-        wait_until(lambda: not is_connected(far.program), "the end of the line")
-        finish(copying())
+        copied(coldrise)
         assert content(far.program, "web01/latest/vda", tmp_path) == other
         far.program.json("gc", "--max-unused", "0")
-        assert handle.pread(MIB, 8 * MIB) == disk[8 * MIB : 9 * MIB]
-        assert fails(handle, 22 * MIB)
+        assert handle.pread(MIB, 6 * MIB) == disk[6 * MIB : 7 * MIB]
+        assert fails(handle, 11 * MIB, clock)
     server.stop()
     assert far.program.run("unpublish", "early").returncode == 0
     assert far.program.json("verify")["is_clean"]
 
 
-def test_a_guest_boots_from_nothing_over_a_slow_line(coldrise, copying, tmp_path):
-    image = tmp_path / "guest.raw"
-    build = subprocess.run([ROOT / "images/guest/build.sh", image], capture_output=True, text=True, timeout=900)
-    assert build.returncode == 0, build.stderr
-    coldrise.json("backup", "web01", f"vda=raw:{image}", "--time", POINT)
-    with contextlib.closing(Line(tmp_path)) as line:
-        coldrise.wrap = line.near.command
-        with contextlib.closing(FarSite(tmp_path, line=line)) as far:
-            far.start()
-            far.pair(coldrise)
-            copying("--retry", "0s")
-            wait_until(lambda: is_connected(far.program), "the announcement")
-            boot = [PROGRAM, "boot", "web01/latest", "--name", "early", "--memory", "1G", "--cpus", "1"]
-            with Guest([], log=tmp_path / "console.log", boot=boot, environment=far.program.environment()) as guest:
-                guest.wait_for_login(timeout=600)
-                guest.login()
-                assert guest.run("echo kept > /root/mine && sync && cat /root/mine") == (0, "kept\n")
-
-
-# 16-bit code: for ever, read a sector every 128 KiB of the first 8 MiB.
+# What both read: 16 sectors, to 0x1000.
+PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
+# 16-bit code: reads at every 512 KiB of the first 8 MiB, writes "kept" to the second sector, and says so.
+#   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
+#   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],1024; cmp dword [0x7c68],0x4000; jb next
+#   mov dword [0x1000],"kept"; mov dword [0x7c68],1; mov byte [0x7c62],1; mov ax,0x4300; mov dl,[0x500]; mov si,0x7c60; int 0x13
+#   mov dx,0x3f8; mov si,0x7c70; say: lodsb; test al,al; jz halt; out dx,al; jmp say; halt: hlt; jmp halt
+BOOTER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00040000" "66813e687c00400000" "72e1"
+                       "66c70600106b657074" "66c706687c01000000" "c606627c01" "b80043" "8a160005" "be607c" "cd13"
+                       "baf803" "be707c" "ac" "84c0" "7403" "ee" "ebf8" "f4" "ebfd").ljust(0x60, b"\0") + PLACE + b"kept\n\0"  # fmt: skip
+# 16-bit code: for ever, read at every 128 KiB of the first 8 MiB.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
 #   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],256; and dword [0x7c68],0x3fff; jmp next
 READER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00010000" "668126687cff3f0000"
-                       "ebe1").ljust(0x60, b"\0") + bytes.fromhex("1000010000100000")  # fmt: skip
+                       "ebe1").ljust(0x60, b"\0") + PLACE  # fmt: skip
 
 
-def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missing(coldrise, far, copying, own_tmp, tmp_path):
-    disk, xml = tmp_path / "vda.raw", tmp_path / "web01.xml"
-    disk.write_bytes(READER.ljust(510, b"\0") + b"\x55\xaa" + random.Random(7).randbytes(8 * MIB - 512))
+def back_up_machine(coldrise, tmp_path, code, size, *options):
+    disk = tmp_path / "vda.raw"
+    disk.write_bytes(code.ljust(510, b"\0") + b"\x55\xaa" + random.Random(7).randbytes(size - 512))
+    coldrise.json("backup", "web01", f"vda=raw:{disk}", *options, "--time", POINT)
+
+
+def test_a_machine_boots_from_nothing_over_a_slow_line(coldrise, tmp_path):
+    back_up_machine(coldrise, tmp_path, BOOTER, 24 * MIB)
+    with contextlib.closing(Line(tmp_path, mbit=20)) as line:
+        coldrise.wrap = line.near.command
+        with contextlib.closing(FarSite(tmp_path, line=line)) as far:
+            far.pair(coldrise)
+            copy = coldrise.start("copy", "--to", "far", "--retry", "0s")
+            wait_until(lambda: shown(far.program), "the announcement")
+            boot = far.program.start("boot", "web01/latest", "--name", "early", "--memory", "32M", "--cpus", "1",
+                                     stdout=subprocess.PIPE)
+            assert any("kept" in said for said in boot.stdout)
+            assert shown(far.program)["percent_here"] < 100 and addresses(far.program) == set()
+            boot.kill()
+            boot.communicate()
+            with Nbdkit(far.program, tmp_path) as server, server.connect("live/early/vda") as handle:
+                assert handle.pread(4, 512) == b"kept"
+            copy.kill()
+
+
+def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missing(coldrise, far, clock, own_tmp, tmp_path):
+    xml = tmp_path / "web01.xml"
     xml.write_text(XML, encoding="utf-8")
-    coldrise.json("backup", "web01", f"vda=raw:{disk}", "--config", xml, "--time", POINT)
-    process = copying("--rate", "200K", "--retry", "0s")
-    wait_until(lambda: is_connected(far.program), "the announcement")
+    back_up_machine(coldrise, tmp_path, READER, 8 * MIB, "--config", xml)
+    copy = far.held(coldrise, 2 * MIB, "--to", "far")
+    far.program.more = clock.environment()
     own_tmp.chmod(0o755)
     with contextlib.closing(Libvirt()) as libvirt, open(tmp_path / "said", "w+", encoding="utf-8") as said:
         def reads():
@@ -363,14 +400,19 @@ def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missin
             assert event and "is still on its way" in said.read()
             session = json.loads(event)["session"]
             begun = reads()
-            wait_until(lambda: reads() > begun, "what is missing is fetched")
+            far.beside_hold(lambda: wait_until(lambda: reads() > begun, "what is missing is fetched"))
             refused = far.program.run("recover", f"live/{session}", "--undo")
             assert refused.returncode == 11 and "--discard" in refused.stderr, refused.stderr
             assert libvirt.domains() == ["web01"]
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=DEADLINE_S)
-            wait_until(lambda: "I/O error" in libvirt.state("web01"), "the machine waits")
-            finish(copying())
+            lose_source(far, copy)
+
+            def waits():
+                # For the line, and then for somebody.
+                clock.skip(10)
+                return "I/O error" in libvirt.state("web01")
+
+            wait_until(waits, "the machine waits")
+            copied(coldrise)
             # It goes on by itself, and reads all that it could not.
             before = reads()
             wait_until(lambda: reads() > before + 64 and libvirt.state("web01").startswith("running"), "the machine goes on")
@@ -381,22 +423,25 @@ def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missin
     assert far.program.json("verify")["is_clean"]
 
 
-def test_only_who_knows_the_key_is_answered(coldrise, far, copying, tmp_path):
+@pytest.mark.encrypted
+def test_only_who_knows_the_key_is_answered(coldrise, tmp_path):
     back_up(coldrise, tmp_path)
-    copying("--rate", "1M")
-    wait_until(lambda: is_connected(far.program), "the announcement")
-    (path,) = (far.program.repository / "begun").glob("*.socket")
-    assert path.stat().st_mode & 0o077 == 0
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(DEADLINE_S)
-        # Addresses of sockets have at most 107 bytes.
-        folder = os.open(path.parent, os.O_RDONLY)
-        client.connect(f"/proc/self/fd/{folder}/{path.name}")
-        os.close(folder)
-        client.sendall(json.dumps({"nonce": [0] * 16}).encode() + b"\n")
-        assert json.loads(client.makefile().readline())["proof"]
-        client.sendall(bytes(32))
-        assert client.recv(1) == b""
-    for stored in (far.program.repository / "begun").glob("*"):
-        if not stored.is_socket():
-            assert b"web01" not in stored.read_bytes()
+    with contextlib.closing(FarSite(tmp_path, is_encrypted=True)) as far:
+        far.put_gate()
+        far.pair(coldrise)
+        far.held(coldrise, 2 * MIB, "--to", "far")
+        (path,) = (far.program.repository / "begun").glob("*.socket")
+        assert path.stat().st_mode & 0o077 == 0
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(DEADLINE_S)
+            # Addresses of sockets have at most 107 bytes.
+            folder = os.open(path.parent, os.O_RDONLY)
+            client.connect(f"/proc/self/fd/{folder}/{path.name}")
+            os.close(folder)
+            client.sendall(json.dumps({"nonce": [0] * 16}).encode() + b"\n")
+            assert json.loads(client.makefile().readline())["proof"]
+            client.sendall(bytes(32))
+            assert client.recv(1) == b""
+        for stored in (far.program.repository / "begun").glob("*"):
+            if not stored.is_socket():
+                assert b"web01" not in stored.read_bytes()

@@ -1,19 +1,16 @@
 """coldrise copy --from: the site that receives dials, and the one that has the points serves them."""
 
-import contextlib
 import json
 import random
 import signal
-import subprocess
 
 import pytest
 
-from support.cli import PROGRAM
 from support.copies import addresses, check, content, make_history
-from support.cutting_proxy import CuttingProxy
-from support.far_site import FarSite, wait_for_beginning
+from support.far_site import FarSite, coming, finish, wait_for_beginning
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
+from support.wallclock import BothClocks
 
 MIB = 1 << 20
 INCOMPLETE = 3
@@ -23,17 +20,17 @@ INCOMPLETE = 3
 def source(coldrise, tmp_path):
     """The site that has the points: the repository of the other fixtures, and its server."""
     site = FarSite(tmp_path, "source", program=coldrise)
-    site.start()
     yield site
     site.close()
 
 
 @pytest.fixture
-def here(tmp_path):
+def here(request, tmp_path):
     """The repository that receives."""
-    program = FarSite.repository(tmp_path, "here")
+    program = FarSite.repository(tmp_path, "here", is_encrypted=bool(request.node.get_closest_marker("encrypted")))
     yield program
-    program.end()
+    for process in program.started:
+        process.kill()
 
 
 @pytest.fixture
@@ -138,35 +135,27 @@ def large(coldrise, tmp_path):
 @pytest.fixture
 def gate(source):
     """Before the source: it holds what the line carries in the middle of a point, until a test has seen what it waits for."""
-    proxy = CuttingProxy(source.address)
-    source.dialled = proxy.address
-    yield proxy
-    proxy.close()
+    source.put_gate()
+    return source.gate
 
 
-def fetching(here):
-    return subprocess.Popen([PROGRAM, "--json", "copy", "--from", "source"], env=here.environment(),
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def held(gate, here):
+def held(source, here):
     """A fetch, of which only the first disk arrives, and half of the second one: less than what is stored at once."""
-    gate.hold_after(6 * MIB)
-    process = fetching(here)
-    gate.wait_for_hold()
-    return process
+    return source.held(here, 6 * MIB, "--from", "source")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, large, tmp_path, how):
     source.pair(here, "source", "--may", "fetch")
-    process = held(gate, here)
+    process = held(source, here)
     # Twice: in the first point, and in the second. A site that was never reached is not waited for.
     for point, count in zip(large, (10 * MIB, None), strict=True):
         gate.wait_for_hold()
         wait_for_beginning(here, point)
-        source.stop(how)
+        source.process.send_signal(how)
+        # What is held would keep its end waiting.
         gate.cut()
+        assert source.process.wait(timeout=DEADLINE_S) in (0, -how)
         gate.hold_after(count)
         source.start()
     printed, message = process.communicate(timeout=2 * DEADLINE_S)
@@ -182,13 +171,17 @@ def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, larg
 
 def test_a_fetch_that_is_cancelled_goes_on_later(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
-    process = held(gate, here)
-    wait_until(lambda: [coming["missing_bytes"] for coming in here.json("list").get("coming", [])] == [4 * MIB], "a note")
+    clock = BothClocks(tmp_path)
+    here.more = clock.environment()
+    process = held(source, here)
+    clock.skip(10)
+    wait_until(lambda: [point["missing_bytes"] for point in coming(here).values()] == [4 * MIB], "a note")
     process.send_signal(signal.SIGINT)
+    gate.cut()
+    gate.go_on()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130 and "run it again to continue" in errors, errors
     assert addresses(here) == set()
-    gate.go_on()
     # Both sites let the machine go.
     copied = here.json("copy", "--from", "source")
     # The first disk is not read again.
@@ -199,7 +192,7 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, gate, here, large, tmp_
 def test_the_end_of_a_link_ends_a_fetch(source, gate, coldrise, here, large):
     source.pair(here, "source", "--may", "fetch")
     (link,) = coldrise.json("link", "list")["links"]
-    process = held(gate, here)
+    process = held(source, here)
     coldrise.json("link", "remove", link["name"])
     gate.wait_for_end()
     gate.go_on()
@@ -209,23 +202,22 @@ def test_the_end_of_a_link_ends_a_fetch(source, gate, coldrise, here, large):
 
 
 def test_several_sites_fetch_at_once(source, here, large, tmp_path):
-    second = FarSite.repository(tmp_path, "second")
-    with contextlib.ExitStack() as stack:
-        both = []
-        for program in (here, second):
-            gate = stack.enter_context(contextlib.closing(CuttingProxy(source.address)))
-            source.dialled = gate.address
-            source.pair(program, "source", "--may", "fetch")
-            both.append((gate, held(gate, program)))
-        for gate, _ in both:
-            gate.go_on()
-        for _, process in both:
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, errors
-    for program in (here, second):
+    programs, gates, fetches = [here, FarSite.repository(tmp_path, "second")], [], []
+    for program in programs:
+        source.put_gate()
+        gates.append(source.gate)
+        source.pair(program, "source", "--may", "fetch")
+    for program, source.gate in zip(programs, gates, strict=True):
+        fetches.append(held(source, program))
+    for gate in gates:
+        gate.go_on()
+    for process in fetches:
+        finish(process)
+    for program in programs:
         check(program, large, tmp_path)
 
 
+@pytest.mark.encrypted
 def test_copies_from_a_directory(coldrise, here, history, tmp_path):
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
     wrong = coldrise.run("copy", "--from", here.repository)
@@ -248,12 +240,11 @@ def test_copies_from_a_directory(coldrise, here, history, tmp_path):
 
 def test_a_machine_that_is_busy_here_is_said(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
-    process = held(gate, here)
+    process = held(source, here)
     second = here.run("copy", "--from", "source")
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
     # Backups of others run beside it.
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
     gate.go_on()
-    _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, errors
+    finish(process)
     assert content(here, "web01/latest/vda", tmp_path) == large["20261102T100000Z"]["vda"]

@@ -296,7 +296,7 @@ def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, gated,
     coldrise.more = clock.environment()
     disk = tmp_path / "disk.raw"
     ends = Counter()
-    for number, count in enumerate(range(500, 26_000, 1500)):
+    for number, count in enumerate(range(500, 26_000, 2500)):
         disk.write_bytes(random.Random(count).randbytes(64 * KIB))
         coldrise.json("backup", f"web{number:02}", f"vda=raw:{disk}")
         far.gate.cut_after(count)

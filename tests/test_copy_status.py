@@ -1,11 +1,16 @@
 """coldrise copies: where copies are, how far behind, and why."""
 
 import json
+import os
 import subprocess
 import time
 
+import pytest
+
 from support.cli import PROGRAM, Coldrise
+from support.far_site import finish
 from support.nbdserver import DEADLINE_S, wait_until
+from support.wallclock import BothClocks
 
 MIB = 1 << 20
 
@@ -27,7 +32,27 @@ def machine_of(target, name="web01"):
 
 
 def random_mib(count):
-    return open("/dev/urandom", "rb").read(count * MIB)
+    return os.urandom(count * MIB)
+
+
+@pytest.fixture
+def far(site, coldrise):
+    """A site that is dialled through a gate."""
+    made = site()
+    made.put_gate()
+    made.pair(coldrise)
+    yield made
+    # A copy that is held would take its time to end.
+    for process in coldrise.started:
+        process.kill()
+
+
+def recorded(coldrise, far, folder):
+    """A copy that is held, and its target when the record, written every 10 s, says how long it takes."""
+    clock = BothClocks(folder)
+    coldrise.more = clock.environment()
+    copy = far.held(coldrise, 6 * MIB, "--to", "far")
+    return copy, far.step_until(lambda: (target := only(coldrise))["remaining_ms"] and target, clock), clock
 
 
 def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_path):
@@ -92,7 +117,7 @@ def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_
 
 
 def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, tmp_path):
-    there = local(tmp_path)
+    there = local(coldrise, tmp_path)
     for day in (1, 2, 3):
         back_up(coldrise, tmp_path, "web01", day, bytes(MIB))
     to = ["--to", there.repository]
@@ -103,9 +128,9 @@ def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, 
     assert machine_of(only(coldrise))["points_there"] == 3
 
 
-def local(folder):
-    there = Coldrise(folder / "second", folder / "passphrase")
-    there.init()
+def local(coldrise, folder):
+    there = Coldrise(folder / "second", coldrise.passphrase_file)
+    there.init(*([] if coldrise.passphrase_file else ["--no-encryption"]))
     return there
 
 
@@ -116,7 +141,7 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     assert coldrise.run("copy", "--to", "far").returncode != 0
     failing = only(coldrise)
     # What is there is still known.
-    assert failing["state"] == "failing" and far.address in failing["failure"]["message"]
+    assert failing["state"] == "failing" and far.dialled in failing["failure"]["message"]
     assert machine_of(failing)["state"] == "current" and failing["last_cut_ms"]
     doctor = coldrise.run("doctor")
     assert any("warn" in line and "copies" in line and "far" in line for line in doctor.stdout.splitlines()), doctor.stdout
@@ -145,30 +170,17 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
 
 
 def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldrise, far, tmp_path):
-    back_up(coldrise, tmp_path, "web01", 1, random_mib(64))
-    process = subprocess.Popen([PROGRAM, "copy", "--to", "far", "--rate", "1M"], env=coldrise.environment(),
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        def is_running():
-            # The record is written every 10 s; when it is for the first time, no batch may have been stored yet.
-            target = only(coldrise)
-            return target["state"] == "copying" and target["sent_bytes_per_second"] and machine_of(target)["running"]["done_bytes"]
-
-        wait_until(is_running, "a rate")
-        target = only(coldrise)
-        running = machine_of(target)["running"]
-        assert running["point"] == "20261101T100000Z"
-        assert 0 < running["done_bytes"] <= target["bytes_behind"] == 64 * MIB
-        assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
-        assert "left" in coldrise.run("copies", "far").stdout
-    finally:
-        process.kill()
-        process.wait(timeout=DEADLINE_S)
+    back_up(coldrise, tmp_path, "web01", 1, random_mib(24))
+    copy, target, clock = recorded(coldrise, far, tmp_path)
+    running = machine_of(target)["running"]
+    assert (target["state"], running["point"]) == ("copying", "20261101T100000Z")
+    assert 0 < running["done_bytes"] < target["bytes_behind"] == 24 * MIB
+    assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
+    assert "left" in coldrise.run("copies", "far").stdout
+    copy.kill()
     # Its record ends by itself: nobody writes it any more.
-    deadline = time.monotonic() + 2 * DEADLINE_S
-    while only(coldrise)["state"] == "copying":
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    assert only(coldrise)["state"] == "copying"
+    clock.skip(40)
     killed = only(coldrise)
     assert (killed["state"], machine_of(killed)["running"]) == ("never", None)
 
@@ -177,17 +189,16 @@ def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
     """Else a thin disk seems to take as long as a full one."""
     first = bytearray(random_mib(20) + bytes(200 * MIB) + random_mib(4))
     back_up(coldrise, tmp_path, "web01", 1, first)
-    process = coldrise.start("--json", "copy", "--to", "far", "--rate", "1M", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        target = wait_until(lambda: (found := only(coldrise))["remaining_ms"] and found, "the time that is left")
-        assert (target["bytes_behind"], target["is_exact"]) == (24 * MIB, True)
-        # For the whole disk it would be more than three minutes, and on a busy machine even more.
-        assert 0 < target["remaining_ms"] < 120_000, target
-        assert 0 < machine_of(target)["running"]["done_bytes"] <= 24 * MIB
-        told = process.communicate(timeout=120)[0]
-    finally:
-        coldrise.end()
-    assert process.returncode == 0
+    copy, target, _ = recorded(coldrise, far, tmp_path)
+    assert (target["bytes_behind"], target["is_exact"]) == (24 * MIB, True)
+    running = machine_of(target)["running"]
+    assert 0 < running["done_bytes"] < 24 * MIB
+    # For the whole disk it would be ten times as long.
+    left_s = (24 * MIB - running["done_bytes"]) / running["bytes_per_second"]
+    assert 0.5 * left_s < target["remaining_ms"] / 1000 < 2 * left_s, target
+    far.gate.go_on()
+    told = copy.communicate(timeout=120)[0]
+    assert copy.returncode == 0
     events = [event for event in map(json.loads, told.splitlines()) if event.get("event") == "progress"]
     assert {event["total_bytes"] for event in events} == {24 * MIB}
     assert events[-1]["done_bytes"] == 24 * MIB
@@ -202,8 +213,9 @@ def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
     assert only(coldrise)["state"] == "current"
 
 
+@pytest.mark.encrypted
 def test_records_are_sealed_and_a_damaged_one_is_unknown(coldrise, tmp_path):
-    there = local(tmp_path)
+    there = local(coldrise, tmp_path)
     back_up(coldrise, tmp_path, "web01", 1, bytes(MIB))
     coldrise.json("copy", "--to", there.repository)
     (record,) = (coldrise.repository / "copies").iterdir()
@@ -231,16 +243,17 @@ def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
 
 def test_a_link_that_is_removed_beside_its_copy_has_no_status(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(8))
-    copying = coldrise.start("copy", "--to", "far", "--rate", "1M", stdout=subprocess.DEVNULL)
-    wait_until(lambda: only(coldrise)["state"] == "copying", "the copy")
+    copy = far.held(coldrise, 2 * MIB, "--to", "far")
+    assert only(coldrise)["state"] == "copying"
     coldrise.json("link", "remove", "far")
+    far.gate.go_on()
     # It goes on, and records its end.
-    assert copying.wait(timeout=DEADLINE_S) == 0
+    finish(copy)
     assert coldrise.json("copies")["targets"] == []
 
 
 def test_two_copies_to_one_target_record_their_own_machines(coldrise, tmp_path):
-    there = local(tmp_path)
+    there = local(coldrise, tmp_path)
     machines = [f"web0{number}" for number in range(1, 5)]
     for machine in machines:
         back_up(coldrise, tmp_path, machine, 1, random_mib(2))

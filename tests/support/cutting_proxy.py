@@ -1,4 +1,4 @@
-"""A relay in front of a server, which cuts all connections once, or holds what they carry, after so many bytes."""
+"""A relay in front of a site's server. It cuts all connections after so many bytes, or holds a copy in the middle of its content."""
 
 import contextlib
 import socket
@@ -6,22 +6,47 @@ import threading
 
 from .nbdserver import DEADLINE_S
 
-# What a connection may carry while others are held: questions, and signs of life.
-QUIET_BYTES = 64 << 10
+# What is read at a time.
+PIECE_BYTES = 4 << 10
+# The kernel takes little more than this from the sender while a connection is held.
+BUFFER_BYTES = 64 << 10
+# A held connection still carries a piece now and then: a peer that takes nothing for 20 s counts as dead.
+TRICKLE_S = 0.25
+# A line has a connection for control, one for what is asked out of turn, and several for content: these carry more than this.
+NOT_BULK = 2
+BULK_BYTES = 64 << 10
+
+
+class Direction:
+    """What a connection carries from one side to the other."""
+
+    def __init__(self, source, target, is_answer):
+        self.source, self.target, self.is_answer = source, target, is_answer
+        self.carried, self.is_new = 0, True
 
 
 class CuttingProxy:
     def __init__(self, address):
         host, _, port = address.rpartition(":")
         self.target = (host, int(port))
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = self._socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(64)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.lock = threading.Condition()
-        self.left, self.sockets = None, []
-        # Bytes until all is held.
-        self.room = None
-        self.has_ended = False
+        # Two of each connection.
+        self.directions = []
+        # Bytes until all is cut, and until content is held.
+        self.left = self.room = None
+        self.held, self.is_holding, self.has_ended = set(), False, False
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @staticmethod
+    def _socket():
+        made = socket.socket()
+        # Those that are accepted inherit it.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        return made
 
     def cut_after(self, count):
         """`count`: in bytes, of both directions and all connections."""
@@ -37,21 +62,21 @@ class CuttingProxy:
             self._cut()
 
     def hold_after(self, count):
-        """After `count` more bytes, as in cut_after, connections are held until `go_on`, but those that have carried
-        little: so the line stays alive."""
-        self._set_room(count)
+        """After `count` more bytes, as in cut_after, holds the connections that carry content until `go_on`. The others stay
+        free: questions are answered, and what is asked out of turn comes."""
+        with self.lock:
+            self.room, self.is_holding, self.has_ended = count, False, False
+            self.held.clear()
+            for direction in self.directions:
+                direction.is_new = False
+            self.lock.notify_all()
 
     def go_on(self):
-        self._set_room(None)
-
-    def _set_room(self, count):
-        with self.lock:
-            self.room = count
-            self.lock.notify_all()
+        self.hold_after(None)
 
     def wait_for_hold(self):
         with self.lock:
-            assert self.lock.wait_for(lambda: self.room <= 0, DEADLINE_S), f"{self.room} bytes have not come"
+            assert self.lock.wait_for(lambda: self.is_holding, DEADLINE_S), f"{self.room} bytes have not come"
 
     def wait_for_end(self):
         """Waits until the server has ended a connection that was made since hold_after, and is not held."""
@@ -62,21 +87,21 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
+                far = self._socket()
                 try:
-                    far = socket.create_connection(self.target)
+                    far.connect(self.target)
                 except ConnectionRefusedError:
                     near.close()
                     continue
+                both = [Direction(near, far, False), Direction(far, near, True)]
                 with self.lock:
-                    self.sockets += [near, far]
-                for ends in ((near, far, False), (far, near, self.room is not None)):
-                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+                    self.directions += both
+                for direction in both:
+                    threading.Thread(target=self._pass_on, args=(direction,), daemon=True).start()
 
-    def _pass_on(self, source, target, is_watched):
-        carried = 0
+    def _pass_on(self, direction):
         with contextlib.suppress(OSError):
-            while data := source.recv(1024):
-                carried += len(data)
+            while data := direction.source.recv(PIECE_BYTES):
                 with self.lock:
                     if self.left is not None:
                         self.left -= len(data)
@@ -84,23 +109,44 @@ class CuttingProxy:
                             self.left = None
                             self._cut()
                             return
-                    if self.room is not None:
-                        self.room -= len(data)
-                        self.lock.notify_all()
-                    self.lock.wait_for(lambda: self.room is None or self.room > 0 or carried <= QUIET_BYTES)
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-            if is_watched:
-                with self.lock:
-                    self.has_ended = True
-                    self.lock.notify_all()
+                    self._hold(direction, len(data))
+                direction.target.sendall(data)
+        with contextlib.suppress(OSError):
+            direction.target.shutdown(socket.SHUT_WR)
+        with self.lock:
+            if direction in self.directions:
+                self.directions.remove(direction)
+                self.held.discard(direction)
+                self.has_ended |= direction.is_answer and direction.is_new
+                self.lock.notify_all()
+
+    def _bulk(self):
+        """The directions with content, when they are known: each has to carry some."""
+        bulk = {direction for direction in self.directions if direction.carried >= BULK_BYTES}
+        return bulk if len(bulk) >= len(self.directions) // 2 - NOT_BULK else set()
+
+    def _hold(self, direction, count):
+        direction.carried += count
+        if self.room is None:
+            return
+        self.room -= count
+        if not self.is_holding:
+            if direction.carried > 4 * BULK_BYTES:
+                self.lock.wait_for(self._bulk, TRICKLE_S)
+            if self.room <= 0 and self._bulk():
+                self.held, self.is_holding = self._bulk(), True
+            self.lock.notify_all()
+        if direction in self.held:
+            self.lock.wait_for(lambda: direction not in self.held, TRICKLE_S)
 
     def _cut(self):
-        for end in self.sockets:
+        for direction in self.directions:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self.sockets.clear()
+                direction.source.shutdown(socket.SHUT_RDWR)
+            direction.source.close()
+        self.directions.clear()
+        self.held.clear()
+        self.lock.notify_all()
 
     def close(self):
         with contextlib.suppress(OSError):
