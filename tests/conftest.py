@@ -46,7 +46,7 @@ def pytest_addoption(parser):
     group.addoption("--gc-kills", type=int, default=30, help="kills of a gc (30)")
     group.addoption("--gc-seed", type=int, help="repeat the gcs of this seed")
     group.addoption("--hostile-clients", type=int, default=140, help="NBD clients that break off (140)")
-    group.addoption("--boot-files", type=int, default=3, help="files that a guest boots from (3; of 7)")
+    group.addoption("--boot-files", type=int, default=2, help="files that a guest boots from (2; of 7)")
     group.addoption("--service-kills", type=int, default=20, help="kills of the service (20)")
     group.addoption("--idle-connections", type=int, default=1500, help="connections that ask nothing (1500)")
     group.addoption("--libvirt-backups", type=int, default=8, help="backups of a libvirt domain under load (8)")
