@@ -56,14 +56,15 @@ class Outcome:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """All cases, tried side by side: a repository has one writer at a time."""
-    def work(cases):
-        base = tmp_path_factory.mktemp("hostile")
+    def work(base, cases):
         coldrise = Coldrise(base / "repository")
         coldrise.init("--no-encryption")
         return {case.name: Outcome(case, base, coldrise) for case in cases}
 
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-        parts = pool.map(work, [CASES[number::WORKERS] for number in range(WORKERS)])
+        # Made here: the first use of the factory empties its folder, and several threads may be the first.
+        bases = [tmp_path_factory.mktemp("hostile") for _ in range(WORKERS)]
+        parts = pool.map(work, bases, [CASES[number::WORKERS] for number in range(WORKERS)])
         return {name: outcome for part in parts for name, outcome in part.items()}
 
 
