@@ -10,14 +10,13 @@ import subprocess
 import threading
 
 import pytest
+
 from support.bucket import Bucket
 from support.cli import Coldrise
 from support.dialect_proxy import Answer, DialectProxy, refusal
 from support.image import Image
 from support.nbdserver import DEADLINE_S
 from support.s3 import S3Server
-
-pytestmark = pytest.mark.encrypted
 
 MIB = 1 << 20
 FAILED, BUSY = 1, 11

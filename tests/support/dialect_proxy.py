@@ -51,6 +51,8 @@ class DialectProxy:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Else a body waits for the receipt of its header, which is late.
+            disable_nagle_algorithm = True
 
             def serve(self):
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
