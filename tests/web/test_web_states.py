@@ -165,7 +165,7 @@ def test_the_service_is_killed_and_comes_back(running, visit, address):
 def test_a_page_first_opened_while_the_service_is_away(running, visit):
     visitor, page = enter(visit, running)
     visitor.go("machines")
-    page.get_by_role("link", name="web01").wait_for()
+    page.get_by_role("link", name="web01", exact=True).wait_for()
     running.kill()
     page.get_by_text("The service is away").wait_for(timeout=20_000)
     # Neither the code of that page nor its values are there yet.
