@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from support import suite  # noqa: E402
+from support import browser, suite  # noqa: E402
 from support.certificates import client_context, make_certificates  # noqa: E402
 from support.cli import NBDKIT_PLUGIN, PROGRAM, Coldrise  # noqa: E402
 from support.far_site import FarSite  # noqa: E402
@@ -271,3 +271,28 @@ def tls(request, tmp_path):
         return [], None
     folder = make_certificates(tmp_path / "certificates")
     return ["--tls-certificates", folder], client_context(folder)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    missing = browser.missing()
+    if missing:
+        pytest.fail(f"build and install first: {missing}", pytrace=False)
+    with browser.chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def visit(chromium):
+    """Opens windows; none of them may complain."""
+    visitors = []
+
+    def open_window(service, **options):
+        visitors.append(browser.Visitor(chromium, service, **options))
+        return visitors[-1]
+
+    yield open_window
+    complaints = [complaint for visitor in visitors for complaint in visitor.complaints]
+    for visitor in visitors:
+        visitor.close()
+    assert not complaints, "\n".join(complaints)

@@ -14,7 +14,6 @@ import time
 
 import pytest
 
-from support.cli import ROOT, Coldrise
 from support.nbdserver import wait_until
 from support.ports import free_port
 from support.service import Coldrised
@@ -452,30 +451,3 @@ def test_servers_are_started_where_that_is_safe(service, tmp_path):
     wait_until(is_served, "the disk is served")
     service.call("POST", f"runs/{run}/cancel", {})
     assert ended(service, run)["state"] in ("ok", "cancelled")
-
-
-# ---------------------------------------------------------------------- a system
-
-
-def test_a_whole_system_boots_and_shuts_down(tmp_path):
-    """The project's guest: log in over the serial port, and press the power button."""
-    built = subprocess.run([ROOT / "images/guest/build.sh"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           text=True, timeout=600, check=True)
-    passphrase = tmp_path / "passphrase"
-    passphrase.write_text("correct horse\n", encoding="utf-8")
-    coldrise = Coldrise(tmp_path / "repository", passphrase)
-    coldrise.init()
-    coldrise.backup("guest", vda=built.stdout.splitlines()[-1])
-    with Coldrised(tmp_path, coldrise.repository, passphrase) as service:
-        run = boot(service, address="guest/latest", memory_mib=512)
-        with service.websocket("sessions/trial/serial", timeout_s=300) as serial:
-            serial.read_until(b"coldrise-guest login: ")
-            serial.send(b"root\n")
-            serial.read_until(b"# ")
-            serial.send(b"echo $((6 * 7)); ip -brief address | grep -c 10.0.2\n")
-            serial.read_until(b"42")
-            service.call("POST", "sessions/trial/power", {"action": "shutdown"})
-            serial.send(b"systemctl poweroff\n")
-            assert serial.closed().code == 1000
-        assert ended(service, run)["state"] == "ok"
-        assert service.get("sessions/trial")["captured_bytes"] > 0

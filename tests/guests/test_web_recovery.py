@@ -1,30 +1,27 @@
 """A whole system is recovered with two clicks, used in its console, sealed and ended: one boot for all."""
 
 import re
-import subprocess
 
 import pytest
 
 from support import browser, site
-from support.cli import ROOT, Coldrise
+from support.cli import Coldrise
+from support.guest import image
 from support.nbdserver import wait_until
 from support.service import Coldrised
 
-LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 HOSTILE = '<b id="hostile">&amp;</b>'
 
 
 @pytest.fixture
 def guest(tmp_path):
     """A service that knows the project's guest, with 512 MiB of memory."""
-    built = subprocess.run([ROOT / "images/guest/build.sh"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           text=True, timeout=600, check=True)
     passphrase, configuration = tmp_path / "passphrase", tmp_path / "guest.xml"
     passphrase.write_text("correct horse\n", encoding="utf-8")
     configuration.write_text(site.CONFIGURATION.format(machine="guest").replace(">64<", ">512<"), encoding="utf-8")
     coldrise = Coldrise(tmp_path / "repository", passphrase)
     coldrise.init()
-    coldrise.json("backup", "guest", "--config", configuration, f"vda=raw:{built.stdout.splitlines()[-1]}")
+    coldrise.json("backup", "guest", "--config", configuration, f"vda=raw:{image()}")
     with Coldrised(tmp_path, coldrise.repository, passphrase, options=["--web", str(browser.PAGE)]) as service:
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
         try:
@@ -91,6 +88,9 @@ def use_the_console(page):
     page.keyboard.type(f"echo '{HOSTILE}' $((6 * 7))\n")
     console.get_by_text(f"{HOSTILE} 42").wait_for()
     assert page.locator("#hostile").count() == 0
+    # Its network works.
+    page.keyboard.type("until ip -brief address | grep 'UP.*10[.]0[.]2[.]'; do sleep 1; done\n")
+    console.get_by_text("10.0.2.").wait_for(timeout=60_000)
     page.keyboard.type("head -c 3M /dev/urandom >/root/new; sync; echo written $((1 + 1))\n")
     console.get_by_text("written 2").wait_for(timeout=60_000)
 
@@ -109,7 +109,7 @@ def see_the_activity(page):
 
 def look_everywhere(visitor, addresses):
     page, found = visitor.page, {}
-    for look, (scheme, width) in LOOKS.items():
+    for look, (scheme, width) in browser.LOOKS.items():
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 844})
         for address, heading in addresses.items():
