@@ -1,65 +1,60 @@
 """Copies between several sites: many into one, one to several, and the first copy on a drive that is carried."""
 
 import random
-import subprocess
 
-from support.cli import PROGRAM, Coldrise
 from support.copies import addresses, check, content
+from support.far_site import FarSite, finish
 from support.image import Image
-from support.nbdserver import DEADLINE_S
 
 MIB = 1 << 20
 
 
-def other_source(tmp_path):
-    program = Coldrise.encrypted(tmp_path, place=tmp_path / "other")
-    program.repository.parent.mkdir()
-    program.init()
-    return program
-
-
-def copying(program, *arguments):
-    return subprocess.Popen([PROGRAM, "copy", *arguments], env=program.environment(), stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def end_all(processes):
-    for process in processes:
-        said, _ = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, said
-
-
 def make_disk(path, seed, common):
-    """8 MiB that all have, and 4 MiB of its own."""
+    """4 MiB that all have, and 4 MiB of its own."""
     path.write_bytes(common + random.Random(seed).randbytes(4 * MIB))
     return path
 
 
+def copy_at_once(copies):
+    """Copies (site, gate, program, name of the link) that are all in the middle before any goes on."""
+    running = []
+    for far, far.gate, program, name in copies:
+        running.append(far.held(program, 2 * MIB, "--to", name))
+    for _, gate, _, _ in copies:
+        gate.go_on()
+    for copy in running:
+        finish(copy)
+
+
 def test_two_sources_into_one_repository_at_once(coldrise, site, tmp_path):
-    common = random.Random(0).randbytes(8 * MIB)
-    far, other = site(), other_source(tmp_path)
+    common = random.Random(0).randbytes(4 * MIB)
+    far, other = site(), FarSite.repository(tmp_path, "other")
     disks = [make_disk(tmp_path / f"{seed}.raw", seed, common) for seed in (1, 2)]
+    copies = []
     for program, name, disk in zip((coldrise, other), ("north", "south"), disks, strict=True):
         program.json("backup", "web01", f"vda=raw:{disk}")
+        far.put_gate()
         far.pair(program, "far", "--prefix", f"{name}-")
-    end_all([copying(program, "--to", "far", "--rate", "4M") for program in (coldrise, other)])
+        copies.append((far, far.gate, program, "far"))
+    copy_at_once(copies)
     assert {a.split("/")[0] for a in addresses(far.program)} == {"north-web01", "south-web01"}
     for name, disk in zip(("north", "south"), disks, strict=True):
         assert content(far.program, f"{name}-web01/latest/vda", tmp_path) == disk.read_bytes()
     # What both have is stored once, though neither was told that it is there.
     stored = far.program.json("stats")["stored_bytes"]
-    assert 16 * MIB <= stored < 17 * MIB, stored
+    assert 12 * MIB <= stored < 13 * MIB, stored
     assert far.program.json("verify")["is_clean"]
 
 
 def test_one_source_to_two_sites_at_once(coldrise, site, tmp_path):
-    disk = make_disk(tmp_path / "vda.raw", 1, bytes(8 * MIB))
+    disk = make_disk(tmp_path / "vda.raw", 1, bytes(4 * MIB))
     point = "20261101T100000Z"
     coldrise.json("backup", "web01", f"vda=raw:{disk}", "--time", point)
     both = [site("paris"), site("rome", "--compression", "zstd:9")]
     for name, far in zip(("paris", "rome"), both, strict=True):
+        far.put_gate()
         far.pair(coldrise, name)
-    end_all([copying(coldrise, "--to", name, "--rate", "2M") for name in ("paris", "rome")])
+    copy_at_once([(far, far.gate, coldrise, name) for name, far in zip(("paris", "rome"), both, strict=True)])
     for far in both:
         check(far.program, {point: {"vda": disk.read_bytes()}}, tmp_path)
     # Each has its own retention, and its own base for the next one.
@@ -85,10 +80,8 @@ def test_the_first_copy_is_carried_on_a_drive(coldrise, site, tmp_path):
     back_up(1)
     second = back_up(2)
     # Here, onto the drive; there, from the drive, under the names that the link gives.
-    drive = Coldrise.encrypted(tmp_path, place=tmp_path / "drive")
-    drive.repository.parent.mkdir()
-    drive.init("--chunk-size", "64K")
-    coldrise.json("copy", "--to", drive.repository)
+    drive = FarSite.repository(tmp_path, "drive", is_encrypted=True)
+    coldrise.json("copy", "--to", drive.repository, "--to-passphrase-file", drive.passphrase_file)
     far = site("far")
     from_drive = ["--from", drive.repository, "--from-passphrase-file", drive.passphrase_file]
     assert far.program.json("copy", *from_drive, "--prefix", "berlin-")["points"] == 2
@@ -104,7 +97,7 @@ def test_the_first_copy_is_carried_on_a_drive(coldrise, site, tmp_path):
     assert point["base"] == second and copied["line"]["sent_bytes"] < 256 * 1024
     check(far.program, expected, tmp_path, "berlin-web01")
     # And the same through a second drive, back: nothing is another machine.
-    back = coldrise.json("copy", "--from", drive.repository)
+    back = coldrise.json("copy", *from_drive)
     assert (back["points"], back["machines"][0]["already_there"]) == (0, 2)
 
 

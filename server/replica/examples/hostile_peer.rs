@@ -33,7 +33,7 @@ const DELTA: u8 = 1;
 /// How long an answer may take.
 const LONG: Duration = Duration::from_secs(20);
 /// How long nothing must come before the other side counts as silent.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_secs(2);
 /// Versions of the protocol that are tried.
 const VERSIONS: std::ops::Range<u32> = 1..64;
 
@@ -255,6 +255,19 @@ impl Talk {
                 Heard::Silence => return last,
                 Heard::End(why) if last == "nothing" => return why,
                 Heard::End(_) => return last,
+            }
+        }
+    }
+
+    /// What comes until a batch is applied.
+    fn until_applied(&self) -> String {
+        loop {
+            match self.hear(LONG) {
+                Heard::Frame(APPLIED) => return "applied".to_owned(),
+                Heard::Frame(_) => {}
+                Heard::Message(answer) => return answer.to_string(),
+                Heard::Silence => return "nothing".to_owned(),
+                Heard::End(why) => return why,
             }
         }
     }

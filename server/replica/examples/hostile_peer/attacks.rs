@@ -4,7 +4,7 @@ use coldrise_block::Result;
 use coldrise_line::{Class, Line};
 use serde_json::{json, Value};
 
-use super::{Heard, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, STREAM, WHOLE};
+use super::{Heard, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, SHORT, STREAM, WHOLE};
 
 type Attack = fn(&Site<'_>, &Talk) -> Result<String>;
 
@@ -91,7 +91,7 @@ fn content_for_unknown_batches(site: &Site<'_>, talk: &Talk) -> Result<String> {
     }
     site.offer(talk, 5000, 0, &[&piece(site, 15)])?;
     talk.bring(5000, &[0], &content)?;
-    Ok(talk.last_words())
+    Ok(talk.until_applied())
 }
 
 fn content_for_unknown_places(site: &Site<'_>, talk: &Talk) -> Result<String> {
@@ -276,7 +276,9 @@ fn disks_never_finished(site: &Site<'_>, talk: &Talk) -> Result<String> {
         site.start(talk, 4096)?;
         site.offer(talk, number, 0, &[&piece(site, 37)])?;
     }
-    Ok(talk.last_words())
+    // The answer to this question comes after any other.
+    let answer = talk.ask(&json!({ "points": { "machine": site.machine } }))?;
+    Ok(if answer["points"].is_null() { answer.to_string() } else { "nothing".to_owned() })
 }
 
 fn finish_before_content(site: &Site<'_>, talk: &Talk) -> Result<String> {
@@ -352,7 +354,7 @@ fn another_disk_begun(site: &Site<'_>, talk: &Talk) -> Result<String> {
     site.start(talk, 4)?;
     site.offer(talk, 1, 0, &[&content])?;
     talk.bring(1, &[0], &packed(&content))?;
-    talk.last_words();
+    talk.until_applied();
     // Now the larger one is the one that is coming.
     announce("vdb", 400 * site.chunk_bytes)?;
     talk.tell(&json!("abandon"))?;
@@ -499,7 +501,7 @@ fn questions_without_listening(site: &Site<'_>, talk: &Talk) -> Result<String> {
         // The other side stops reading when it cannot write: this one waits then, until the line is closed.
         let asking =
             scope.spawn(|| (0..200_000).take_while(|_| talk.tell(&question).is_ok()).count());
-        std::thread::sleep(LONG / 4);
+        std::thread::sleep(SHORT);
         talk.0.close();
         let asked = asking.join().unwrap_or_default();
         Ok(format!("took {}", if asked < 200_000 { "some" } else { "all" }))
