@@ -1,5 +1,6 @@
 """A libvirtd of its own: private folders, no systemd, its guests run as the user libvirt-qemu."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -88,7 +89,10 @@ class Libvirt:
     def clear(self):
         """Removes all domains and images."""
         for name in self.domains():
-            self.virsh("destroy", name)
+            # It may end by itself meanwhile.
+            with contextlib.suppress(AssertionError):
+                self.virsh("destroy", name)
+        assert not self.domains()
         for name in self.virsh("list", "--all", "--name").split():
             self.virsh("undefine", "--checkpoints-metadata", "--snapshots-metadata", "--nvram", name)
         shutil.rmtree(self.images)

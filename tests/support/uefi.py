@@ -1,0 +1,55 @@
+"""A machine that starts by UEFI, without a system."""
+
+import pathlib
+import subprocess
+
+from support.counting_machine import MIB, UUID
+
+CODE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+EMPTY = pathlib.Path("/usr/share/OVMF/OVMF_VARS_4M.fd")
+NVRAM = "/var/lib/libvirt/qemu/nvram"
+
+
+def loader(folder, end):
+    """A boot loader that writes a login prompt to the serial port, then ends as told."""
+    script = folder / "grub.cfg"
+    script.write_text(f"serial --unit=0 --speed=115200\nterminal_output serial\necho 'acme login: '\n{end}\n", encoding="utf-8")
+    program = folder / "loader.efi"
+    subprocess.run(["grub-mkimage", "-O", "x86_64-efi", "-p", "/", "-c", script, "-o", program,
+                    "serial", "terminal", "echo", "halt", "sleep"], check=True)
+    return program
+
+
+def disk(folder, path, end):
+    """A disk whose EFI system partition has a loader at this path only."""
+    system, whole = folder / "esp", folder / "acme.raw"
+    with open(system, "wb") as file:
+        file.truncate(8 * MIB)
+    subprocess.run(["mkfs.vfat", system], check=True, stdout=subprocess.DEVNULL)
+    for parent in reversed(list(pathlib.PurePosixPath(path).parents)[:-1]):
+        subprocess.run(["mmd", "-i", system, f"::{parent}"], check=True)
+    subprocess.run(["mcopy", "-i", system, loader(folder, end), f"::{path}"], check=True)
+    with open(whole, "wb") as file:
+        file.truncate(10 * MIB)
+    subprocess.run(["sfdisk", "-q", whole], input=b"label: gpt\nstart=2048,size=16384,type=uefi\n", check=True)
+    with open(whole, "r+b") as file:
+        file.seek(MIB)
+        file.write(system.read_bytes())
+    return whole
+
+
+def domain(source, nvram="/var/lib/libvirt/qemu/nvram/acme_VARS.fd"):
+    return f"""<domain type='qemu'><name>acme</name><uuid>{UUID}7</uuid><memory unit='MiB'>256</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type><loader readonly='yes' type='pflash'>{CODE}</loader>
+<nvram template='{EMPTY}'>{nvram}</nvram></os><features><acpi/></features><on_poweroff>destroy</on_poweroff>
+<devices><disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{source}'/>
+<target dev='vda' bus='virtio'/></disk><serial type='pty'/>
+<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm></devices></domain>"""
+
+
+def store(coldrise, folder, path="/EFI/acme/grubx64.efi", end="halt"):
+    """Its backup, without the firmware's variables; returns the address."""
+    configuration = folder / "acme.xml"
+    configuration.write_text(domain("/lost.raw"), encoding="utf-8")
+    made = coldrise.json("backup", "acme", f"vda=raw:{disk(folder, path, end)}", "--config", configuration)
+    return made["address"]
