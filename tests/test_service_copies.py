@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import time
 
 import pytest
@@ -12,8 +13,7 @@ from support.far_site import FarSite
 from support.nbdserver import wait_until
 from support.s3 import S3Server
 from support.service import Coldrised
-
-pytestmark = pytest.mark.encrypted
+from support.wallclock import BothClocks, WallClock
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -21,15 +21,28 @@ KIB, MIB = 1 << 10, 1 << 20
 @pytest.fixture
 def far(coldrise, tmp_path):
     site = FarSite(tmp_path)
-    site.start()
+    site.put_gate()
     site.pair(coldrise)
     yield site
     site.close()
 
 
+def clocked(folder, coldrise):
+    """The service with a wall clock that can be set."""
+    clock = WallClock(folder)
+    service = Coldrised(folder, coldrise.repository, coldrise.passphrase_file, environment=clock.environment())
+    service.clock = clock
+    return service
+
+
+def later(service):
+    """Skips the pause between two copies of a machine that follow points."""
+    service.clock.set(service.clock.offset_s + 15)
+
+
 @pytest.fixture
 def service(coldrise, tmp_path):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+    with clocked(tmp_path, coldrise) as service:
         wait_until(lambda: service.call("GET", "copies").status == 200, "the repository")
         yield service
 
@@ -151,16 +164,19 @@ def test_copies_follow_points_over_restarts_and_failures(coldrise, service, far,
     service.post("jobs", copy_job(follows="points", retries=20, behind_limit_minutes=1))
     wait_until(lambda: points(far) == {first.split("/")[1]}, "the first point")
     back_up(coldrise, tmp_path, "web01", 1)
+    later(service)
     wait_until(lambda: len(points(far)) == 2, "the second point")
     reaches(service, "current")
     # What happens while the service is off is not forgotten.
     service.stop()
     back_up(coldrise, tmp_path, "web01", 2)
+    later(service)
     service.start()
     wait_until(lambda: len(points(far)) == 3, "the point of before the start")
     # The other site is away: it is tried again until it is back.
     far.stop()
     back_up(coldrise, tmp_path, "web01", 3)
+    later(service)
     wait_until(lambda: outcomes(service)["web01"]["failures"] > 0, "a failure")
     assert reaches(service, "failing")["failure"]["message"]
     far.start()
@@ -179,11 +195,10 @@ def test_an_alarm_says_that_copies_are_behind_until_they_are_there(coldrise, ser
     back_up(coldrise, tmp_path, "db01")
     reaches(service, "never")
     assert alarms(service, "copies") == {}
-    # The minute of the limit.
-    deadline = time.monotonic() + 150
-    while not (found := alarms(service, "copies")):
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    # The minute of the limit. Alarms are looked for when something changes, else every 20 s.
+    service.clock.set(70)
+    back_up(coldrise, tmp_path, "db01", 1)
+    found = wait_until(lambda: alarms(service, "copies"), "the alarm")
     (key, alarm), = found.items()
     assert (key, alarm["machine"], alarm["severity"]) == ("copies:offsite:web01", "web01", "fail")
     assert "never copied to far" in alarm["summary"] and "1 min" in alarm["details"]
@@ -203,6 +218,7 @@ def test_a_machine_that_cannot_be_copied_fails_its_job_with_the_reason(coldrise,
     assert "another point" in alarm["details"]
 
 
+@pytest.mark.encrypted
 def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
     other = tmp_path / "second"
     coldrise.json("--repo", other, "init")
@@ -213,6 +229,7 @@ def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
     assert (current["is_link"], machine["far_machine"], machine["total"]["points"]) == (False, "site-a-web01", 1)
     assert "line" not in machine["total"]
     back_up(coldrise, tmp_path, "web01", 1)
+    later(service)
     wait_until(lambda: target(service, str(other))["machines"][0]["points_there"] == 2, "the second point")
 
 
@@ -231,19 +248,21 @@ def test_jobs_that_make_no_sense_are_refused(service, coldrise):
 
 
 def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
-    address = back_up(coldrise, tmp_path, "web01", size=24 * MIB)
+    address = back_up(coldrise, tmp_path, "web01", size=16 * MIB)
     work = tmp_path / "there"
     work.mkdir()
+    clock = BothClocks(tmp_path)
+    far.stop(signal.SIGKILL)
+    far.start(clock.environment())
     with Coldrised(work, far.program.repository, far.program.passphrase_file) as there:
         wait_until(lambda: there.call("GET", "coming").status == 200, "the repository")
         assert there.get("coming") == []
         with contextlib.closing(there.connection(timeout_s=60)) as stream:
             stream.request("GET", "/api/v1/events")
             response = stream.getresponse()
-            # What has arrived is noted after 10 seconds; the rest comes for half a minute more.
-            copy = coldrise.start("copy", "--to", "far", "--rate", "600K")
+            copy = far.held(coldrise, 9 * MIB, "--to", "far")
             (found,) = wait_until(lambda: there.get("coming"), "the point")
-            assert (found["address"], found["machine"], found["size_bytes"]) == (address, "web01", 24 * MIB)
+            assert (found["address"], found["machine"], found["size_bytes"]) == (address, "web01", 16 * MIB)
             assert found["is_reachable"] and found["percent_here"] < 100 and found["missing_bytes"] > 0
             wait_until(lambda: b'"coming"' in response.readline(), "the event")
         # It is shown to those who may see its machine, and to programs that ask the service.
@@ -258,15 +277,17 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         label = '{machine="web01"}'
         found = metrics(there)
         assert (found[f"coldrise_coming_points{label}"], found[f"coldrise_coming_connected{label}"]) == (1, 1)
-        assert 0 < found[f"coldrise_coming_missing_bytes{label}"] <= 24 * MIB
+        assert 0 < found[f"coldrise_coming_missing_bytes{label}"] <= 16 * MIB
         assert metrics(there, token=there.token("metrics", ["db*"]), over="https") == {}
+        far.let_note(clock, 20)
         wait_until(lambda: there.get("coming")[0]["percent_here"] >= 20, "a part of it")
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
         # A run that has not begun is not known yet.
         wait_until(lambda: (there.call("GET", f"runs/{session}").json or {}).get("state") == "ok", "the session")
         # The other site is lost: what is missing cannot be read.
         copy.kill()
-        copy.wait()
+        copy.communicate()
+        far.gate.go_on()
         wait_until(lambda: not there.get("coming")[0]["is_reachable"], "its loss")
         assert metrics(there)[f"coldrise_coming_connected{label}"] == 0
         # `show` says the same from another host as here.
@@ -276,7 +297,7 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
 
             wait_until(is_same, f"the same answer to {command}")
         shown = printed(far.program, *remote, "show", address)
-        assert f"{address}/vda  24.0 MiB" in shown and "the other site is not connected" in shown, shown
+        assert f"{address}/vda  16.0 MiB" in shown and "the other site is not connected" in shown, shown
         unknown = far.program.run(*remote, "show", "web01/20200101T000000Z")
         assert unknown.returncode == 1 and "on its way" not in unknown.stderr, unknown.stderr
         coldrise.json("copy", "--to", "far")
@@ -285,6 +306,7 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         assert points(far) == {address.split("/")[1]}
 
 
+@pytest.mark.encrypted
 def test_a_job_copies_to_a_bucket(coldrise, tmp_path):
     back_up(coldrise, tmp_path, "web01")
     server = S3Server(tmp_path / "s3").start()
