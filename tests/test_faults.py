@@ -27,9 +27,10 @@ KIB = 1 << 10
 EXIT_CODES = {0, 1, 3}
 
 
-@pytest.fixture(scope="module")
-def fixture(tmp_path_factory):
-    return Fixture(tmp_path_factory.mktemp("faults"))
+@pytest.fixture(scope="module", params=["plain", "encrypted"])
+def fixture(request, tmp_path_factory):
+    """Encrypted for the operations with keys: else each command would derive the key."""
+    return Fixture(tmp_path_factory.mktemp("faults"), request.param == "encrypted")
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,8 @@ def run(request, fixture, shim, references, tmp_path, wanted, actions):
     numbers = random.Random(request.config.getoption("--fault-seed"))
     only = request.config.getoption("--fault-operation")
     family = request.config.getoption("--fault-family")
-    operations = [o for o in OPERATIONS if only is None or o.name == only]
+    operations = [o for o in OPERATIONS if only in (None, o.name) and o.name.startswith(("init", "key ")) == fixture.is_encrypted]
+    wanted = wanted and max(1, wanted * len(operations) // len(OPERATIONS))
     places = [Place(fixture, shim, references, tmp_path / f"place{n}") for n in range(WORKERS)]
     found = []
     for operation in operations:

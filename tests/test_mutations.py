@@ -20,8 +20,10 @@ WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def damaged(tmp_path_factory):
-    return Fixture(tmp_path_factory.mktemp("mutations"))
+def damaged(request, tmp_path_factory):
+    """Encrypted only for the long form: each mutation opens it six times, and each time derives the key."""
+    is_encrypted = not request.config.getoption("--mutations")
+    return Fixture(tmp_path_factory.mktemp("mutations"), is_encrypted)
 
 
 def spread(numbers, found, limit):

@@ -1,5 +1,6 @@
 """A small repository with one of everything, its versions, and its expected content."""
 
+import errno
 import os
 import random
 import shutil
@@ -20,9 +21,10 @@ class Fixture:
     contents of files of clients, those that sealed points carry among them.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, is_encrypted):
         self.directory = directory
-        self.coldrise = Coldrise.encrypted(directory)
+        self.is_encrypted = is_encrypted
+        self.coldrise = Coldrise.encrypted(directory) if is_encrypted else Coldrise(directory / "repository")
         self.versions = []
         self.numbers = random.Random(5)
         self._build()
@@ -43,7 +45,7 @@ class Fixture:
 
     def _build(self):
         coldrise = self.coldrise
-        coldrise.init("--chunk-size", "64K")
+        coldrise.init("--chunk-size", "64K", *([] if self.is_encrypted else ["--no-encryption"]))
         web, small = Image(12 * MIB + 512), Image(1 * MIB)
         # Over 8 MiB: such a file of chunks is ingested whole.
         web.fill(0, 9 * MIB, "web")
@@ -185,9 +187,15 @@ def _copy(source, target):
         os.link(source, target)
         return
     with open(source, "rb") as file, open(target, "wb") as copy:
-        while piece := file.read(64 * KIB):
-            if any(piece):
-                copy.write(piece)
-            else:
-                copy.seek(len(piece), os.SEEK_CUR)
-        copy.truncate()
+        size = os.fstat(file.fileno()).st_size
+        at = 0
+        while at < size:
+            try:
+                start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                assert error.errno == errno.ENXIO, error
+                break
+            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            while start < at:
+                start += os.copy_file_range(file.fileno(), copy.fileno(), at - start, start, start)
+        copy.truncate(size)

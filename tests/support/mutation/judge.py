@@ -13,7 +13,7 @@ from support.nbdserver import Nbdkit, NbdkitFailed
 
 from .fixture import client_files, copy_repository
 
-PIECE = 64 << 10
+PIECE = 256 << 10
 # The allowed errors after damage: docs and server/block/src/error.rs list all.
 EXIT_CODES = {0, 1, 10, 12}
 
