@@ -7,7 +7,6 @@ import subprocess
 import pytest
 
 from support.cli import Coldrise
-from support.image import Image
 from support.judge import DISKS, assert_same, save
 from support.layouts import COMPACT, WRITABLE, Laid, Part
 from support.nbdserver import wait_until
@@ -36,11 +35,10 @@ def restored(coldrise, address, folder, image_format, *options):
 
 
 @pytest.fixture(scope="module")
-def backed_up(tmp_path_factory):
+def backed_up(template, tmp_path_factory):
     """A repository with all the disks, the address of their point, and their raw files."""
     folder = tmp_path_factory.mktemp("disks")
-    program = Coldrise.encrypted(folder)
-    program.init()
+    program = Coldrise.copied(template, folder / "repository")
     raws = {}
     for name, (size, stored) in DISKS.items():
         (folder / name).mkdir()
@@ -54,8 +52,6 @@ def test_every_reader_sees_the_disk(backed_up, tmp_path, image_format):
     for name, (size, stored) in DISKS.items():
         image = restored(coldrise, f"{address}/{name}", tmp_path / f"{name}-out", image_format)
         assert_same(image, raws[name], size, stored)
-        Qemu(image).check()
-        Qemu(image).compare(raws[name])
         taken = sum(part.path.stat().st_blocks for part in image.parts) * 512
         # Runs of 64 KiB at most are written with their zeroes; tables are below 1 MiB.
         assert taken <= sum(length + 128 * KIB for _, length in stored) + 2 * MIB, name
@@ -90,15 +86,13 @@ def test_a_guest_can_write_to_a_restored_qcow2(coldrise, point, tmp_path):
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
-def test_a_full_target_is_left_clean(coldrise, tmp_path, image_format):
-    image = Image(16 * MIB)
-    image.fill(0, 16 * MIB, "large")
-    address = coldrise.backup("web01", vda=image.save(tmp_path / "large.raw"))
+def test_a_full_target_is_left_clean(backed_up, tmp_path, image_format):
+    coldrise, address, _ = backed_up
     small = tmp_path / "small"
     small.mkdir()
     tool("mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", small)
     try:
-        done = coldrise.run("restore", f"{address}/vda", small / "out", "--format", image_format)
+        done = coldrise.run("restore", f"{address}/dense", small / "out", "--format", image_format)
         assert done.returncode == 1 and "No space" in done.stderr
         assert os.listdir(small) == []
     finally:
@@ -109,8 +103,8 @@ def test_a_full_target_is_left_clean(coldrise, tmp_path, image_format):
 def large(tmp_path_factory):
     """A repository with a disk that takes a while to restore, and the disk's address."""
     folder = tmp_path_factory.mktemp("large")
-    program = Coldrise.encrypted(folder)
-    program.init("--compression", "none")
+    program = Coldrise(folder / "repository")
+    program.init("--no-encryption", "--compression", "none")
     raw = save(folder, 256 * MIB, [(0, 128 * MIB), (128 * MIB, 128 * MIB)])
     return program, program.backup("large", vda=raw) + "/vda"
 

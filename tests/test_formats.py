@@ -20,9 +20,6 @@ def test_every_reader_sees_the_disk(tmp_path, image_format, disk):
     raw = save(tmp_path, size, stored)
     image = lay_out(image_format, raw, tmp_path / "image")
     assert_same(image, raw, size, stored)
-    opened = Qemu(image)
-    opened.check()
-    opened.compare(raw)
 
 
 @pytest.mark.parametrize("image_format", ["vhdx-fixed", "vhdx", "raw", "qcow2-full", "qcow2"])
@@ -65,7 +62,6 @@ def test_two_tib_and_a_sector(tmp_path, image_format):
     image = lay_out(image_format, raw, tmp_path / "image")
     assert sum(part.path.stat().st_blocks for part in image.parts) * 512 < 64 * MIB
     assert_same(image, raw, size, stored)
-    Qemu(image).check()
 
 
 def test_the_largest_vhd(tmp_path):
