@@ -276,7 +276,7 @@ def test_a_start_that_fails_ends_and_says_why(service, tmp_path, what):
         (other.state / "tls" / "cert.pem").write_text("x")
         reason = "in PEM format"
     elif what == "socket is a file":
-        kept, reason = other.socket, "no socket"
+        kept, reason = other.socket, "not a socket"
         kept.write_bytes(b"precious")
     else:
         other.socket, reason = service.socket, "another process listens"

@@ -158,6 +158,7 @@ def test_a_viewer_reads_no_content(service):
         assert service.call("GET", path, token=token).status == 403
 
 
+@pytest.mark.encrypted
 def test_a_backup_stores_no_file_of_others_and_none_of_the_service(service, repository, image, tmp_path):
     start = {"kind": "backup", "machine": "web01", "disks": {"vda": f"raw:{image}"}}
     limited = service.token("admin", ["web*"])
@@ -255,6 +256,7 @@ def test_a_repository_that_is_away_comes_back(service, repository, image):
     wait_for(lambda: "the repository is back" in service.log)
 
 
+@pytest.mark.encrypted
 def test_another_repository_in_its_place_is_refused(service, repository, tmp_path):
     place = repository.repository
     other = Coldrise(tmp_path / "other", repository.passphrase_file)
