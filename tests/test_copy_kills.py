@@ -25,7 +25,7 @@ from support.nbdserver import wait_until
 from support.wallclock import WallClock
 
 KIB, MIB = 1 << 10, 1 << 20
-DISKS = {"vda": 6 * MIB, "vdb": MIB + 4096}
+DISKS = {"vda": 3 * MIB, "vdb": 512 * KIB + 4096}
 # Backups of one machine before the next one begins.
 POINTS_OF_MACHINE = 8
 JUMPS_S = [-400 * 86400, -3600, -30, 30, 3600, 400 * 86400]
@@ -46,8 +46,7 @@ class Disturbed:
         self.near.init()
         self.near.wrap = line.near.command
         self.clock = WallClock(folder)
-        self.far = FarSite(self.drive, line=line)
-        self.far.start()
+        self.far = FarSite(self.drive, line=line, is_encrypted=True)
         self.far.pair(self.near)
         # Of each point: the hash of each disk.
         self.expected = {}
@@ -127,8 +126,9 @@ class Disturbed:
             self.checked.add(address)
         if everything is not False:
             assert there == self.expected.keys()
-        verified = self.far.program.json("verify")
-        assert verified["is_clean"], verified
+        if everything is not True:
+            verified = self.far.program.json("verify")
+            assert verified["is_clean"], verified
 
     # What happens.
 

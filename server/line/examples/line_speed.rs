@@ -5,7 +5,8 @@
 //!
 //! The side that listens prints a code, why a line ended early, and then the next code. The other one sends bulk all the time, and fetches a
 //! block of 16 KiB every 5 s. Then it prints what arrived, by the time of the side that listens, and the times
-//! of the fetches, as JSON; `failed` says why a line ended early.
+//! of the fetches, as JSON; `failed` says why a line ended early. LINE_SILENCE_S is the time after which a silent peer counts as
+//! dead, in seconds, if it is not to be the default.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,9 +39,17 @@ fn main() -> std::result::Result<(), String> {
     done.map_err(|error| error.full_message())
 }
 
+fn options() -> Result<LineOptions> {
+    let mut options = LineOptions::default();
+    if let Ok(seconds) = std::env::var("LINE_SILENCE_S") {
+        options.silence = Duration::from_secs(number(&seconds)?);
+    }
+    Ok(options)
+}
+
 /// Answers each fetch with a block, and says at the end how many bytes of bulk came in what time.
 fn listen(address: &str) -> Result<()> {
-    let listener = Listener::bind(address, &Identity::generate()?, LineOptions::default())?;
+    let listener = Listener::bind(address, &Identity::generate()?, options()?)?;
     invite(&listener)?;
     loop {
         match listener.accept(LONG)? {
@@ -99,7 +108,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
 fn send(address: &str, code: &str, seconds: &str, connections: Option<&str>) -> Result<()> {
     let limit = Duration::from_secs_f64(number(seconds)?);
     let bulk_connections = connections.map(number).transpose()?;
-    let options = LineOptions { bulk_connections, ..LineOptions::default() };
+    let options = LineOptions { bulk_connections, ..options()? };
     let identity = Identity::generate()?;
     let far = pair_with(address, &identity, &code.parse()?)?;
     let line = connect(address, &identity, far, &options)?;
