@@ -139,7 +139,7 @@ def mutations(text):
     yield disk(size_bytes=-1), "not a valid proof"
     yield disk(size_bytes=1e300), "not a valid proof"
     yield disk(root="00" * 32), "signature"
-    yield disk(disk="../x"), "no disk"
+    yield disk(disk="../x"), "not a disk"
     yield changed(lambda proof: proof["statement"].update(point="20200101T000000Z")), "signature"
     yield changed(lambda proof: proof["statement"].update(version=2)), "version 2"
     yield changed(lambda proof: proof["statement"].update(version=2**70)), "not a valid proof"
