@@ -4,10 +4,13 @@ import base64
 import contextlib
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.nbdserver import wait_until
 from support.service import Coldrised
+from support.wallclock import BothClocks
 
 PASSWORD = "correct horse battery"
 
@@ -256,13 +259,20 @@ def test_a_stream_ends_when_its_token_is_revoked(service):
         stream.read()
 
 
-def test_a_body_that_comes_slowly_is_given_up(service):
-    with contextlib.closing(service.connection("https", timeout_s=60)) as connection:
+def test_a_body_that_comes_slowly_is_given_up(tmp_path):
+    clock = BothClocks(tmp_path)
+    with (Coldrised(tmp_path, environment=clock.environment()) as service,
+          contextlib.closing(service.connection("https", timeout_s=60)) as connection):
         connection.putrequest("POST", "/api/v1/login")
         connection.putheader("Content-Type", "application/json")
         connection.putheader("Content-Length", "1000")
         connection.endheaders(b"{")
-        assert connection.getresponse().status == 408
+
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(connection.getresponse)
+            # A request wakes the service.
+            wait_until(lambda: clock.skip(10) or service.get("me") and answer.done(), "the end of its patience")
+        assert answer.result().status == 408
 
 
 @pytest.mark.parametrize("what", ["port", "certificate", "socket is a file", "socket in use"])

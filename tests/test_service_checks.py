@@ -2,12 +2,27 @@
 
 import random
 
+import pytest
+
+from support.nbdserver import wait_until
+from support.service import Coldrised
+from support.wallclock import BothClocks
 from test_check_boot import HALT, LOGIN, boot_record
 from test_cli_repair import damage
 from test_service_jobs import ended, idle, job, start, wait_for
 
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)
+
+
+@pytest.fixture
+def service(coldrise, tmp_path):
+    """With a clock."""
+    clock = BothClocks(tmp_path)
+    with Coldrised(tmp_path, coldrise.repository, environment=clock.environment()) as service:
+        wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
+        service.clock = clock
+        yield service
 
 
 def disk(tmp_path, record, machine="web01"):
@@ -199,6 +214,14 @@ def test_damage_that_a_user_looks_for_is_an_alarm_until_a_verify_finds_none(serv
     service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
     assert told.message()["key"] == f"damage:verify:{address}"
     assert coldrise.run("repair").returncode == 1
+
+    def is_told():
+        # The alarms are computed every 20 s; a request wakes the service.
+        service.clock.skip(20)
+        service.get("alarms")
+        return not told.requests.empty()
+
+    wait_until(is_told, "the alarm")
     assert told.message()["key"] == "damage"
     run(service, "nightly")
     assert (healed := told.message())["key"] == "damage" and healed["occasion"] == "cleared"

@@ -12,6 +12,7 @@ import pytest
 
 from support.nbdserver import DEADLINE_S
 from support.service import Coldrised
+from support.wallclock import BothClocks
 
 KIB = 1 << 10
 
@@ -325,5 +326,7 @@ def test_a_backup_waits_for_a_short_write_of_another_command(coldrise, tmp_path)
         fcntl.flock(writer, fcntl.LOCK_UN)
         assert process.wait(timeout=DEADLINE_S) == 0
         fcntl.flock(writer, fcntl.LOCK_EX)
-        busy = coldrise.run("backup", "web01", f"vda=raw:{tmp_path / 'web01.img'}")
-        assert busy.returncode == 11, busy.stderr
+        clock = BothClocks(tmp_path)
+        with clock.of(coldrise):
+            busy = coldrise.start("backup", "web01", f"vda=raw:{tmp_path / 'web01.img'}")
+        assert clock.end_of(busy) == 11

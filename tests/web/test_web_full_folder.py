@@ -7,12 +7,15 @@ from support.full_drive import fill
 from support.nbdserver import wait_until
 from support.service import Coldrised
 from support.sources import tool
+from support.wallclock import BothClocks
 
 
 @pytest.fixture
 def small(tmp_path):
-    """A service whose folder is on a drive of 24 MiB."""
-    service = Coldrised(tmp_path, options=["--web", str(browser.PAGE), "--runs", str(tmp_path / "runs")])
+    """A service whose folder is on a drive of 24 MiB, with a clock."""
+    clock = BothClocks(tmp_path)
+    service = Coldrised(tmp_path, environment=clock.environment(), options=["--web", str(browser.PAGE), "--runs", str(tmp_path / "runs")])
+    service.clock = clock
     service.state.mkdir(mode=0o700)
     tool("mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", service.state)
     try:
@@ -23,6 +26,8 @@ def small(tmp_path):
 
 
 def alarm(service):
+    # The alarms are computed every 20 s.
+    service.clock.skip(20)
     found = [alarm for alarm in service.get("alarms?active=true") if alarm["key"] == "service-folder"]
     return found[0] if found else {"summary": ""}
 
@@ -51,6 +56,7 @@ def test_a_full_service_folder(small, visit):
     page.get_by_role("alert").get_by_text("The user or the password is wrong.").wait_for()
 
     # Those who are in see the alarm, which the database has no room for.
+    wait_until(lambda: alarm(service)["summary"].endswith("is full"), "the alarm")
     inside.page.get_by_text("is full", exact=False).first.wait_for(timeout=30_000)
     found = alarm(service)
     assert found["severity"] == "fail" and found["summary"].endswith("is full")
@@ -65,5 +71,5 @@ def test_a_full_service_folder(small, visit):
     page.get_by_label("Password").fill(browser.PASSWORD)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("heading", name="Machines").wait_for()
-    wait_until(lambda: service.call("GET", "/healthz").body == b"ok\n", "it says that there is room")
-    assert "almost full" in alarm(service)["summary"]
+    wait_until(lambda: "almost full" in alarm(service)["summary"], "it sees that there is room")
+    assert service.call("GET", "/healthz").body == b"ok\n"
