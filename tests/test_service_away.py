@@ -11,11 +11,29 @@ import pytest
 
 from support.cli import Coldrise
 from support.full_drive import fill
+from support.nbdserver import wait_until
 from support.service import Coldrised
 from support.sources import tool
+from support.wallclock import BothClocks
 from test_service_jobs import ended, idle, images, job, start, wait_for
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def service(coldrise, tmp_path):
+    """With a clock."""
+    clock = BothClocks(tmp_path)
+    with Coldrised(tmp_path, coldrise.repository, environment=clock.environment()) as service:
+        wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
+        service.clock = clock
+        yield service
+
+
+def skip(service, seconds):
+    """A change wakes the queue."""
+    service.clock.skip(seconds)
+    assert service.call("PATCH", "queue", {"parallel": 4}).status == 204
 
 
 def test_a_run_waits_for_a_command_on_the_terminal(service, told, tmp_path, coldrise):
@@ -39,6 +57,7 @@ def test_a_run_waits_for_a_command_on_the_terminal(service, told, tmp_path, cold
         by_hand.send_signal(signal.SIGINT)
         assert by_hand.wait(timeout=30) == 130
         by_hand.communicate()
+    skip(service, 16)
     wait_for(lambda: idle(service), "the next attempt")
     [outcome] = service.get("jobs/nightly")["outcomes"]
     assert (outcome["state"], outcome["failures"], outcome["run"]) == ("ok", 0, row["run"])
@@ -54,6 +73,7 @@ def test_retries_wait_longer_each_time(service, told, tmp_path):
         for row in service.get("queue")["runs"]:
             if row["attempt"] > 1:
                 pauses[row["attempt"]] = (row["due_ms"] - row["created_ms"]) / 1000
+                skip(service, 1)
         return idle(service)
 
     wait_for(gather, "all attempts")
