@@ -14,16 +14,20 @@ from support.image import Image
 from support.nbdserver import Nbdkit
 
 MIB = 1 << 20
-SIZE = 256 * MIB
+SIZE = 160 * MIB
 
 
 @pytest.fixture
-def empty(tmp_path):
-    """A repository alone on a file system of 256 MiB."""
+def empty(request, tmp_path):
+    """A repository alone on a small file system."""
     made = LoopFileSystem(tmp_path, SIZE)
     try:
-        coldrise = Coldrise.encrypted(tmp_path, made.mount_point)
-        coldrise.init()
+        if request.node.get_closest_marker("encrypted"):
+            coldrise = Coldrise.encrypted(tmp_path, made.mount_point)
+            coldrise.init()
+        else:
+            coldrise = Coldrise(made.mount_point / "repository")
+            coldrise.init("--no-encryption")
         yield coldrise
     finally:
         made.close()
@@ -149,7 +153,7 @@ def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
             running = []
             for number in range(6):
                 source = tmp_path / f"{number}.raw"
-                source.write_bytes(numbers.randbytes(numbers.choice((3, 7, 9, 21, 45)) * MIB))
+                source.write_bytes(numbers.randbytes(numbers.choice((3, 7, 9, 21, 30)) * MIB))
                 running.append(empty.start("--json", "backup", f"db{number}", f"vda=raw:{source}",
                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE))
             for backup in running:
@@ -183,6 +187,7 @@ def test_a_gc_without_much_room_rewrites_small_files_first(empty, tmp_path):
     assert target.read_bytes() == kept
 
 
+@pytest.mark.encrypted
 def test_sessions_on_a_full_disk(small, tmp_path):
     content = disk(tmp_path, "first", 4)
     point = small.backup("web01", vda=content)
@@ -245,7 +250,7 @@ def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
         made = {}
         while True:
             name = f"{round_}-{len(made)}"
-            image = disk(tmp_path, name, 30)
+            image = disk(tmp_path, name, 18)
             done = empty.run("--json", "backup", f"db{len(made)}", f"vda=raw:{image}")
             if done.returncode:
                 assert error_kind(done) == "no_space", done.stderr

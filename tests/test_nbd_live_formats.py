@@ -66,7 +66,7 @@ def test_what_qemu_writes_to_one_image_is_in_all_others(
     coldrise, live, image, nbdkit, tmp_path, file
 ):
     with nbdkit() as server:
-        qemu_io(image_node(server, "live/trial", file), random_writes(image, file, 10_000))
+        qemu_io(image_node(server, "live/trial", file), random_writes(image, file, 1_000))
         same_everywhere(server, "live/trial", image, tmp_path)
         # The file is opened again, and the session continues.
         qemu_io(image_node(server, "live/trial", file), random_writes(image, "again", 50))

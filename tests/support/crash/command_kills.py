@@ -22,7 +22,7 @@ class CommandKills:
         self.rng = rng
         self.counts = counts
         self.directory = directory
-        self.coldrise = Coldrise.encrypted(directory)
+        self.coldrise = Coldrise(directory / "repository")
         self.durations = {}
         self.points = {}
         self.server = None
@@ -31,7 +31,7 @@ class CommandKills:
         self.session = None
 
     def begin(self):
-        self.coldrise.init()
+        self.coldrise.init("--no-encryption")
         self._change_images()
         self.points[self.coldrise.backup(MACHINE, **self.images)] = self._image_digests()
         self.server = Nbdkit(self.coldrise, self.directory / "server")

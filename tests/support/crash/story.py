@@ -19,7 +19,7 @@ from .stamp import BLOCK, ZERO
 MIB = 1 << 20
 MACHINE = "web01"
 # Name, bytes of 4 KiB cells, bytes of fine cells: the disks end in a short block.
-DISKS = (("vda", 40 * MIB, 256 * 1024 + 512), ("vdb", 8 * MIB, 64 * 1024 + 512))
+DISKS = (("vda", 20 * MIB, 256 * 1024 + 512), ("vdb", 8 * MIB, 64 * 1024 + 512))
 CLI_DEADLINE_S = 60
 # How the server grows a layer: see server/session/src/layer/slots.rs.
 LAYER_SEGMENT_BLOCKS = 1024
@@ -49,9 +49,7 @@ class Story:
         self.rng = rng
         self.directory = directory
         self.counts = counts
-        self.passphrase = directory / "passphrase"
-        self.passphrase.write_text("correct horse\n", encoding="utf-8")
-        self.coldrise = Coldrise(place / "repository", self.passphrase)
+        self.coldrise = Coldrise(place / "repository")
         self.clock = Clock()
         self.disks = [
             DiskOracle(self.clock, number, name, coarse + fine, coarse)
@@ -79,7 +77,7 @@ class Story:
             self.base_values.append(values)
             images[disk.name] = self.directory / f"{disk.name}.raw"
             write_image(disk, values, images[disk.name])
-        self.coldrise.init()
+        self.coldrise.init("--no-encryption")
         self.base_address = self.coldrise.backup(MACHINE, **images)
         self.publish(self.base_address, self.base_values)
 
