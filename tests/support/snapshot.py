@@ -46,6 +46,7 @@ def running_guest(folder, *, recipe="guest", prepare="true", data=None, prefix=(
             _remove_unused(base.parent)
             _save(base, disk, disks, prepare, log=folder / "snapshot.log", **options)
             _copy(disk, f"{snapshot}.new")
+            subprocess.run(["sync", f"{snapshot}.new"], check=True)
             os.replace(f"{snapshot}.new", snapshot)
         os.utime(snapshot)
     with Guest(disks, log=folder / "guest.log", prefix=prefix, extra=["-loadvm", NAME], **options) as guest:
@@ -58,7 +59,7 @@ def _key(base, prepare, data, options):
     version = subprocess.run([guests.QEMU, "--version"], capture_output=True, text=True, check=True).stdout
     size = os.stat(data).st_size if data else 0
     sources = [pathlib.Path(file).read_text(encoding="utf-8") for file in (__file__, guests.__file__)]
-    known = repr((base.name, version, prepare, size, sorted(options.items()), sources))
+    known = repr((base.name, base.stat().st_mtime_ns, version, prepare, size, sorted(options.items()), sources))
     return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
