@@ -194,21 +194,24 @@ FUZZ_CASES ?= 5000
 
 LAYER_CASES ?= 10000
 
+# Other cases each time; `cargo test` alone tries those of one seed (.cargo/config.toml).
+NEW_CASES = PROPTEST_RNG_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') PROPTEST_CASES
+
 # Several processes at once: the result for a layer must not depend on timing.
 .PHONY: fuzz-layer
 fuzz-layer: build-deps ## Try LAYER_CASES random histories of a layer, with power cuts, in four processes
 	$(CARGO) test --release --locked -p coldrise-session --lib --no-run
-	for process in 1 2 3 4; do PROPTEST_CASES=$$(($(LAYER_CASES) / 4)) $(CARGO) test --release --locked --quiet \
+	for process in 1 2 3 4; do $(NEW_CASES)=$$(($(LAYER_CASES) / 4)) $(CARGO) test --release --locked --quiet \
 	    -p coldrise-session --lib -- layer:: & processes="$$processes $$!"; done; \
 	for process in $$processes; do wait $$process || failed=1; done; exit $${failed:-0}
 
 .PHONY: fuzz
 fuzz: build-deps fuzz-layer ## Try FUZZ_CASES random layouts, writes into every byte of image files, and made-up stored bytes
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked \
+	$(NEW_CASES)=$(FUZZ_CASES) $(CARGO) test --release --locked \
 	    -p coldrise-formats --test formats
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk repository_config
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz
+	$(NEW_CASES)=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-export --lib image_file
+	$(NEW_CASES)=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-store --lib -- fuzz page chunk repository_config
+	$(NEW_CASES)=$(FUZZ_CASES) $(CARGO) test --release --locked -p coldrise-session --lib -- fuzz
 
 # Generated requests per operation of the API.
 API_EXAMPLES ?= 200
