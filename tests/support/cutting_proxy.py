@@ -22,7 +22,7 @@ class Direction:
 
     def __init__(self, source, target, is_answer):
         self.source, self.target, self.is_answer = source, target, is_answer
-        self.carried, self.is_new = 0, True
+        self.carried, self.is_new, self.is_bulk = 0, True, False
 
 
 class CuttingProxy:
@@ -121,9 +121,14 @@ class CuttingProxy:
                 self.lock.notify_all()
 
     def _bulk(self):
-        """The directions with content, when they are known: each has to carry some."""
-        bulk = {direction for direction in self.directions if direction.carried >= BULK_BYTES}
-        return bulk if len(bulk) >= len(self.directions) // 2 - NOT_BULK else set()
+        """The directions with content, when they are known: each has to carry some. What is asked out of turn comes later."""
+        bulk = {direction for direction in self.directions if direction.is_bulk}
+        if not bulk:
+            some = {direction for direction in self.directions if direction.carried >= BULK_BYTES}
+            bulk = some if len(some) >= len(self.directions) // 2 - NOT_BULK else set()
+            for direction in bulk:
+                direction.is_bulk = True
+        return bulk
 
     def _hold(self, direction, count):
         direction.carried += count
