@@ -1,6 +1,5 @@
 """How boot checks end: interrupts, kills, crashes, and what each leaves."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -9,7 +8,9 @@ import subprocess
 
 import pytest
 
+from support.foreground import children, is_running
 from support.nbdserver import wait_until
+from support.wallclock import BothClocks
 from test_check_boot import HALT, MIB, SAY, boot_record, check, small
 
 SESSION = "web01-check-boot-throwaway"
@@ -25,22 +26,14 @@ def running(coldrise, small):
         if "firmware" in line:
             break
     assert process.poll() is None
-    # QEMU is the child of a thread of its own.
-    children = []
-    for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
-        # A thread may have ended since.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children += (thread / "children").read_text().split()
-    assert len(children) == 2
-    return process, [pathlib.Path(f"/proc/{child}") for child in children]
+    started = children(process.pid)
+    assert len(started) == 2
+    return process, started
 
 
-def is_gone(process):
-    """Ended, and maybe not reaped yet."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+def qemu_of(started):
+    [qemu] = [child for child in started if "qemu" in os.readlink(f"/proc/{child}/exe")]
+    return qemu
 
 
 @pytest.mark.parametrize("send", [
@@ -49,20 +42,20 @@ def is_gone(process):
     lambda process: os.killpg(process.pid, signal.SIGINT),
 ], ids=["SIGTERM", "Ctrl-C"])
 def test_an_interrupted_check_discards_its_session(coldrise, running, send):
-    process, children = running
+    process, started = running
     assert [s["session"] for s in coldrise.json("sessions")["sessions"]] == [SESSION]
     send(process)
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 130, messages
     assert coldrise.json("sessions") == {"sessions": []}
-    assert all(is_gone(child) for child in children)
+    assert not any(map(is_running, started))
 
 
 @pytest.mark.parametrize("command", [["gc"], ["doctor"], ["check-boot", "web02/latest", "--memory", "64M",
                                                        "--until", "started"]],
                          ids=["gc", "doctor", "a check of another machine"])
 def test_what_a_killed_check_left_goes_by_itself(coldrise, own_tmp, running, tmp_path, command):
-    process, children = running
+    process, started = running
     (tmp_path / "other.raw").write_bytes(b"".ljust(MIB, b"\0"))
     coldrise.backup("web02", vda=tmp_path / "other.raw")
     kept = own_tmp / "coldrise-state"
@@ -74,10 +67,10 @@ def test_what_a_killed_check_left_goes_by_itself(coldrise, own_tmp, running, tmp
     coldrise.run(*command)
     (session,) = coldrise.json("sessions")["sessions"]
     assert session["session"] == SESSION and not session["is_abandoned"]
-    assert process.poll() is None and all(not is_gone(child) for child in children)
+    assert process.poll() is None and all(map(is_running, started))
     process.kill()
     process.communicate(timeout=60)
-    wait_until(lambda: all(is_gone(child) for child in children), "the end of its children")
+    wait_until(lambda: not any(map(is_running, started)), "the end of its children")
     (session,) = coldrise.json("sessions")["sessions"]
     assert session["is_abandoned"]
     done = coldrise.run(*command)
@@ -87,7 +80,7 @@ def test_what_a_killed_check_left_goes_by_itself(coldrise, own_tmp, running, tmp
 
 
 def test_a_session_of_a_running_check_cannot_be_ended(coldrise, running):
-    process, _children = running
+    process, _started = running
     done = coldrise.run("unpublish", SESSION, "--discard")
     assert done.returncode == 11, done.stderr
     assert process.poll() is None
@@ -97,10 +90,10 @@ def test_a_session_of_a_running_check_cannot_be_ended(coldrise, running):
 
 
 def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
-    process, children = running
+    process, started = running
     process.kill()
     process.communicate(timeout=60)
-    wait_until(lambda: all(is_gone(child) for child in children), "the end of its children")
+    wait_until(lambda: not any(map(is_running, started)), "the end of its children")
     (session,) = coldrise.json("sessions")["sessions"]
     assert session["session"] == SESSION
     status, checked = check(coldrise, session["address"], "--memory", "64M", "--until", "firmware")
@@ -108,19 +101,20 @@ def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
 
 
 def test_a_crash_of_qemu_is_no_verdict(coldrise, running):
-    process, children = running
-    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
-    os.kill(int(qemu.name), signal.SIGKILL)
+    process, started = running
+    os.kill(qemu_of(started), signal.SIGKILL)
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 1 and "qemu-system-x86_64 ended" in messages
     assert coldrise.json("sessions") == {"sessions": []}
 
 
-def test_one_check_of_a_machine_at_a_time(coldrise, running):
-    process, _children = running
+def test_one_check_of_a_machine_at_a_time(coldrise, running, tmp_path):
+    process, _started = running
     (session,) = coldrise.json("sessions")["sessions"]
-    done = coldrise.run("check-boot", session["address"], "--memory", "64M")
-    assert done.returncode == 11 and SESSION in done.stderr
+    clock = BothClocks(tmp_path)
+    with clock.of(coldrise):
+        second = coldrise.start("check-boot", session["address"], "--memory", "64M", stderr=subprocess.PIPE)
+    assert clock.end_of(second) == 11 and SESSION in second.stderr.read()
     assert process.poll() is None
     process.terminate()
     process.communicate(timeout=60)
@@ -128,10 +122,9 @@ def test_one_check_of_a_machine_at_a_time(coldrise, running):
 
 def test_the_disks_server_offers_this_session_only(coldrise, running):
     """A guest that broke out could speak to it."""
-    process, children = running
+    process, started = running
     coldrise.publish(coldrise.json("sessions")["sessions"][0]["address"], "other")
-    (qemu,) = [child for child in children if "qemu" in os.readlink(child / "exe")]
-    words = (qemu / "cmdline").read_bytes().split(b"\0")
+    words = pathlib.Path(f"/proc/{qemu_of(started)}/cmdline").read_bytes().split(b"\0")
     node = json.loads(next(word for word in words if word.startswith(b"{") and b'"nbd"' in word))
     assert node["export"] == f"live/{SESSION}/vda"
     for export, is_there in [(node["export"], True), ("live/other/vda", False), ("", False)]:
