@@ -10,9 +10,9 @@ import subprocess
 
 import pytest
 
+from support.foreground import children, is_running
 from support.nbdserver import wait_until
 from test_check_boot import HALT, LIMITS, LOGIN, boot_record
-from test_check_boot_ends import is_gone
 
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)
@@ -110,26 +110,18 @@ def test_ctrl_c_ends_all_machines(coldrise, back_up):
     process = coldrise.start("bisect", "web01", "--memory", "64M", "--parallel", "2",
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def children():
-        pids = []
-        for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
-            # A thread may have ended since.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                pids += (thread / "children").read_text().split()
-        return [pathlib.Path(f"/proc/{pid}") for pid in pids]
-
     def machines():
         found = []
-        for child in children():
-            # Nor does every child stay.
+        for child in children(process.pid):
+            # Not every child stays.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += [child] if b"-nodefaults" in (child / "cmdline").read_bytes() else []
+                found += [child] if b"-nodefaults" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes() else []
         return found
 
     wait_until(lambda: len(machines()) == 2, "two machines")
-    running = children()
+    running = children(process.pid)
     process.send_signal(signal.SIGINT)
     _output, messages = process.communicate(timeout=60)
     assert process.returncode == 130, messages
-    assert all(is_gone(child) for child in running)
+    assert not any(map(is_running, running))
     assert coldrise.json("sessions") == {"sessions": []}
