@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from support.foreground import is_running
 from support.nbdserver import wait_until
 from support.ports import free_port
 from test_check_boot import HALT, SAY, boot_record, small
-from test_check_boot_ends import is_gone
 
 SOURCE = pathlib.Path(__file__).parent / "support" / "held_prctl.c"
 KILLS = 40
@@ -72,11 +72,11 @@ def test_a_child_that_was_just_started_ends(coldrise, small, own_tmp, held_prctl
     process = coldrise.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_until(lambda: process.poll() is not None or held_process(), f"the start of {case}")
     assert process.poll() is None, process.stderr.read()
-    child = pathlib.Path(f"/proc/{held_process()}")
-    assert child.is_dir()
+    child = held_process()
+    assert is_running(child)
     process.kill()
     process.communicate(timeout=60)
-    wait_until(lambda: is_gone(child), f"the end of {case}")
+    wait_until(lambda: not is_running(child), f"the end of {case}")
     wait_until(lambda: not left(own_tmp), "the end of the other children")
 
 
