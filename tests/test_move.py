@@ -1,7 +1,5 @@
 """coldrise move: the disks of a running machine go to production storage."""
 
-import contextlib
-import errno
 import json
 import os
 import signal
@@ -9,7 +7,7 @@ import subprocess
 
 import pytest
 
-from support.block_device import block_device
+from support.block_device import block_device, mounted_apart
 from support.foreground import children
 from support.image import Image
 from support.running import BUSY_SECTOR, COUNTER_OFFSET, counter_in_use
@@ -51,18 +49,6 @@ def words(targets):
     return [f"{disk}={path}" for disk, path in targets.items()]
 
 
-def counter(path, image_format="raw"):
-    """The first sector's counter."""
-    done = subprocess.run(["qemu-img", "dd", "-U", "-f", image_format, "-O", "raw", "bs=512", "count=1",
-                           f"if={path}", "of=/dev/stdout"], capture_output=True, check=False)
-    if done.returncode:
-        copy = path.with_suffix(".sector")
-        subprocess.run(["qemu-img", "dd", "-U", "-f", image_format, "-O", "raw", "bs=512", "count=1",
-                        f"if={path}", f"of={copy}"], check=True, capture_output=True)
-        return int.from_bytes(copy.read_bytes()[:512], "little")
-    return int.from_bytes(done.stdout[:512], "little")
-
-
 def counters(coldrise, address, folder):
     """Those of both disks of a point or session."""
     found = []
@@ -101,8 +87,8 @@ def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, mach
     assert 0 <= first - second <= 1 and first > 0
     machine.kill()
     last = writer.end()
-    assert last <= counter(targets["vda"], "qcow2") <= last + 1
-    assert counter(targets["vdb"]) >= last
+    assert last <= counter_in_use(targets["vda"], 0) <= last + 1
+    assert counter_in_use(targets["vdb"], 0) >= last
     # Holes stay holes.
     assert all(path.stat().st_blocks * 512 < 12 * MIB for path in targets.values())
     # Each side says where the machine is, and the old side does not start.
@@ -130,32 +116,6 @@ def test_the_moved_disks_have_every_byte(coldrise, machine, targets, exports):
                                machine.server.uri(f"live/rescue/{disk}"), path],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@contextlib.contextmanager
-def mounted_apart(device, folder):
-    """Mounts a device in a namespace of its own. The private network of another test, made meanwhile, would get a copy
-    of a mount that all see, and keep the device in use as long as it lives."""
-    holder = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", 'mount "$0" "$1" && echo ready && exec sleep infinity', device, folder],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        # The mount goes with the last process in it.
-        holder.kill()
-        holder.communicate()
-        wait_until(lambda: is_free(device), "the end of the mount")
-
-
-def is_free(device):
-    try:
-        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
-    except OSError as error:
-        assert error.errno == errno.EBUSY
-        return False
-    return True
 
 
 def test_block_devices_are_targets(coldrise, machine, targets, tmp_path):
@@ -351,7 +311,7 @@ def test_a_killed_move_is_settled_by_the_next(coldrise, machine, targets, own_tm
         assert all("fdset" in file for file in machine.files())
         last = writer.done
         machine.kill()
-        assert counter(targets["vda"], "qcow2") >= last and counter(targets["vdb"]) >= last
+        assert counter_in_use(targets["vda"], 0) >= last and counter_in_use(targets["vdb"], 0) >= last
     else:
         assert done.returncode == 0, done.stderr
         withdrawn = json.loads(done.stdout.splitlines()[-1])
@@ -374,7 +334,7 @@ def test_a_machine_killed_while_it_switches_is_in_its_targets(coldrise, machine,
     moved = coldrise.json("move", "live/rescue")
     assert [disk["is_moved"] for disk in moved["disks"]] == [True, True] and moved["address"]
     writer.thread.join(30)
-    assert counter(targets["vda"], "qcow2") >= writer.done and counter(targets["vdb"]) >= writer.done
+    assert counter_in_use(targets["vda"], 0) >= writer.done and counter_in_use(targets["vdb"], 0) >= writer.done
 
 
 def test_the_machine_of_boot_is_found(coldrise, tmp_path):

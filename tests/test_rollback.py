@@ -5,12 +5,12 @@ import hashlib
 import os
 import random
 import signal
-import subprocess
 import time
 
 import nbd
 import pytest
 
+from support.block_device import mounted_apart
 from support.image import Image
 from support.nbdserver import wait_until
 from support.sources import tool
@@ -163,27 +163,27 @@ def test_a_bitmap_of_another_point_is_not_believed(coldrise, tmp_path):
 
 
 def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
-    """Kills at random moments while 32 MiB are written, slowly: each block is old or new, and the next run
+    """Kills at random moments while 16 MiB are written, slowly: each block is old or new, and the next run
     finishes."""
-    old, new = Image(32 * MIB), Image(32 * MIB)
-    old.fill(0, 32 * MIB, "old")
-    new.fill(0, 32 * MIB, "new")
+    old, new = Image(16 * MIB), Image(16 * MIB)
+    old.fill(0, 16 * MIB, "old")
+    new.fill(0, 16 * MIB, "new")
     path = new.save(tmp_path / "disk.raw")
     address = coldrise.backup("web01", vda=path)
     coldrise.runs = tmp_path / "runs"
     mixed = 0
     target = ("--filter=delay", "file", path, "delay-write=60ms")
-    for number in range(8):
+    for number in range(6):
         old.save(path)
         before, saved = points(coldrise), path.stat().st_mtime_ns
         options = ["--no-safety-point"] * (number % 2)
         # Each has a server of its own: one that has ended writes nothing any more of what it got before the kill.
         with served(tmp_path, *target) as uri:
             process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
-            if number >= 4:
+            if number >= 3:
                 # How long the program takes to start is not known: these are killed while they write.
                 wait_until(lambda: path.stat().st_mtime_ns != saved or process.poll() is not None, "a write")
-            time.sleep(random.Random(number).uniform(0.05, 0.8) / (8 if number >= 4 else 1))
+            time.sleep(random.Random(number).uniform(0.05, 0.6) / (8 if number >= 3 else 1))
             process.send_signal(signal.SIGKILL)
             process.wait()
         found = path.read_bytes()
@@ -266,20 +266,6 @@ def test_a_disk_in_use_or_of_another_size_is_refused(coldrise, disk, tmp_path):
     assert (digest(path), points(coldrise)) == before
 
 
-@contextlib.contextmanager
-def mount_of_its_own(device, folder):
-    """In a mount namespace of its own: one that another test begins meanwhile would copy the mount, and keep it."""
-    script = 'mount "$0" "$1" && echo mounted && read -r end; umount "$1"'
-    holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", script, device, folder], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"mounted\n"
-        yield
-    finally:
-        holder.communicate(timeout=30)
-    assert holder.returncode == 0
-
-
 def test_devices(coldrise, disk, tmp_path):
     """A loop device: mounted it is refused, and the file behind it, too; else it is rolled back."""
     path, address, state = disk
@@ -292,7 +278,7 @@ def test_devices(coldrise, disk, tmp_path):
         tool("mkfs.ext4", "-q", device)
         mounted = tmp_path / "mounted"
         mounted.mkdir()
-        with mount_of_its_own(device, mounted):
+        with mounted_apart(device, mounted):
             used = coldrise.run("rollback", address, "--onto", device)
             assert used.returncode == 11 and "mounted" in used.stderr
         coldrise.json("rollback", address, "--onto", device, "--no-safety-point")
