@@ -10,9 +10,11 @@ import time
 import pytest
 
 from support import browser, site
+from support.cli import PROGRAM
 from support.far_site import FarSite
 from support.nbdserver import wait_until
 from support.service import Coldrised
+from support.wallclock import BothClocks
 
 DAY_MS = 86_400_000
 MIB = 1 << 20
@@ -27,19 +29,26 @@ def made(tmp_path):
 
 
 @pytest.fixture
-def far(made, tmp_path):
+def clock(tmp_path):
+    return BothClocks(tmp_path)
+
+
+@pytest.fixture
+def far(made, tmp_path, clock):
     far = FarSite(tmp_path)
-    far.start()
+    far.start(clock.environment())
+    far.put_gate()
     far.pair(made.coldrise, "berlin")
     yield far
     far.close()
 
 
 @pytest.fixture
-def service(made, tmp_path):
+def service(made, tmp_path, clock):
+    """Its runs have the clock."""
     work = tmp_path / "service"
     work.mkdir()
-    options = ["--web", str(browser.PAGE)]
+    options = ["--web", str(browser.PAGE), "--program", clock.program(PROGRAM, tmp_path)]
     with Coldrised(work, made.coldrise.repository, made.coldrise.passphrase_file, options=options) as service:
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
         wait_until(lambda: service.call("GET", "copies").status == 200, "the repository")
@@ -60,7 +69,7 @@ def big(made, name, seed, count):
     made.coldrise.json("backup", name, f"vda=raw:{path}")
 
 
-def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visit):
+def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visit, clock):
     visitor = visit(service)
     visitor.log_in()
     visitor.go("copies")
@@ -81,22 +90,25 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     page.get_by_text("Job offsite is saved.").wait_for()
     job = service.get("jobs/offsite")
     assert (job["kind"], job["to"], job["behind_limit_minutes"], job["rate_bytes_per_second"]) == ("copy", "berlin", 240, MIB)
-    # At 1 MiB/s. Rates are told every 10 s, and two make a plot: the rest must be long enough to look at the page.
-    big(made, "web01", 1, 40)
+    big(made, "web01", 1, 6)
+    far.gate.hold_after(MIB)
     service.post("jobs/offsite/start", {}, expected=(202,))
     visitor.go("copies")
-    page.get_by_role("img", name=re.compile("^Rate: content .*on the line")).wait_for(timeout=60_000)
+    # Rates are told every 10 s, and two make a plot.
+    far.gate.wait_for_hold()
+    far.step_until(page.get_by_role("img", name=re.compile("^Rate: content .*on the line")).is_visible, clock)
     page.get_by_text("Left").wait_for()
     card = page.get_by_role("article").filter(has_text="berlin")
     assert "copying" in card.inner_text() and "on the line" in card.inner_text()
     picture(visitor, "copying")
     browser.look(visitor, "berlin", "copying")
+    far.gate.go_on()
     card.get_by_text("Left", exact=True).wait_for(state="detached", timeout=90_000)
     wait_until(lambda: not service.get("queue")["runs"], "the end of the copy")
     card.get_by_text("up to date").first.wait_for(timeout=60_000)
     # All that was copied is random: it was neither known there, nor does it compress. The page hears of the end a moment
     # after the queue.
-    card.get_by_role("img", name=re.compile(r"sent: 4\d\.\d MiB")).wait_for(timeout=60_000)
+    card.get_by_role("img", name=re.compile(r"sent: 6\.\d MiB")).wait_for(timeout=60_000)
     picture(visitor, "current")
 
     # What is behind appears by itself.
@@ -112,6 +124,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
 
     # The other site is away.
     far.stop()
+    far.gate.close()
     service.post("jobs/offsite/start", {}, expected=(202,))
     visitor.go("copies")
     card.get_by_text("failing").first.wait_for(timeout=60_000)
@@ -120,8 +133,8 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     browser.look(visitor, "failing")
 
 
-def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
-    big(made, "mail01", 3, 96)
+def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path, clock):
+    big(made, "mail01", 3, 12)
     work = tmp_path / "there"
     work.mkdir()
     with Coldrised(work, far.program.repository, far.program.passphrase_file, options=["--web", str(browser.PAGE)]) as there:
@@ -130,13 +143,15 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
         visitor.log_in()
         visitor.go("copies")
         page = visitor.page
-        copy = made.coldrise.start("copy", "--to", "berlin", "mail01", "--rate", "1M")
+        with clock.of(made.coldrise):
+            copy = far.held(made.coldrise, 6 * MIB, "--to", "berlin", "mail01")
         card = page.get_by_role("region", name="On their way here")
         card.get_by_text("connected", exact=True).wait_for(timeout=60_000)
         (coming,) = there.get("coming")
         assert coming["address"] in card.inner_text() and not visitor.violations()
         # What arrives is shown by itself.
-        card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).wait_for(timeout=60_000)
+        far.step_until(
+            card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).is_visible, clock)
         picture(visitor, "coming")
         browser.look(visitor, "On their way here")
         card.get_by_role("button", name="Boot…").click()
@@ -156,6 +171,7 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path):
         copy.wait()
         card.get_by_text("not connected").wait_for(timeout=60_000)
         picture(visitor, "coming-lost")
+        far.gate.go_on()
         made.coldrise.json("copy", "--to", "berlin", "mail01")
         card.wait_for(state="detached", timeout=60_000)
 
