@@ -17,8 +17,8 @@ MIB = 1 << 20
 LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 
 
-@pytest.fixture
-def service():
+@pytest.fixture(scope="module")
+def service(template):
     folder = pathlib.Path(tempfile.mkdtemp(prefix="crw-", dir="/tmp"))
     tree = folder / "tree"
     (tree / "etc/deep").mkdir(parents=True)
@@ -27,8 +27,7 @@ def service():
     (tree / "empty").mkdir()
     for name in (b"<img src=x onerror=alert(1)>", b"\xff\xfe", "gnp\u202eexe.txt".encode()):
         (tree / "etc").joinpath(os.fsdecode(name)).write_text("strange")
-    coldrise = Coldrise.encrypted(folder)
-    coldrise.init()
+    coldrise = Coldrise.copied(template, folder / "repository")
     inner = filesystems.ext4(folder / "inner", tree / "etc/deep", 8 * MIB)
     secret = filesystems.luks(folder / "vdb.raw", inner, "open sesame")
     for hour, text in enumerate(("first\n", "second, and longer\n")):

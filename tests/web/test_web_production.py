@@ -3,10 +3,12 @@
 import pytest
 
 from support import browser, counting_machine
+from support.cli import PROGRAM
 from support.counting_machine import MIB
 from support.libvirt import Libvirt
 from support.nbdserver import wait_until
 from support.service import Coldrised
+from support.wallclock import BothClocks
 
 
 @pytest.fixture
@@ -17,21 +19,27 @@ def libvirt():
 
 
 @pytest.fixture
-def service(coldrise, tmp_path, own_tmp, libvirt):
+def clock(tmp_path):
+    return BothClocks(tmp_path)
+
+
+@pytest.fixture
+def service(coldrise, tmp_path, own_tmp, libvirt, clock):
+    """Its runs have the clock."""
     # A move at 1 MiB/s lasts so long that it can be looked at and cancelled on a busy machine, too.
     counting_machine.store(coldrise, tmp_path, random_mib=24)
     own_tmp.chmod(0o755)
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=libvirt.inside(),
-                   environment={"RUNTIME_DIRECTORY": str(own_tmp)}, options=["--web", str(browser.PAGE)]) as service:
+                   environment={"RUNTIME_DIRECTORY": str(own_tmp)},
+                   options=["--web", str(browser.PAGE), "--program", clock.program(PROGRAM, tmp_path)]) as service:
         for role in ("admin", "operator", "viewer"):
             service.post("users", {"name": role, "role": role, "password": browser.PASSWORD})
         yield service
-        for name in libvirt.domains():
-            libvirt.virsh("destroy", name)
-        wait_until(lambda: not service.get("runs?state=running")["runs"], "the servers end")
+        libvirt.clear()
+        wait_until(lambda: clock.skip(1) or not service.get("runs?state=running")["runs"], "the servers end")
 
 
-def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit):
+def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit, clock):
     visitor = visit(service)
     visitor.log_in("operator")
     page = visitor.page
@@ -64,7 +72,7 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit)
     production.get_by_role("button", name="Serve its disks again").click()
     production.get_by_text("It runs.").wait_for(timeout=30_000)
     libvirt.virsh("destroy", "web01")
-    production.get_by_text("It is off.").wait_for()
+    wait_until(lambda: clock.skip(1) or production.get_by_text("It is off.").is_visible(), "the end of its run")
     # Its last server may let go of the session a moment after its run has ended.
     wait_until(page.get_by_role("button", name="Seal and end").is_enabled, "the session can end")
     production.get_by_role("button", name="Start it again").click()
@@ -77,8 +85,7 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit)
 
 def move(visitor, libvirt):
     page = visitor.page
-    folder = libvirt.folder / "images"
-    folder.mkdir()
+    folder = libvirt.images
     visitor.go("sessions/web01-1")
     production = page.get_by_role("region", name="Production")
     production.get_by_role("button", name="Move to production").click()
