@@ -17,7 +17,7 @@ def week_of(tmp_path, visit):
     clock = WallClock(tmp_path)
     service = Coldrised(tmp_path, options=["--web", str(browser.PAGE)], environment=clock.environment() | {"TZ": "UTC"})
 
-    def open_page(at, schedules):
+    def open_page(at, schedules, look=lambda visitor: None):
         clock.set(round(at.timestamp() - clock.now()))
         service.start()
         service.post("users", {"name": "admin", "role": "admin", "password": browser.PASSWORD})
@@ -29,7 +29,8 @@ def week_of(tmp_path, visit):
         visitor.log_in()
         visitor.go("activity")
         week = visitor.page.locator("section", has=visitor.page.get_by_role("heading", name="Next seven days"))
-        browser.look(visitor, "Next seven days")
+        week.locator("ol > li").first.wait_for()
+        look(visitor)
         return {day.get_by_role("heading").inner_text(): [" ".join(row.split()) for row in day.locator("ul > li").all_inner_texts()]
                 for day in week.locator("ol > li").all()}
 
@@ -60,7 +61,7 @@ def test_of_many_jobs_the_rare_ones_are_shown(week_of):
     on_tuesday = {f"tuesday-{number}": [f"Tue 21:{number}0"] for number in range(4)}
     week = week_of(datetime.datetime(2026, 11, 27, 0, 40, tzinfo=datetime.UTC),
                    {"a-minutely": ["minutely"], "weekly": [WEEKLY], "yearly": ["yearly"],
-                    **nightly, **late, **monthly, **on_tuesday})
+                    **nightly, **late, **monthly, **on_tuesday}, lambda visitor: browser.look(visitor, "Next seven days"))
     usual = [f"21:{number:02} nightly-{number:02}" for number in range(8)]
     monday = [*(f"23:0{number} late-{number}" for number in range(9)), "05:00 twice 2 times"]
     # The first of December in UTC, which ends at 1 in the morning in Berlin.

@@ -69,18 +69,21 @@ def test_a_service_without_a_repository_says_so(service, visit):
         visitor.page.get_by_role("alert").get_by_text("no repository").first.wait_for()
 
 
-@pytest.mark.parametrize("address", [f"#/{page}" for page in (*PAGES, "machines/web01", "jobs?new")])
-def test_a_service_that_is_slow(running, visit, address):
+def test_a_service_that_is_slow(running, visit):
     """A stopped process answers nothing: the page waits, and goes on when the answers come."""
     visitor, page = enter(visit, running)
-    visitor.go("about")
-    page.get_by_role("heading", name="About").wait_for()
-    with stopped(running.process.pid):
-        page.evaluate("address => { location.hash = address; }", address)
-        if address != "#/about":
-            page.get_by_text("Loading…").first.wait_for()
-    page.get_by_text("Loading…").first.wait_for(state="detached")
-    page.get_by_role("heading", level=1).wait_for()
+    for address in (f"#/{page}" for page in (*PAGES, "machines/web01", "jobs?new")):
+        print(address)
+        # Nothing of it is there yet.
+        page.goto("about:blank")
+        visitor.go("nowhere")
+        page.get_by_text("There is nothing at this address").wait_for()
+        with stopped(running.process.pid):
+            page.evaluate("address => { location.hash = address; }", address)
+            if address != "#/about":
+                page.get_by_text("Loading…").first.wait_for()
+        page.get_by_text("Loading…").first.wait_for(state="detached")
+        page.get_by_role("heading", level=1).wait_for()
 
 
 def test_what_does_not_exist(running, made, visit):
@@ -147,19 +150,24 @@ def test_a_run_is_followed_and_cancelled(running, visit, tmp_path):
     assert running.get(f"runs/{run}")["state"] == "cancelled"
 
 
-@pytest.mark.parametrize("address", [*PAGES, "machines/web01"])
-def test_the_service_is_killed_and_comes_back(running, visit, address):
-    visitor, page = enter(visit, running)
-    visitor.go(address)
-    page.get_by_role("heading", level=1).wait_for()
-    page.get_by_text("Loading…").first.wait_for(state="detached")
+def test_the_service_is_killed_and_comes_back(running, visit):
+    """On every page, each in a window of its own."""
+    windows = []
+    for address in (*PAGES, "machines/web01"):
+        visitor, page = enter(visit, running)
+        visitor.go(address)
+        page.get_by_role("heading", level=1).wait_for()
+        page.get_by_text("Loading…").first.wait_for(state="detached")
+        windows.append(page)
     running.kill()
-    page.get_by_text("The service is away").wait_for(timeout=20_000)
-    page.get_by_role("heading", level=1).wait_for()
+    for page in windows:
+        page.get_by_text("The service is away").wait_for(timeout=20_000)
+        page.get_by_role("heading", level=1).wait_for()
     running.start()
-    page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
-    # What was asked while the service read the repository is asked again.
-    page.get_by_role("alert").first.wait_for(state="detached", timeout=30_000)
+    for page in windows:
+        page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
+        # What was asked while the service read the repository is asked again.
+        page.get_by_role("alert").first.wait_for(state="detached", timeout=30_000)
 
 
 def test_a_page_first_opened_while_the_service_is_away(running, visit):
