@@ -112,6 +112,18 @@ impl Site<'_> {
         Ok(talk)
     }
 
+    /// Claims the machine, which the line of the last attack may still hold.
+    fn claim(&self, talk: &Talk) -> Result<()> {
+        let until = std::time::Instant::now() + LONG;
+        while talk.ask(&json!({ "claim": { "machine": self.machine } }))? != "claimed" {
+            if std::time::Instant::now() > until {
+                return Err(Error::new(ErrorKind::Busy, "the machine stays claimed"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
     /// The point there.
     fn point(&self, talk: &Talk) -> Result<Value> {
         let answer = talk.ask(&json!({ "points": { "machine": self.machine } }))?;

@@ -283,7 +283,7 @@ fn disks_never_finished(site: &Site<'_>, talk: &Talk) -> Result<String> {
 
 fn finish_before_content(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let (point, content) = (site.point(talk)?, piece(site, 39));
-    talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
+    site.claim(talk)?;
     site.start(talk, 1)?;
     site.offer(talk, 1, 0, &[&content])?;
     talk.tell(&json!("finish"))?;
@@ -311,7 +311,7 @@ fn base_of_another_size(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let mut all = Vec::new();
     for (number, factor) in [(1, 2.0), (2, 0.5)] {
         let line = site.line()?;
-        line.ask(&json!({ "claim": { "machine": site.machine } }))?;
+        site.claim(&line)?;
         line.ask(&json!({ "keep": { "machine": site.machine, "point": point["point"] } }))?;
         let disk = &point["disks"][0];
         let size = (disk["size_bytes"].as_u64().unwrap_or_default() as f64 * factor) as u64;
@@ -332,7 +332,7 @@ fn base_of_another_size(site: &Site<'_>, talk: &Talk) -> Result<String> {
 /// The parts of one disk must not count as those of another.
 fn another_disk_begun(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let (point, content) = (site.point(talk)?, piece(site, 41));
-    talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
+    site.claim(talk)?;
     let announce = |disk: &str, size: usize| {
         let made_in = json!({ "repository": "07".repeat(16), "machine": site.machine });
         let disks =
@@ -386,7 +386,7 @@ fn with(point: &Value, name: &str, disks: Value) -> Value {
 
 fn put_not_sent(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let point = site.point(talk)?;
-    talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
+    site.claim(talk)?;
     let document = with(&point, "20330101T000000Z", point["disks"].clone());
     Ok(talk.answered(talk.tell(&json!({ "put": { "document": document } }))))
 }
@@ -409,7 +409,7 @@ fn put_that_cannot_be(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let mut all = Vec::new();
     for number in 0..5 {
         let line = site.line()?;
-        line.ask(&json!({ "claim": { "machine": site.machine } }))?;
+        site.claim(&line)?;
         let disk = sent_disk(&line);
         let mut document = with(&point, "20350101T000000Z", json!([disk]));
         match number {
@@ -427,7 +427,7 @@ fn put_that_cannot_be(site: &Site<'_>, talk: &Talk) -> Result<String> {
 
 fn put_that_is_there(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let point = site.point(talk)?;
-    talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
+    site.claim(talk)?;
     let document =
         with(&point, point["point"].as_str().unwrap_or_default(), json!([sent_disk(talk)]));
     Ok(talk.answered(talk.tell(&json!({ "put": { "document": document } }))))
@@ -447,7 +447,7 @@ fn message_without_end(_site: &Site<'_>, talk: &Talk) -> Result<String> {
 /// As long as a message may be, and as much memory as its parts can take.
 fn message_of_millions_of_parts(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let point = site.point(talk)?;
-    talk.ask(&json!({ "claim": { "machine": site.machine } }))?;
+    site.claim(talk)?;
     let mut document = with(&point, "20360101T000000Z", json!([sent_disk(talk)]));
     let sources: Vec<String> = vec![String::new(); 40_000_000];
     document["origin"] = json!({ "backup": { "sources": [] } });
