@@ -26,10 +26,8 @@ class Site:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        passphrase = self.folder / "passphrase"
-        passphrase.write_text("correct horse\n", encoding="utf-8")
-        self.coldrise = Coldrise(self.folder / "repository", passphrase)
-        self.coldrise.init()
+        self.coldrise = Coldrise(self.folder / "repository")
+        self.coldrise.init("--no-encryption")
         self.now = datetime.datetime.now(UTC).replace(microsecond=0)
 
     def back_up(self, machine, ages_hours, boots=True, seed=0, prompt=None, configuration_text=None):

@@ -179,7 +179,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         made = site.make(folder)
         second = made.folder / "second"
-        made.coldrise.json("--repo", second, "init")
+        made.coldrise.json("--repo", second, "init", "--no-encryption")
         made.coldrise.json("copy", "--to", second)
         made.back_up("web01", [0.2], seed=3)
         built = subprocess.run([ROOT / "images/guest/build.sh"], stdout=subprocess.PIPE, text=True, check=True)

@@ -178,7 +178,7 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path, 
 
 def test_the_days_are_drawn(made, service, visit, tmp_path):
     second = tmp_path / "second"
-    made.coldrise.json("--repo", second, "init")
+    made.coldrise.json("--repo", second, "init", "--no-encryption")
     made.coldrise.json("copy", "--to", second)
     wait_until(lambda: service.get("copies"), "the copies")
     service.stop()
