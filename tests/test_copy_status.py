@@ -9,7 +9,7 @@ import pytest
 
 from support.cli import PROGRAM, Coldrise
 from support.far_site import finish
-from support.nbdserver import DEADLINE_S, wait_until
+from support.nbdserver import DEADLINE_S
 from support.wallclock import BothClocks
 
 MIB = 1 << 20
