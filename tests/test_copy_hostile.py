@@ -39,7 +39,7 @@ SAID = {
     "pieces in reverse": "not in chunks",
     "batches in reverse": "not in chunks",
     # The second comes before or after the first is applied.
-    "a batch twice": "not in chunks|there already",
+    "a batch twice": "not in chunks|duplicate chunk content",
     "pieces between pieces": "not in chunks",
     "a piece at the end of all numbers": "out of range",
     "holes beyond the end": "not in chunks",

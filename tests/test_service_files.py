@@ -194,7 +194,9 @@ def test_what_cannot_be_read_is_said(service):
     refused(service, address("web01/latest", "/list", system="vdb"), 422, "--key-file")
     refused(service, address("web01/latest", "/list", path="/none"), 404, "/none")
     refused(service, address("web01/latest", "/content", path="/none"), 404, "/none")
-    refused(service, address("web01/latest", "/list", system="vdz"), 404, "vda1 (ext4)")
+    missing = address("web01/latest", "/list", system="vdz")
+    refused(service, missing, 422, "there is no file system vdz")
+    refused(service, missing, 422, "it may be in vdb, which cannot be read")
     refused(service, address("web01/latest", "/list", path="etc"), 400, "absolute path")
     refused(service, address("web01/latest", "/find", pattern=""), 400, "pattern")
 

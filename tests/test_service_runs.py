@@ -46,6 +46,7 @@ def test_a_filter_finds_what_lies_behind_the_runs_of_others(service):
     assert seen["has_more"] is False and set(seen) == {"runs", "has_more"}
 
 
+@pytest.mark.encrypted
 @pytest.mark.parametrize("own", ["passphrase", "key", "folder", "configuration"])
 def test_a_source_that_became_a_link_to_the_services_files_is_refused(tmp_path, coldrise, own):
     """Its name was checked when the job was made; its owner has changed it since."""

@@ -272,7 +272,7 @@ impl RunFiles {
         };
         match opened.metadata().context(|| "reading it")?.is_file() {
             true => Ok(opened),
-            false => Err(no_file("no regular file")),
+            false => Err(no_file("not a regular file")),
         }
     }
 
