@@ -170,8 +170,8 @@ def busy(coldrise, nbdkit, own_tmp, tmp_path):
         yield machine
 
 
-# Slower than the guest writes.
-SLOW = "1M"
+# Two of those areas in a second for each disk, slower than the guest writes on the busiest host.
+SLOW = "256K"
 
 
 def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, busy, targets):

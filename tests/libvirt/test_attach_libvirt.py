@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from support.foreground import children, is_running
+from support.foreground import child_called, is_running
 from support.image import Image
 from support.nbdserver import wait_until
 from support.running import MIB, TICKING_SECTOR
@@ -74,11 +74,10 @@ def test_the_server_of_a_killed_attach_ends(coldrise, libvirt, domain, attach, t
     domain(sector=TICKING_SECTOR)
     process, ready = attach()
     assert ready, process.stderr.read()
-    servers = children(process.pid)
-    assert servers
+    server = child_called(process.pid, "nbdkit")
     process.kill()
     process.communicate()
-    wait_until(lambda: not any(map(is_running, servers)), "the end of the server")
+    wait_until(lambda: not is_running(server), "the end of the server")
     assert "libvirt:web01 still has disk db01-vda" in coldrise.run("doctor").stdout
     libvirt.virsh("destroy", "web01")
     assert "still has disk" not in coldrise.run("doctor").stdout

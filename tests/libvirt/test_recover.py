@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from support.counting_machine import CODE, MIB, UUID, XML, count
-from support.foreground import children
+from support.foreground import child_called
 from support.nbdserver import wait_until
 from support.stopped import stopped
 from support.virsh import AWAY, changed_virsh, killed_at, on
@@ -29,7 +29,7 @@ def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libv
 
     # The server of the disks is killed: the machine is paused, and goes on without an error.
     for _ in range(2):
-        [server] = children(running.process.pid)
+        server = child_called(running.process.pid, "nbdkit")
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: libvirt.state("web01") != "running (booted)", "the pause")
         wait_until(runs_on, "the machine goes on")

@@ -67,6 +67,17 @@ def children(process):
     return [int(child) for child in found]
 
 
+def child_called(process, name):
+    """The id of the one child that runs this program. Others, such as virsh, come and go."""
+    found = []
+    for child in children(process):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if pathlib.Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip() == name:
+                found.append(child)
+    [only] = found
+    return only
+
+
 def is_running(process):
     try:
         stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8")

@@ -28,8 +28,8 @@ COUNTING_SECTOR = bytes.fromhex(
     "8d740010000100007e00000800000000000000"
 )
 
-# The same with a ring of 128 rounds: the parts of the disks that it writes are few.
-BUSY_SECTOR = COUNTING_SECTOR.replace(bytes.fromhex("6625ff070000"), bytes.fromhex("66257f000000"))
+# The same with a ring of 32 rounds: it writes four areas of 64 KiB again and again, the unit in which QEMU copies.
+BUSY_SECTOR = COUNTING_SECTOR.replace(bytes.fromhex("6625ff070000"), bytes.fromhex("66251f000000"))
 
 # The same, one round at each tick of the timer, 18 in a second. It releases disks of which the machine (pc) wants that.
 #   hlt; mov dx,0xae10; xor eax,eax; out dx,eax; mov dx,0xae04; in eax,dx; mov dx,0xae08; out dx,eax; jmp 0x7c0e
