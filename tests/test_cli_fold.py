@@ -143,6 +143,11 @@ def test_a_kill_at_any_moment_loses_nothing(coldrise, nbdkit, tmp_path):
         address, content = numbers.choice(points)
         assert restored(coldrise, f"{address}/vda", tmp_path) == content
         assert restored(coldrise, live, tmp_path) == bytes(image.content)
+    # A kill between point and session leaves the session over the layers, until a later point of it is folded.
+    server = nbdkit()
+    write_some(server, live, image, numbers, count=60)
+    server.stop()
+    points.append((coldrise.json("seal", "killed")["address"], bytes(image.content)))
     coldrise.json("fold")
     assert len(layers(coldrise)) == 1
     assert coldrise.json("verify")["is_clean"]
