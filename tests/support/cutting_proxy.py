@@ -78,6 +78,11 @@ class CuttingProxy:
         with self.lock:
             assert self.lock.wait_for(lambda: self.is_holding, DEADLINE_S), f"{self.room} bytes have not come"
 
+    def is_held(self, within_s):
+        """Whether all bytes that may pass have passed, after that time at most."""
+        with self.lock:
+            return self.lock.wait_for(lambda: self.is_holding, within_s)
+
     def wait_for_end(self):
         """Waits until the server has ended a connection that was made since hold_after, and is not held."""
         with self.lock:
