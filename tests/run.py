@@ -34,7 +34,7 @@ QUICK = [
     "test_serve_smb.py::test_a_disk_is_written_as_hyper_v_writes_it",
     "test_serve_iscsi.py::test_a_session_is_written_flushed_and_trimmed",
     "test_copy.py::test_every_point_is_there_in_other_chunks_and_reads_the_same",
-    "test_bucket.py::test_a_repository_is_made_anew_and_a_disk_is_restored_directly",
+    "test_bucket.py::test_a_repository_and_a_disk_are_restored_from_a_bucket",
     "test_service_jobs.py::test_a_schedule_makes_points",
     "test_service_machines.py::test_the_api_says_what_the_command_line_says",
     "web/test_web_machines.py::test_machines_by_state_with_search_and_keys",

@@ -45,7 +45,7 @@ def any_bucket(coldrise, tmp_path, request):
 
 
 @pytest.mark.encrypted
-def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(any_bucket, coldrise, nbdkit, tmp_path):
+def test_a_repository_and_a_disk_are_restored_from_a_bucket(any_bucket, coldrise, nbdkit, tmp_path):
     bucket = any_bucket
     history = make_history(coldrise, nbdkit, tmp_path)
     bucket.init()
@@ -61,7 +61,7 @@ def test_a_repository_is_made_anew_and_a_disk_is_restored_directly(any_bucket, c
             bucket.program.json("bucket", "restore", bucket.url, f"web01/{point}/{disk}", target, "--force")
             assert target.read_bytes() == expected, (point, disk)
     shutil.rmtree(coldrise.repository)
-    new = bucket.anew()
+    new = bucket.restored()
     check(new, history, tmp_path)
     assert new.json("verify")["is_clean"]
     # The same points: nothing of them is copied to where they came from.
@@ -100,7 +100,7 @@ def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
     other.backup("db01", vda=tmp_path / "vda.raw")
     other.json("copy", *bucket.to)
     assert bucket.sent() - first < 64 * KIB
-    # An index that is damaged is made anew.
+    # An index that is damaged is written again.
     index = next((coldrise.repository / "buckets").iterdir()) / "db"
     for path in index.glob("MANIFEST*"):
         path.write_bytes(b"\0" * 100)
@@ -108,7 +108,7 @@ def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     assert bucket.copy()["points"] == 1
     assert bucket.sent() - first < 200 * KIB
-    assert content(bucket.anew(), "web01/latest", tmp_path) == image.content
+    assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
 
 
 def test_nothing_readable_lies_in_the_bucket(bucket, coldrise, tmp_path):
@@ -295,7 +295,7 @@ def test_a_boot_trace_comes_with_the_machine(bucket, coldrise, nbdkit, tmp_path)
     bucket.init()
     bucket.copy()
     assert len([name for name in bucket.server.objects() if "traces/" in name]) == 1
-    new = bucket.anew()
+    new = bucket.restored()
     assert len(list((new.repository / "traces").iterdir())) == 1
     bucket.json("forget", address)
     assert not [name for name in bucket.server.objects() if "packs/" in name or "traces/" in name]
@@ -404,7 +404,7 @@ def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
     bucket.copy()
     assert bucket.server.proxy.has_cut()
     bucket.server.proxy.cut_after(9 * MIB)
-    assert content(bucket.anew(), "web01/latest", tmp_path) == image.content
+    assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
     # A server that is away is not waited for for ever, and the next copy goes on.
     image.write(0, random.Random(4).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -420,7 +420,7 @@ def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
     kept = bucket.sent() - before
     bucket.copy()
     assert bucket.sent() - before < 22 * MIB and kept > 0, "what was there was sent again"
-    assert content(bucket.anew("again"), "web01/latest", tmp_path) == image.content
+    assert content(bucket.restored("again"), "web01/latest", tmp_path) == image.content
 
 
 def test_kills_at_random_moments(any_bucket, coldrise, tmp_path, request):
@@ -461,6 +461,6 @@ def test_kills_at_random_moments(any_bucket, coldrise, tmp_path, request):
     bucket.copy()
     assert bucket.points() == contents.keys(), seed
     assert bucket.json("verify")["damaged"] == [], seed
-    new = bucket.anew()
+    new = bucket.restored()
     for address, expected in contents.items():
         assert content(new, address, tmp_path) == expected, (seed, address)

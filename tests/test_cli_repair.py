@@ -235,7 +235,7 @@ def remove(path):
 
 
 @pytest.mark.parametrize("how", [garble, remove, cut])
-def test_what_the_index_has_lost_is_made_anew(coldrise, disk, how):
+def test_lost_index_entries_are_recreated(coldrise, disk, how):
     _, _, path = disk
     stored = coldrise.json("stats")["chunks"]
     (index,) = files_of(coldrise, "dedup")

@@ -169,7 +169,7 @@ LOSSES = ["removed", "with its name", "empty", "garbled", "garbled in the middle
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_the_list_of_files_is_made_anew(coldrise, filled, tmp_path, how):
+def test_the_list_of_files_is_recreated(coldrise, filled, tmp_path, how):
     points, content = filled
     lose(how, one_of(coldrise.repository, "db/MANIFEST-*"))
     for command in (["list"], ["backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}"]):
@@ -190,7 +190,7 @@ def check(coldrise, points, content, tmp_path):
     assert (tmp_path / "restored.raw").read_bytes() == content
 
 
-def test_a_list_that_is_cut_short_anywhere_is_made_anew(coldrise, filled, tmp_path):
+def test_a_truncated_list_is_recreated(coldrise, filled, tmp_path):
     points, content = filled
     # What is in the log gets into files, some of which replace others.
     coldrise.json("gc")
@@ -199,16 +199,16 @@ def test_a_list_that_is_cut_short_anywhere_is_made_anew(coldrise, filled, tmp_pa
     sound = tmp_path / "sound"
     shutil.copytree(coldrise.repository, sound)
     manifest = one_of(coldrise.repository, "db/MANIFEST-*")
-    length, made_anew = manifest.stat().st_size, 0
+    length, recreated = manifest.stat().st_size, 0
     for cut in range(0, length, max(1, length // 5)):
         become(coldrise, sound)
         with manifest.open("r+b") as file:
             file.truncate(cut)
         done = coldrise.run("--json", "repair")
         assert done.returncode == 0, (cut, done.stdout, done.stderr)
-        made_anew += json.loads(done.stdout.splitlines()[-1])["is_list_new"]
+        recreated += json.loads(done.stdout.splitlines()[-1])["is_list_new"]
         check(coldrise, points, content, tmp_path)
-    assert made_anew
+    assert recreated
 
 
 def test_a_lost_description_is_told_from_no_repository(coldrise, filled):

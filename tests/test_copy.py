@@ -172,7 +172,7 @@ def large(coldrise, tmp_path):
 
 
 class Held:
-    """A copy that has stored something, and stores 256 KiB per second until it is let go."""
+    """A copy in its middle, limited to 256 KiB per second until `go_on` is called."""
 
     WINDOWS = ("--window", "00:00-12:00=256K", "--window", "13:00-14:00=2M")
 

@@ -284,7 +284,7 @@ def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served,
     refused = far.program.run("publish", address, "--name", "again")
     assert refused.returncode == 0 and "the other site is not connected" in refused.stderr
     far.program.json("unpublish", "again", "--discard")
-    # The copy goes on, and the session with it.
+    # The copy is resumed, and the session uses what it brings.
     copied(coldrise)
     assert far.program.json("seal", "early")["address"].startswith(address)
     second[10 * MIB : 10 * MIB + 4] = b"mine"

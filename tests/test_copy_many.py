@@ -16,7 +16,7 @@ def make_disk(path, seed, common):
 
 
 def copy_at_once(copies):
-    """Copies (site, gate, program, name of the link) that are all in the middle before any goes on."""
+    """Copies (site, gate, program, name of the link) that are all held in their middle at one time."""
     running = []
     for far, far.gate, program, name in copies:
         running.append(far.held(program, 2 * MIB, "--to", name))

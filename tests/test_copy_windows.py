@@ -94,7 +94,7 @@ def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far
     copy = Copy(program, clock, *arguments, *WINDOWS, "--retry", "0s")
     wait_until(copy.waits, "the wait for noon")
     assert "12:00" in copy.said and WINDOW in copy.said and copy.progress == 0
-    # It goes on, until a part of the second disk has arrived, and has to wait again.
+    # It copies until a part of the second disk has arrived, and has to wait again.
     clock.set_to_noon(AFTERNOON)
     wait_until(lambda: copy.progress > 4 * MIB, "content")
     clock.set_to_noon(MORNING)

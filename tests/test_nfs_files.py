@@ -74,7 +74,7 @@ def test_creation_tells_who_was_first(folder):
     assert client.create(session, "exclusive", UNCHECKED) == made
     assert client.read_all(made) == b"content"
     assert client.create(session, "exclusive", UNCHECKED, size=0) == made
-    assert client.getattr(made)["size"] == 0, "made anew, it is empty"
+    assert client.getattr(made)["size"] == 0, "recreated, it is empty"
     sized = client.create(session, "mode", GUARDED, mode=0o751)
     assert client.getattr(sized)["mode"] & 0o111 == 0o111
 

@@ -32,13 +32,13 @@ class Bucket:
     def points(self):
         return {point["address"] for point in self.json("list")["points"]}
 
-    def empty(self, name="anew", *arguments):
+    def empty(self, name="restored", *arguments):
         """A new repository, encrypted as the source is."""
         new = self.use(Coldrise(self.folder / name, self.source.passphrase_file))
         new.init(*arguments, *([] if new.passphrase_file else ["--no-encryption"]))
         return new
 
-    def anew(self, name="anew"):
+    def restored(self, name="restored"):
         """A new repository with all that is in the bucket."""
         new = self.empty(name, "--chunk-size", "32K")
         new.json("copy", "--from", self.url, "--from-passphrase-file", self.passphrase_file)

@@ -15,7 +15,7 @@ from .line import FAR_ADDRESS
 from .nbdserver import DEADLINE_S, wait_until
 from .ports import free_port
 
-# With so much more a copy that is held goes on.
+# Bytes by which a held copy advances at a time.
 STEP_BYTES = 512 << 10
 
 
@@ -108,8 +108,8 @@ class FarSite:
         return copy
 
     def beside_hold(self, read):
-        """Does what asks the source out of turn while a copy is held. Its answer may be behind content in a connection that is
-        held: that goes on bit by bit."""
+        """Makes a request to the source while a copy is held. Its answer may wait behind content in the held connection, so
+        the copy advances step by step."""
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             reading = thread.submit(read)
             while not concurrent.futures.wait([reading], 0.5).done:
@@ -117,8 +117,8 @@ class FarSite:
             return reading.result()
 
     def step_until(self, condition, clock):
-        """Skips 10 s, after which copies note and record how far they are, and lets the copy that is held go on, bit by bit,
-        until the condition is true."""
+        """Advances the held copy step by step until the condition is true. Each step skips 10 s, the interval at which a copy
+        records its progress."""
         while True:
             clock.skip(10)
             end = time.monotonic() + 1.5
@@ -130,12 +130,12 @@ class FarSite:
             self.gate.hold_after(STEP_BYTES)
             end = time.monotonic() + DEADLINE_S
             while not self.gate.is_held(within_s=1):
-                assert time.monotonic() < end, "the copy does not go on"
+                assert time.monotonic() < end, "the held copy does not advance"
                 # The skipped time may have ended the connection: the copy makes another one after a pause.
                 clock.skip(1)
 
     def let_note(self, clock, percent=1):
-        """Waits until so much of the point whose copy is held is noted here."""
+        """Advances the held copy until the site has recorded this share of its point."""
         self.step_until(lambda: max(point["percent_here"] for point in coming(self.program).values()) >= percent, clock)
 
     def stop(self, number=signal.SIGTERM):

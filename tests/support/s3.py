@@ -161,7 +161,7 @@ class Proxy:
         self.gated, self.may_pass = pattern, count
 
     def release(self):
-        """All that is held goes on."""
+        """Forwards everything that is held."""
         self.room, self.gated = None, None
         self.flows.set()
         self.gate_opens.set()
