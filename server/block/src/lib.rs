@@ -6,18 +6,22 @@
 #![deny(unsafe_code)]
 
 mod child_lifetime;
+mod clock;
 mod disk;
 mod durable_file;
 mod error;
 mod extent;
 mod held_lock;
+pub mod hex;
 mod holes;
 mod periodic_thread;
 mod read_context;
 mod scratch_folder;
 mod small_file;
+pub mod units;
 
 pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
+pub use clock::now_ms;
 pub use disk::{check_range, would_wait, Disk};
 pub use durable_file::{
     create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,

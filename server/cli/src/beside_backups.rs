@@ -8,7 +8,7 @@ use coldrise_session::{change_through_backup, PointChange};
 use coldrise_store::{Repository, RepositoryWriter};
 
 use crate::invocation::Invocation;
-use crate::signals::cancel_flag;
+use coldrise_hosting::signals::cancel_flag;
 
 /// A backup that has begun listens after this long, and the next one of several opens the
 /// repository after this long.

@@ -75,10 +75,10 @@ impl Origin {
         name: Option<SessionName>,
     ) -> Result<SessionDocument> {
         match self {
-            Origin::Point(point) => crate::vmx::publish(repository, point, name),
+            Origin::Point(point) => coldrise_hosting::vmx::publish(repository, point, name),
             Origin::Coming(coming) => {
                 invocation.remark(&coming.sentence(repository));
-                crate::vmx::publish_coming(repository, coming, name)
+                coldrise_hosting::vmx::publish_coming(repository, coming, name)
             }
         }
     }

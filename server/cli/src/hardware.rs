@@ -2,9 +2,10 @@
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_hosting::qemu;
 use coldrise_inventory::{has_tpm, LOST_TPM};
 pub(crate) use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
-use coldrise_store::Configuration;
+use coldrise_store::{Configuration, PointDocument};
 
 use crate::invocation::Invocation;
 use crate::units::parse_size;
@@ -55,4 +56,20 @@ impl HardwareOptions {
         hardware.disk_bus = self.disk_bus.unwrap_or(hardware.disk_bus);
         hardware.check()
     }
+}
+
+/// The hardware of the point's machine, without a connected network.
+///
+/// # Errors
+/// As [`HardwareOptions::apply`] and [`qemu::check`].
+pub(crate) fn isolated_hardware(
+    invocation: &Invocation,
+    options: &HardwareOptions,
+    point: &PointDocument,
+) -> Result<Hardware> {
+    let mut hardware = options.apply(invocation, point.configuration.as_ref())?;
+    // Never with a connected network: the machine gets an isolated one of its own.
+    hardware.network = Network::None;
+    qemu::check(&hardware, point.disks.len())?;
+    Ok(hardware)
 }

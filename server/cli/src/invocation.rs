@@ -2,10 +2,11 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosting::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
 use coldrise_session::write_before_background;
 use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
 
@@ -15,11 +16,9 @@ use crate::report::print_remark;
 use crate::run_record::{self, LogLines};
 
 const REPOSITORY: &str = "COLDRISE_REPO";
-const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
 const SERVER: &str = "COLDRISE_SERVER";
 const TOKEN_FILE: &str = "COLDRISE_TOKEN_FILE";
 const CERTIFICATE: &str = "COLDRISE_SERVER_CERTIFICATE";
-pub(crate) const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
 
 /// Cache of decoded chunks, in bytes, for commands that read whole disks: such reads bypass
 /// the cache anyway.
@@ -31,6 +30,7 @@ pub(crate) struct Invocation {
     /// From the environment. Not an argument of the parser's: its usage lines would show it.
     repository: Option<PathBuf>,
     started: Instant,
+    caller: OnceLock<Caller>,
 }
 
 impl Invocation {
@@ -54,6 +54,7 @@ impl Invocation {
             options,
             repository: std::env::var_os(REPOSITORY).map(PathBuf::from),
             started: Instant::now(),
+            caller: OnceLock::new(),
         }
     }
 
@@ -95,11 +96,7 @@ impl Invocation {
 
     /// Prints a remark for people on stderr.
     pub(crate) fn remark(&self, text: &str) {
-        if self.options.quiet {
-            run_record::log("info", text);
-        } else {
-            print_remark(text);
-        }
+        remark(self.options.quiet, text);
     }
 
     /// Time since the start.
@@ -153,6 +150,24 @@ impl Invocation {
                 format!("{PASSPHRASE_FILE} and {PASSPHRASE_COMMAND} are both set: keep one"),
             )),
         }
+    }
+
+    /// What programs need that the command starts.
+    ///
+    /// # Errors
+    /// `InvalidInput` if no repository was named, or two sources of the passphrase.
+    pub(crate) fn caller(&self) -> Result<&Caller> {
+        if let Some(caller) = self.caller.get() {
+            return Ok(caller);
+        }
+        let is_quiet = self.options.quiet;
+        let caller = Caller {
+            repository: self.repository_path()?.to_owned(),
+            passphrase: self.passphrase()?,
+            remark: Box::new(move |text| remark(is_quiet, text)),
+            print_message: print_remark,
+        };
+        Ok(self.caller.get_or_init(|| caller))
     }
 
     /// Opens the repository for documents: lists, publishing, sealing.
@@ -257,4 +272,12 @@ fn open_in_background<T>(
 /// other files for users.
 fn keep_files_private() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+fn remark(is_quiet: bool, text: &str) {
+    if is_quiet {
+        run_record::log("info", text);
+    } else {
+        print_remark(text);
+    }
 }

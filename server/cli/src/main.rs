@@ -12,36 +12,19 @@
 
 mod arguments;
 mod beside_backups;
-mod boot_check;
-mod boot_console;
-mod child;
+mod boot_goal;
 mod coming;
 mod commands;
-mod confinement;
-mod disk_server;
-mod files_machine;
-mod ganesha;
 mod gc_estimate;
 mod hardware;
-mod installed;
 mod invocation;
-mod leftovers;
-mod mount_server;
-mod nbdkit;
-mod netns;
 mod progress;
-mod qemu;
-mod qemu_process;
 mod remote;
 mod report;
 mod run_record;
-mod signals;
 mod since;
-mod socket_access;
 mod targets;
-mod uefi;
 mod units;
-mod vmx;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -49,6 +32,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use coldrise_block::{Error, ErrorKind};
+use coldrise_hosting::signals;
 
 use arguments::{Arguments, Command};
 use invocation::Invocation;

@@ -107,14 +107,6 @@ pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
     }
 }
 
-/// Whether a character of a machine or file may go to a terminal: it neither commands it nor changes the
-/// direction of text.
-pub(crate) fn is_printable(c: char) -> bool {
-    let turns =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !c.is_control() && !turns
-}
-
 /// Columns of text under a heading, each as wide as its widest cell. Columns whose
 /// heading starts with `>` are aligned to the right.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {

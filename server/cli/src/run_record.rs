@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::invocation::Invocation;
 use crate::report::print_on_stderr;
-use crate::signals;
+use coldrise_hosting::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
 const LONG_COMMANDS: [&str; 18] = [

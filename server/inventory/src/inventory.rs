@@ -266,8 +266,3 @@ impl Opened {
         Ok(made)
     }
 }
-
-/// Milliseconds since 1970-01-01T00:00:00Z.
-fn now_ms() -> u64 {
-    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
-}

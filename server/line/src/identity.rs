@@ -1,5 +1,6 @@
 //! Keys of the two sides.
 
+use coldrise_block::hex;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ impl PeerKey {
 
 impl fmt::Display for PeerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -43,15 +44,8 @@ impl FromStr for PeerKey {
     fn from_str(text: &str) -> Result<PeerKey> {
         let refused =
             || Error::new(ErrorKind::InvalidInput, format!("{text:?} is not a key of a side"));
-        let mut key = [0; 32];
-        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(refused());
-        }
-        for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
-            let digits = text.get(at..at + 2).ok_or_else(refused)?;
-            *byte = u8::from_str_radix(digits, 16).map_err(|_| refused())?;
-        }
-        Ok(PeerKey(key))
+        let key = hex::decode(text).and_then(|key| key.try_into().ok());
+        key.map(PeerKey).ok_or_else(refused)
     }
 }
 

@@ -164,8 +164,3 @@ pub struct RunRecord {
     /// What is wrong with its files, and why it was lost.
     pub problems: Vec<String>,
 }
-
-/// Now, in milliseconds since 1970.
-pub(crate) fn now_ms() -> u64 {
-    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
-}

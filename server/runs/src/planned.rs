@@ -10,6 +10,7 @@
 //! The folder appears whole and becomes the run's by a rename, under the lock. So a kill at any
 //! moment leaves a planned run, which can be started again, or a run.
 
+use coldrise_block::now_ms;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use coldrise_block::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::documents::{now_ms, Failure, Outcome, Plan, Who};
+use crate::documents::{Failure, Outcome, Plan, Who};
 use crate::folder::{RunFiles, RunsFolder};
 use crate::run::{write_plan, write_result};
 use crate::{history, redact_arguments, RunId};

@@ -1,5 +1,6 @@
 //! A run of this process.
 
+use coldrise_block::now_ms;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
@@ -13,7 +14,7 @@ use coldrise_block::{
 };
 use serde_json::{json, Value};
 
-use crate::documents::{now_ms, Failure, LogLine, Outcome, Plan};
+use crate::documents::{Failure, LogLine, Outcome, Plan};
 use crate::folder::{RunFiles, RunsFolder, MAX_PLAN_BYTES, MAX_RESULT_BYTES};
 use crate::log::{LogFile, MAX_TEXT_BYTES};
 use crate::machine::MachineFiles;

@@ -155,7 +155,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     coldrise_store::random(&mut epoch)?;
     let database = Database::open(&options.state)?;
     api::end_pending_answers(&database)?;
-    let events = Arc::new(Events::new(crate::access::to_hex(&epoch)));
+    let events = Arc::new(Events::new(coldrise_block::hex::encode(&epoch)));
     let service = Arc::new(Service {
         queue: Arc::new(Queue::new(options, database.clone(), Arc::clone(&events))?),
         database,

@@ -3,6 +3,7 @@
 //! Each file has a route of its own, so no request can name another file. `NAME.gz` beside a file is its
 //! compressed form, for clients that accept it. Names below `assets/` contain a hash of their content.
 
+use coldrise_block::hex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use axum::routing::get;
 use axum::Router;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use crate::access::{sha256, to_hex};
+use crate::access::sha256;
 
 /// Maximum number of files of a page.
 const MAX_FILES: usize = 256;
@@ -134,7 +135,7 @@ fn served(mut contents: BTreeMap<String, Bytes>) -> BTreeMap<String, WebFile> {
     let mut files = BTreeMap::new();
     for name in names.iter().filter(|name| !is_compressed(name)) {
         let Some(plain) = contents.remove(name) else { continue };
-        let hash = to_hex(&sha256(&[&plain]));
+        let hash = hex::encode(&sha256(&[&plain]));
         let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", &hash[..32])) else { continue };
         let file = WebFile {
             content_type: content_type(name),

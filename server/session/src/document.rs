@@ -283,8 +283,3 @@ fn describe(repository: &Repository, place: &SessionPaths, error: Error) -> Erro
         _ => error,
     }
 }
-
-/// Milliseconds since 1970-01-01T00:00:00Z.
-pub(crate) fn now_ms() -> u64 {
-    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
-}

@@ -24,7 +24,7 @@ impl SessionPaths {
     /// The folder of the session with this name, existing or not.
     pub(crate) fn of(repository: &Repository, name: &SessionName) -> SessionPaths {
         let hash = repository.derive_key("session directory", name.as_str().as_bytes());
-        let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = coldrise_block::hex::encode(&hash[..16]);
         SessionPaths { directory: repository.live_dir().join(hex) }
     }
 

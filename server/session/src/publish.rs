@@ -6,6 +6,7 @@
 //! leaves unreferenced empty layers; the next writer removes them. It may also leave files: without
 //! a document they belong to no session, and the next publish of that name replaces them.
 
+use coldrise_block::now_ms;
 use std::sync::Arc;
 
 use coldrise_block::{sync_directory, Error, ErrorKind, Result};
@@ -15,7 +16,7 @@ use crate::addresses::session_name;
 use crate::catalog::Catalog;
 use crate::client_files::{begin_files, CarriedFiles};
 use crate::coming::Coming;
-use crate::document::{damage, now_ms, SessionDisk, SessionDocument, SessionFiles};
+use crate::document::{damage, SessionDisk, SessionDocument, SessionFiles};
 use crate::ended_session::tidy;
 use crate::lock::FileLock;
 use crate::paths::{prepare_mark, SessionPaths};

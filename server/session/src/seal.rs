@@ -8,6 +8,7 @@
 //! if `session.json` is lost, a repair restores the point from the marker. `live/lock` is held
 //! until then.
 
+use coldrise_block::now_ms;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use coldrise_store::{
 use crate::client_files::{carry_idle, Carried};
 use crate::coming::{check_arrived, settle};
 use crate::control;
-use crate::document::{now_ms, SessionDisk, SessionDocument, SessionFiles};
+use crate::document::{SessionDisk, SessionDocument, SessionFiles};
 use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SealFacts, Superblock};
 use crate::lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{layer_path, map_path, SessionPaths};

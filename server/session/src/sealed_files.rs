@@ -20,7 +20,7 @@ const MAX_STORED_BYTES: u64 = 17 << 20;
 fn name(repository: &Repository, point: &PointDocument) -> String {
     let address = format!("{}/{}", point.machine, point.point);
     let hash = repository.derive_key("sealed files", address.as_bytes());
-    hash[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    coldrise_block::hex::encode(&hash[..16])
 }
 
 fn path(repository: &Repository, place: &SessionPaths, point: &PointDocument) -> PathBuf {

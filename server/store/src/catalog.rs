@@ -20,7 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use crate::documents::Flag;
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
-use crate::{hex, MachineName, PointDocument, PointName, PointOrigin, Quarantine};
+use crate::{MachineName, PointDocument, PointName, PointOrigin, Quarantine};
+use coldrise_block::hex;
 
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use crate::repository_config::LEASES_NAME;
-use crate::{hex, MachineName, Repository};
+use crate::{MachineName, Repository};
+use coldrise_block::hex;
 
 /// A claim, as long as this lives.
 pub struct Claim {

@@ -5,7 +5,8 @@ use std::fmt;
 use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 use serde::{Deserialize, Serialize};
 
-use crate::{hex, DiskName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
+use crate::{DiskName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
+use coldrise_block::hex;
 
 /// Maximum number of disks of one machine.
 pub const MAX_DISKS: usize = 256;
@@ -160,7 +161,7 @@ impl LayerId {
     /// # Errors
     /// `ErrorKind::InvalidInput` for anything else.
     pub fn parse(text: &str) -> Result<Self> {
-        hex::decode(text).map(LayerId).ok_or_else(|| {
+        hex::decode_lower(text).map(LayerId).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, "a layer id is 32 hexadecimal digits")
         })
     }

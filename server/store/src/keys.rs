@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::aead::{derive_from, random, Aead, Key, NONCE_BYTES, TAG_BYTES};
-use crate::{hex, KeyLabel, Passphrase, RepositoryId};
+use crate::{KeyLabel, Passphrase, RepositoryId};
+use coldrise_block::hex;
 
 const SALT_BYTES: usize = 16;
 const WRAPPED_BYTES: usize = 32 + TAG_BYTES;
@@ -207,10 +208,11 @@ impl KeySlot {
         let malformed =
             || Error::new(ErrorKind::Corrupt, "repository.json holds a malformed key slot");
         self.cost.check()?;
-        let salt = hex::decode::<SALT_BYTES>(&self.salt).ok_or_else(malformed)?;
-        let nonce = hex::decode::<NONCE_BYTES>(&self.nonce).ok_or_else(malformed)?;
-        let mut sealed =
-            Zeroizing::new(hex::decode::<WRAPPED_BYTES>(&self.wrapped_key).ok_or_else(malformed)?);
+        let salt = hex::decode_lower::<SALT_BYTES>(&self.salt).ok_or_else(malformed)?;
+        let nonce = hex::decode_lower::<NONCE_BYTES>(&self.nonce).ok_or_else(malformed)?;
+        let mut sealed = Zeroizing::new(
+            hex::decode_lower::<WRAPPED_BYTES>(&self.wrapped_key).ok_or_else(malformed)?,
+        );
         check_memory(self.cost, memory_kib())?;
         let key = key_of_passphrase(passphrase, &salt, self.cost)?;
         let opened = cipher(&key)?.open_in_place(

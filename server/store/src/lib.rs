@@ -35,7 +35,6 @@ mod documents;
 mod durable_commit;
 mod file_system;
 mod gc;
-mod hex;
 mod high_water;
 mod horizon;
 mod keys;

@@ -14,7 +14,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::fs::{flock, statvfs, FlockOperation};
 use rustix::io::Errno;
 
-use crate::{aead, hex};
+use crate::aead;
+use coldrise_block::hex;
 
 const PREFIX: &str = "coldrise-rocksdb-";
 const SHARED_MEMORY: &str = "/dev/shm";

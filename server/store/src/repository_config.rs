@@ -20,9 +20,8 @@ use zeroize::Zeroizing;
 use crate::aead::Key;
 use crate::file_system::refuse_shared;
 use crate::keys::{GuessCost, KeySlot, Keys};
-use crate::{
-    hex, Compression, Passphrase, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES,
-};
+use crate::{Compression, Passphrase, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+use coldrise_block::hex;
 
 pub(crate) const FILE_NAME: &str = "repository.json";
 pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";

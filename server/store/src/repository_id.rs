@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hex;
+use coldrise_block::hex;
 
 /// The random 16 bytes that distinguish one repository from all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,7 +38,7 @@ impl Serialize for RepositoryId {
 impl<'de> Deserialize<'de> for RepositoryId {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        hex::decode(&text)
+        hex::decode_lower(&text)
             .map(RepositoryId)
             .ok_or_else(|| serde::de::Error::custom("a repository id is 32 hexadecimal digits"))
     }

@@ -15,7 +15,8 @@ use coldrise_block::{Context, Result};
 use crate::catalog::{self, Document};
 use crate::markers::{MarkerFile, MarkerId};
 use crate::rocks::Family;
-use crate::{hex, MachineName, PointDocument, PointName, Repository};
+use crate::{MachineName, PointDocument, PointName, Repository};
+use coldrise_block::hex;
 
 /// The state of the catalog's part of the database. A later state differs if the catalog changed;
 /// rarely it differs without a change.
@@ -180,7 +181,7 @@ impl Repository {
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             let (stem, file) = MarkerFile::of_name(name);
-            let Some((id, file)) = hex::decode(stem).zip(file) else { continue };
+            let Some((id, file)) = hex::decode_lower(stem).zip(file) else { continue };
             let files = found.entry(id).or_default();
             match file {
                 MarkerFile::Marker => files.is_marked = true,

@@ -16,11 +16,11 @@ use serde_json::json;
 
 use super::restore::open_disk;
 use crate::invocation::Invocation;
-use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::report::{print_line, Report};
 use crate::run_record;
-use crate::signals::ChildSignals;
-use crate::socket_access::SocketAccess;
+use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::socket_access::SocketAccess;
 
 /// How often the command looks after its server and its end.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -235,7 +235,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         disconnects_at_end: true,
         only: vec![export.clone()],
     };
-    let mut server = Nbdkit::start(invocation, &options, &mut signals)?;
+    let mut server = Nbdkit::start(invocation.caller()?, &options, &mut signals)?;
     let is_read_only = matches!(arguments.address, Address::Point { .. });
     let device = match arguments.device {
         DeviceWord::Virtio => Device::VirtioBlk,
@@ -339,7 +339,7 @@ fn serve(
             connected = Instant::now();
         }
         let before = Instant::now();
-        if server.keep_up(invocation, signals)?.is_some() {
+        if server.keep_up(invocation.caller()?, signals)?.is_some() {
             let text = "nbdkit ended while the disk was attached";
             break Err(Error::new(ErrorKind::ToolFailed, text));
         }

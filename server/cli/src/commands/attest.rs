@@ -22,8 +22,8 @@ use super::verify::parse_percent;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
-use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "attest";

@@ -18,8 +18,8 @@ use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
-use crate::signals::cancel_flag;
 use crate::units::{show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Back up a machine's disks as one restore point.
 ///

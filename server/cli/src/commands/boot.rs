@@ -16,22 +16,23 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::skipped_files;
-use crate::boot_check::lacking_memory;
-use crate::boot_console::BootConsole;
-use crate::child;
 use crate::coming::Origin;
-use crate::confinement::{NetworkReach, Reach};
-use crate::disk_server::{self, DiskServer, Protocol};
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
-use crate::leftovers;
-use crate::netns;
-use crate::qemu::{self, Console};
-use crate::qemu_process::QemuProcess;
-use crate::report::Report;
-use crate::signals::ChildSignals;
-use crate::uefi;
+use crate::report::{print_remark, Report};
+use crate::run_record;
 use crate::units::{parse_size, show_count};
+use coldrise_hosting::boot_check::lacking_memory;
+use coldrise_hosting::boot_console::BootConsole;
+use coldrise_hosting::child;
+use coldrise_hosting::confinement::{NetworkReach, Reach};
+use coldrise_hosting::disk_server::{self, DiskServer, Protocol};
+use coldrise_hosting::leftovers;
+use coldrise_hosting::netns;
+use coldrise_hosting::qemu::{self, Console};
+use coldrise_hosting::qemu_process::QemuProcess;
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::uefi;
 
 /// How long QEMU may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(30);
@@ -177,7 +178,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     invocation.keep_files_private();
     let is_alone = arguments.over == Protocol::Nfs
         && arguments.network != Some(Network::User)
-        && netns::enter()?;
+        && netns::enter(run_record::discard)?;
     disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
@@ -187,7 +188,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     check_memory(invocation, &arguments, &hardware)?;
     leftovers::remove(&repository);
     let scratch = ScratchFolder::new(ScratchKind::Boot)?;
-    let sockets = arguments.headless.then(|| BootConsole::new(scratch.path())).transpose()?;
+    let sockets = match arguments.headless {
+        true => Some(BootConsole::new(run_record::machine_files()?, scratch.path())?),
+        false => None,
+    };
     let session = match subject {
         Subject::Session(session) => {
             if let Some(text) = coming_sentence(&repository, &session)? {
@@ -271,19 +275,20 @@ fn boot(
         (None, false) => Console::Serial,
     };
     if let Some(sockets) = &place.sockets {
-        sockets.tell(invocation, hardware, &session.name)?;
+        sockets.tell(invocation.caller()?, hardware, &session.name)?;
     }
     let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
     let mut server = DiskServer::start(
         arguments.over,
-        invocation,
+        invocation.caller()?,
         &[session],
         place.scratch,
         cache_bytes,
         signals,
     )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-    let flash = uefi::prepare(invocation, repository, session, hardware, &place.of_qemu())?;
+    let flash =
+        uefi::prepare(invocation.caller()?, repository, session, hardware, &place.of_qemu())?;
     let mut words =
         qemu::arguments(hardware, console, disks.collect(), session.is_coming(), flash.as_ref());
     words.extend(move_monitor(repository, session, &place)?);
@@ -362,7 +367,7 @@ fn run_machine(
             command
         }
     };
-    let mut machine = QemuProcess::start(command, Signal::TERM, reach)?;
+    let mut machine = QemuProcess::start(command, Signal::TERM, reach, print_remark)?;
     let served = sockets.as_mut().map_or(Ok(()), |sockets| sockets.serve(&mut machine));
     let machine = machine.child();
     let ended = served.and_then(|()| wait(invocation, machine, server, signals));
@@ -396,7 +401,7 @@ fn wait(
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }
-        server.look_after(invocation, signals)?;
+        server.look_after(invocation.caller()?, signals)?;
         if let Some(status) = machine.try_wait().context(|| "looking after QEMU")? {
             return Ok(status);
         }

@@ -10,14 +10,16 @@ use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Rep
 use serde::Serialize;
 
 use super::picture::write_private;
-use crate::boot_check::{check_memory, isolated_hardware, GoalOptions, Trial};
+use crate::boot_goal::{print_rung, GoalOptions};
+use crate::hardware::isolated_hardware;
 use crate::hardware::HardwareOptions;
 use crate::invocation::Invocation;
-use crate::qemu;
 use crate::report::Report;
-use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 use crate::units::show_duration;
+use coldrise_hosting::boot_check::{check_memory, Trial};
+use coldrise_hosting::qemu;
+use coldrise_hosting::signals::ChildSignals;
 
 /// Boot a restore point in isolation and prove that the machine comes up.
 ///
@@ -88,7 +90,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
     let goal = arguments.goal.goal(point, &hardware)?;
-    let trial = Trial { invocation, repository, point, hardware, goal, slot: None };
+    let trial = Trial {
+        caller: invocation.caller()?,
+        repository,
+        point,
+        hardware,
+        goal,
+        slot: None,
+        on_rung: &|reached| print_rung(invocation, None, reached),
+    };
     let (document, picture) = trial.run(&mut signals)?;
     report(invocation, arguments, point, &document, picture)
 }

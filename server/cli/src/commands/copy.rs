@@ -26,8 +26,8 @@ use super::bucket;
 use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
-use crate::signals::cancel_flag;
 use crate::units::{parse_duration, show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Copy restore points to another repository, or from one, on this host or at another site.
 ///

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::signals::cancel_flag;
 use crate::units::show_size;
+use coldrise_hosting::signals::cancel_flag;
 
 /// Maximum number of listed ranges per disk.
 const MAX_RANGES: usize = 1_000_000;

@@ -19,11 +19,11 @@ use coldrise_store::{CatalogDamage, LayerId, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::leftovers;
-use crate::nbdkit;
-use crate::qemu;
 use crate::report::Report;
 use crate::units::{show_count, show_size};
+use coldrise_hosting::leftovers;
+use coldrise_hosting::nbdkit;
+use coldrise_hosting::qemu;
 
 /// Free space below which doctor warns, in bytes.
 const LITTLE_SPACE_BYTES: u64 = 4 << 30;

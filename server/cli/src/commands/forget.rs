@@ -12,9 +12,9 @@ use crate::beside_backups::change_points;
 use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::targets::{addresses, find, names, parse_target, take_coming, take_lost, Target};
 use crate::units::{show_count, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Remove restore points permanently.
 ///

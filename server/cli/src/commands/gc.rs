@@ -13,11 +13,11 @@ use coldrise_store::{GcOptions, GcProgress, MaxUnused};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::leftovers;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::leftovers;
+use coldrise_hosting::signals::cancel_flag;
 
 /// Free the space of unreferenced data.
 ///

@@ -12,8 +12,8 @@ use serde_json::json;
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::units::parse_size;
+use coldrise_hosting::signals::ChildSignals;
 
 /// Time for programs to close their files.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -22,8 +22,8 @@ use crate::beside_backups::beside_backups;
 use crate::gc_estimate::{reclaimable_bytes, unknown_space};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::signals::cancel_flag;
 use crate::units::{show_age, show_count, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Remove restore points by rules.
 ///

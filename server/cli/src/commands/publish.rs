@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::serve::DEFAULT_ADDRESS;
 use crate::coming::Origin;
-use crate::ganesha::PATH as NFS_PATH;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_duration, show_size};
+use coldrise_hosting::ganesha::PATH as NFS_PATH;
 
 /// Publish a restore point as a writable session.
 ///
@@ -110,7 +110,7 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
          over NFS   coldrise serve nfs    ({NFS_PATH}/live/{name}/{first}.raw, .vmdk, .vhdx and so on)\n\
          as files   coldrise mount DIR    (DIR/live/{name}/{first}.vhdx, .vmdk, .qcow2 and so on)\n\
          end it     coldrise unpublish {name}\n",
-        crate::qemu::plain_command(&hardware, &uris, session.is_coming())
+        coldrise_hosting::qemu::plain_command(&hardware, &uris, session.is_coming())
     ));
     text
 }

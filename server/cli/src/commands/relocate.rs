@@ -21,8 +21,8 @@ use super::restore;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::units::{parse_size, show_duration, show_moment, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Move the disks of a running machine from its session to production storage.
 ///

@@ -17,9 +17,9 @@ use serde::Serialize;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "restore";

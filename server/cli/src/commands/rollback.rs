@@ -16,9 +16,9 @@ use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::run_record;
-use crate::signals::cancel_flag;
 use crate::targets::tell_newer;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Roll existing disks back to a restore point; only what differs is written.
 ///

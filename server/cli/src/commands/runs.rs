@@ -9,8 +9,9 @@ use serde::Serialize;
 use serde_json::{json, Value};
 
 use crate::invocation::Invocation;
-use crate::report::{is_printable, print_line, table, Report};
+use crate::report::{print_line, table, Report};
 use crate::run_record;
+use crate::units::is_printable;
 use crate::units::{show_duration, show_moment};
 
 /// Number of ended runs that are listed without --all.

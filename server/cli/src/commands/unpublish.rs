@@ -15,8 +15,8 @@ use super::recover::remove_variables;
 use super::skipped_files;
 use crate::arguments::session_name;
 use crate::invocation::Invocation;
-use crate::leftovers;
 use crate::report::Report;
+use coldrise_hosting::leftovers;
 
 /// End a session. Its captured writes become a restore point, unless --discard is given.
 ///

@@ -12,9 +12,9 @@ use serde::Serialize;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::since::Since;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Maximum number of ranges per disk, and of damaged values, listed for people; --json
 /// lists all.

@@ -12,7 +12,7 @@ use serde_json::{json, Value};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::cancel_flag;
+use coldrise_hosting::signals::cancel_flag;
 
 /// Time limit of one request. Statistics of a large repository take long.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -161,7 +161,7 @@ impl Client {
 fn idempotency_key() -> Result<String> {
     let mut key = [0; 16];
     coldrise_store::random(&mut key)?;
-    Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(coldrise_block::hex::encode(&key))
 }
 
 /// The report of a run that serves a machine elsewhere, and needs nobody to follow it.

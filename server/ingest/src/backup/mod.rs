@@ -8,7 +8,6 @@
 mod pipeline;
 mod plan;
 mod rate;
-mod size;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -27,7 +26,6 @@ use pipeline::store_disk;
 pub use pipeline::Watch;
 use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
-pub use size::parse_size;
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::size::parse_size;
+use coldrise_block::units::parse_size;
 
 /// The bytes of this time can be read at once.
 const BURST: Duration = Duration::from_millis(100);

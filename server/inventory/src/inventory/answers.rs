@@ -7,7 +7,7 @@ use coldrise_block::Result;
 use coldrise_session::{ActivityDetail, Catalog};
 use coldrise_store::{Address, MachineName, PointSelector, RetentionRules, SessionName};
 
-use super::{now_ms, Inventory};
+use super::Inventory;
 use crate::activity::{ActivityTotals, ActivityWatch};
 use crate::content::Content;
 use crate::damage::DamageListing;
@@ -19,6 +19,7 @@ use crate::points::PointDetails;
 use crate::retention::RetentionPlan;
 use crate::sessions::{SessionDetails, SessionListing};
 use crate::space::Stats;
+use coldrise_block::now_ms;
 
 /// Each call fails with the error of the last refresh while the repository is away.
 impl Inventory {

@@ -113,7 +113,7 @@ impl PublicKey {
     pub fn fingerprint(&self) -> String {
         let der = [&PUBLIC_PREFIX[..], &self.0].concat();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &der);
-        super::proof::to_hex(&digest.as_ref()[..16])
+        coldrise_block::hex::encode(&digest.as_ref()[..16])
     }
 
     /// Whether the signature of a message is this key's.

@@ -1,5 +1,6 @@
 //! The document of a proof. docs/recovery.md specifies it.
 
+use coldrise_block::hex;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -70,13 +71,13 @@ impl TryFrom<String> for WrittenHash {
     type Error = &'static str;
 
     fn try_from(text: String) -> std::result::Result<WrittenHash, &'static str> {
-        of_hex(&text).map(WrittenHash).ok_or("a hash that is not hexadecimal")
+        hex::decode_lower(&text).map(WrittenHash).ok_or("a hash that is not hexadecimal")
     }
 }
 
 impl From<WrittenHash> for String {
     fn from(hash: WrittenHash) -> String {
-        to_hex(&hash.0)
+        hex::encode(&hash.0)
     }
 }
 
@@ -133,7 +134,7 @@ impl Proof {
     ) -> Result<Proof> {
         let stated = |(disk, size_bytes, sections): &(DiskName, u64, Sections)| DiskStatement {
             disk: disk.to_string(),
-            root: to_hex(&root(sections.hashes.clone(), sections.section_bytes, *size_bytes)),
+            root: hex::encode(&root(sections.hashes.clone(), sections.section_bytes, *size_bytes)),
             size_bytes: *size_bytes,
         };
         let statement = Statement {
@@ -266,7 +267,7 @@ fn read_sections(
             return Err(invalid("sections that do not cover the disk"));
         }
         let hashes: Vec<Hash> = found.hashes.into_iter().map(|hash| hash.0).collect();
-        if to_hex(&root(hashes.clone(), bytes, disk.size_bytes)) != disk.root {
+        if hex::encode(&root(hashes.clone(), bytes, disk.size_bytes)) != disk.root {
             let text = format!("{}: the sections do not lead to the signed root", disk.disk);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
@@ -288,22 +289,4 @@ fn no_proof(error: serde_json::Error) -> Error {
 
 fn internal(error: serde_json::Error) -> Error {
     Error::with_source(ErrorKind::Internal, "writing a proof", error)
-}
-
-/// Lower-case hexadecimal.
-pub(super) fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A hash in lower-case hexadecimal.
-fn of_hex(text: &str) -> Option<Hash> {
-    let is_lower = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
-    if text.len() != 64 || !text.bytes().all(is_lower) {
-        return None;
-    }
-    let mut hash = [0; 32];
-    for (index, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
-    }
-    Some(hash)
 }

@@ -2,12 +2,7 @@
 
 use std::fmt::Write;
 
-/// Whether a character may go to a terminal: it neither commands it nor changes the direction of text.
-fn is_printable(c: char) -> bool {
-    let turns =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !c.is_control() && !turns && !matches!(c, '\u{2028}' | '\u{2029}')
-}
+use coldrise_block::units::is_printable;
 
 /// A name for people. Non-printable bytes, and backslashes, are written as escapes, so
 /// that different names look different.

@@ -7,8 +7,8 @@ use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{DiskName, SessionName};
 use serde::{Deserialize, Serialize};
 
-use super::now_ms;
 use super::target::{ImageFormat, Target};
+use coldrise_block::now_ms;
 
 const NAME: &str = "move";
 

@@ -1,11 +1,12 @@
 //! The end of a switch, also of one that an earlier process began.
 
+use coldrise_block::now_ms;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::SessionNotes;
 
 use super::note::{MoveNote, MovePhase};
 use super::qemu_machine::{job_failed, QemuMachine};
-use super::{domain, now_ms, target, MoveRequest, SEAL_PATIENCE};
+use super::{domain, target, MoveRequest, SEAL_PATIENCE};
 use crate::libvirt::RecoveryNote;
 
 /// Beside the reason of a failed move.

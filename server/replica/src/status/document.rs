@@ -274,7 +274,7 @@ impl CopyRecords {
         if !is_link && !self.folder.join(target.file_name()).exists() {
             return Ok(());
         }
-        let failure = FailedCopy::of(error, super::now_ms());
+        let failure = FailedCopy::of(error, coldrise_block::now_ms());
         self.change(target, |document| {
             document.failure = Some(failure);
             for machine in machines {

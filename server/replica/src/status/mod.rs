@@ -37,9 +37,3 @@ pub(crate) use watching::Watching;
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 /// A record of a copy that has not ended and is older than this was left by one that was killed.
 pub(crate) const ALIVE_FOR: Duration = Duration::from_secs(35);
-
-/// Milliseconds since 1970-01-01T00:00:00Z.
-pub(crate) fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}

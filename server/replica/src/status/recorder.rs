@@ -1,5 +1,6 @@
 //! Records a copy while it runs.
 
+use coldrise_block::now_ms;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::document::{
     CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, LastCopy, MachineRecord,
 };
 use super::watching::Watching;
-use super::{now_ms, WRITE_INTERVAL};
+use super::WRITE_INTERVAL;
 use crate::far::{FarSide, Traffic};
 use crate::plan::Plan;
 

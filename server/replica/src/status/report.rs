@@ -1,5 +1,6 @@
 //! The state of all copies, from the records and the catalog of now.
 
+use coldrise_block::now_ms;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::document::{
     TargetDocument,
 };
 use super::sizes::{Bytes, Sizes};
-use super::{now_ms, ALIVE_FOR};
+use super::ALIVE_FOR;
 use crate::links::Links;
 use crate::plan::{comes_back, places_before};
 

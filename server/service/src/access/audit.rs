@@ -4,12 +4,13 @@
 //! breaks the chain from there on. The newest entries can still be cut off; a copy in the journal (each entry is
 //! also a log line) shows that. Numbers of entries have no gaps.
 
+use coldrise_block::hex;
 use coldrise_block::Result;
 use parking_lot::Mutex;
 use rusqlite::{params, Connection, OptionalExtension};
 use serde::Serialize;
 
-use super::{sha256, to_hex};
+use super::sha256;
 use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
 
@@ -130,7 +131,7 @@ impl Database {
             Ok((number, hash))
         });
         let (number, chain) = match &added {
-            Ok((number, hash)) => (*number, to_hex(&hash[..8])),
+            Ok((number, hash)) => (*number, hex::encode(&hash[..8])),
             Err(_) => (0, String::new()),
         };
         tracing::info!(number, who, source, action, subject, result, chain, "audit");
@@ -153,7 +154,7 @@ impl Database {
                     action: row.get(4)?,
                     subject: row.get(5)?,
                     result: row.get(6)?,
-                    hash: to_hex(&row.get::<_, Vec<u8>>(7)?),
+                    hash: hex::encode(&row.get::<_, Vec<u8>>(7)?),
                 })
             })?;
             found.collect()
@@ -186,7 +187,7 @@ impl Database {
                 }
                 before = stored;
             }
-            chain.last_hash = to_hex(&before);
+            chain.last_hash = hex::encode(&before);
             Ok(chain)
         })
     }

@@ -22,7 +22,7 @@ use crate::pattern::{any_matches, Pattern};
 
 pub(crate) use limits::LoginLimits;
 pub(crate) use password::check_password;
-pub(crate) use secret::{random_id, sha256, to_hex, Secret};
+pub(crate) use secret::{random_id, sha256, Secret};
 
 /// What a caller may do at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

@@ -1,6 +1,7 @@
 //! Random secrets, and the hashes that are stored of them.
 
 use aws_lc_rs::digest;
+use coldrise_block::hex;
 use coldrise_block::Result;
 use zeroize::Zeroizing;
 
@@ -18,7 +19,7 @@ impl Secret {
     pub(crate) fn new() -> Result<Secret> {
         let mut bytes = Zeroizing::new([0; BYTES]);
         coldrise_store::random(&mut *bytes)?;
-        Ok(Secret(Zeroizing::new(to_hex(&*bytes))))
+        Ok(Secret(Zeroizing::new(hex::encode(&*bytes))))
     }
 
     /// The text for its owner.
@@ -39,7 +40,7 @@ impl Secret {
 pub(crate) fn random_id() -> Result<String> {
     let mut bytes = [0; 8];
     coldrise_store::random(&mut bytes)?;
-    Ok(to_hex(&bytes))
+    Ok(hex::encode(&bytes))
 }
 
 /// SHA-256 over the parts. Each is preceded by its length, so that parts cannot be shifted.
@@ -52,14 +53,4 @@ pub(crate) fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(context.finish().as_ref());
     hash
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

@@ -22,7 +22,7 @@ impl Database {
     /// Makes a link's secret, which replaces earlier ones.
     pub(crate) fn new_setup_secret(&self) -> Result<Secret> {
         let secret = Secret::new()?;
-        let value = format!("{} {}", now_ms(), super::to_hex(&secret.hash()));
+        let value = format!("{} {}", now_ms(), coldrise_block::hex::encode(&secret.hash()));
         self.change(|sql| {
             sql.execute(
                 "INSERT INTO settings (name, value) VALUES (?1, ?2)
@@ -35,7 +35,7 @@ impl Database {
 
     /// Takes the link's secret: it works once. Returns whether it was right and in time.
     pub(crate) fn take_setup_secret(&self, secret: &str) -> Result<bool> {
-        let given = super::to_hex(&sha256(&[secret.as_bytes()]));
+        let given = coldrise_block::hex::encode(&sha256(&[secret.as_bytes()]));
         self.change(|sql| {
             let stored: Option<String> = sql
                 .query_row("SELECT value FROM settings WHERE name = ?1", [SETTING], |row| {

@@ -1,5 +1,6 @@
 //! The bytes of a restore point's disk, in any format, with ranges: for `curl`, `qemu-img` and CDI.
 
+use coldrise_block::hex;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use super::machines::{named, selector};
 use super::problem::{blocking, Answer, Problem};
 use super::stream::ReceiverStream;
 use crate::access::audit::AuditNote;
-use crate::access::{sha256, to_hex, Identity, Permission};
+use crate::access::{sha256, Identity, Permission};
 use crate::service::{Service, SharedService};
 
 /// Size of one read, in bytes.
@@ -160,7 +161,7 @@ async fn disk(
 /// What changes when the content does: the exact point and file.
 fn tag(content: &Content) -> String {
     let hash = sha256(&[content.address().as_bytes(), &content.size_bytes().to_be_bytes()]);
-    to_hex(&hash[..16])
+    hex::encode(&hash[..16])
 }
 
 /// Enters a read of content into the audit log, unless the same caller has read the same lately.

@@ -3,6 +3,7 @@
 //! A self-signed one is made at the first start. An administrator can put another in its place;
 //! SIGHUP loads it.
 
+use coldrise_block::hex;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +15,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 
-use crate::access::to_hex;
 use crate::arguments::Options;
 
 /// Validity of a self-signed certificate, in days.
@@ -140,7 +140,7 @@ fn make(files: &Files, options: &Options) -> Result<()> {
 pub(crate) fn fingerprint(options: &Options) -> Option<String> {
     let chain = chain(&Files::of(options)).ok()?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, chain.first()?);
-    let text = to_hex(digest.as_ref()).to_ascii_uppercase();
+    let text = hex::encode(digest.as_ref()).to_ascii_uppercase();
     let pairs: Vec<&str> = (0..text.len()).step_by(2).filter_map(|i| text.get(i..i + 2)).collect();
     Some(pairs.join(":"))
 }

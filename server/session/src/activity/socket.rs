@@ -1,5 +1,6 @@
 //! The socket through which other processes ask for the counts of a served session.
 
+use coldrise_block::now_ms;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;
 use super::sample::SessionActivity;
-use crate::document::{now_ms, SessionDocument};
+use crate::document::SessionDocument;
 use crate::hexadecimal;
 use crate::local_socket::{ask, send, Answers, LocalSocket};
 use crate::lock::FileLock;

@@ -123,7 +123,7 @@ pub fn adopt_boot_trace(
 
 fn path_of(repository: &Repository, machine: &MachineName) -> PathBuf {
     let hash = repository.derive_key("boot trace", machine.as_str().as_bytes());
-    let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = coldrise_block::hex::encode(&hash[..16]);
     repository.traces_dir().join(hex)
 }
 

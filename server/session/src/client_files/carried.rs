@@ -265,7 +265,7 @@ fn gather(
 /// Proves that the files of a point are those it was sealed with.
 pub(crate) fn hash(repository: &Repository, encoded: &[u8]) -> String {
     let hash = repository.derive_key("point files", encoded);
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    coldrise_block::hex::encode(&*hash)
 }
 
 /// True if a file with this name matters only to the running machine.

@@ -272,7 +272,7 @@ fn path(
 ) -> PathBuf {
     let name = format!("{machine}/{point} {created_at_ms}");
     let hash = repository.derive_key("begun copy", name.as_bytes());
-    let name: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let name: String = coldrise_block::hex::encode(&hash[..16]);
     folder(repository).join(name)
 }
 

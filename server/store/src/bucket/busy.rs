@@ -16,7 +16,7 @@ use super::in_parallel::in_parallel;
 use super::objects::Objects;
 use super::probe::unusable;
 use super::shelf::REQUESTS;
-use crate::hex;
+use coldrise_block::hex;
 
 pub(super) const FOLDER: &str = "busy/";
 /// An object is renewed in this time.

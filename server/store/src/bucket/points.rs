@@ -9,7 +9,8 @@ use super::pack::NAME_BYTES;
 use super::shelf::REQUESTS;
 use super::BucketRepository;
 use crate::aead::document;
-use crate::{hex, MachineName, PointDocument, PointFiles, PointName};
+use crate::{MachineName, PointDocument, PointFiles, PointName};
+use coldrise_block::hex;
 
 pub(super) const FOLDER: &str = "points/";
 pub(super) const FILES_FOLDER: &str = "files/";

@@ -7,7 +7,8 @@ use crate::chunk::{ChunkCodec, ChunkId, EncoderState};
 use crate::keys::Keys;
 use crate::map::{page_value, parse_page_value, PageId};
 use crate::repository_config::RepositoryConfig;
-use crate::{hex, MachineName, Passphrase, RepositoryId};
+use crate::{MachineName, Passphrase, RepositoryId};
+use coldrise_block::hex;
 
 use super::pack::{Name, NAME_BYTES};
 

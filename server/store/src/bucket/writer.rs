@@ -26,7 +26,8 @@ use super::walk::Reached;
 use super::BucketRepository;
 use crate::chunk::EncoderState;
 use crate::map::MapRoot;
-use crate::{hex, BackupTarget, DiskTarget, PointDocument, Repository, WriteOptions};
+use crate::{BackupTarget, DiskTarget, PointDocument, Repository, WriteOptions};
+use coldrise_block::hex;
 
 /// Writes points to a bucket. It sends some packs at once, and holds at most six in memory.
 pub struct BucketWriter {

@@ -38,7 +38,8 @@ use coldrise_block::{
 
 use crate::catalog::{self, CatalogEntry};
 use crate::documents::CatalogDamage;
-use crate::{hex, PointDocument, Repository};
+use crate::{PointDocument, Repository};
+use coldrise_block::hex;
 
 use boot_check::BOOT_EXTENSION;
 pub use boot_check::{BootCheckDocument, BootRung, BootVerdict};

@@ -7,10 +7,11 @@ use coldrise_store::{PointDocument, Repository};
 
 use super::judge;
 use super::search::Answer;
-use crate::boot_check::{GoalOptions, Rung, Trial};
+use crate::boot_goal::{print_rung, GoalOptions};
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
-use crate::signals::ChildSignals;
+use coldrise_hosting::boot_check::{Rung, Trial};
+use coldrise_hosting::signals::ChildSignals;
 
 /// What all boots have in common.
 pub(super) struct Boots<'a> {
@@ -70,10 +71,11 @@ impl Boots<'_> {
             return Err(Error::new(ErrorKind::Internal, "no such point"));
         };
         let mut signals = ChildSignals::catch()?;
-        let mut goal = self.goal.goal(point, hardware)?;
-        goal.label = Some(point.point.to_string());
+        let goal = self.goal.goal(point, hardware)?;
+        let label = point.point.to_string();
         let trial = Trial {
-            invocation: self.invocation,
+            caller: self.invocation.caller()?,
+            on_rung: &|reached| print_rung(self.invocation, Some(&label), reached),
             repository: self.repository,
             point,
             hardware: *hardware,

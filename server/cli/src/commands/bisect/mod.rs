@@ -12,14 +12,16 @@ use coldrise_store::{
 };
 use serde::Serialize;
 
-use crate::boot_check::{check_memory, isolated_hardware, needed_bytes, GoalOptions, Rung};
+use crate::boot_goal::GoalOptions;
+use crate::hardware::isolated_hardware;
 use crate::hardware::{Hardware, HardwareOptions};
 use crate::invocation::Invocation;
-use crate::qemu;
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::units::{show_count, show_duration};
 use boots::Boots;
+use coldrise_hosting::boot_check::{check_memory, needed_bytes, Rung};
+use coldrise_hosting::qemu;
+use coldrise_hosting::signals::ChildSignals;
 use search::{Answer, Outcome, Search};
 
 /// Maximum number of machines at once.
@@ -214,7 +216,7 @@ fn known(
 
 /// A result in terms of the search. It may come from a check with another goal.
 fn judge(check: &BootCheckDocument, until: Rung) -> Answer {
-    if crate::boot_check::highest_rung(check) >= Some(until) {
+    if coldrise_hosting::boot_check::highest_rung(check) >= Some(until) {
         Answer::Good
     } else if check.verdict == BootVerdict::Failed {
         Answer::Bad

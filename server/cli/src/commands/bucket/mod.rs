@@ -19,7 +19,7 @@ use coldrise_store::{Horizon, MachineName, PassphraseSource, PointDocument, Poin
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::cancel_flag;
+use coldrise_hosting::signals::cancel_flag;
 
 /// How buckets are named.
 const SCHEME: &str = "s3://";

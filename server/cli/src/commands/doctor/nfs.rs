@@ -3,7 +3,7 @@
 use coldrise_block::Result;
 
 use super::{Findings, Status};
-use crate::{ganesha, netns, qemu};
+use coldrise_hosting::{ganesha, netns, qemu};
 
 /// Only NFS needs these programs, so a missing one is not a failure.
 pub(super) fn check(found: &mut Findings) {

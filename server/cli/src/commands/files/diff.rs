@@ -10,8 +10,8 @@ use super::entries::path_hex;
 use super::{about, address, place, Reading, ReadingOptions, Unread};
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::ChildSignals;
 use crate::units::show_size;
+use coldrise_hosting::signals::ChildSignals;
 
 /// List the files that differ between two points.
 ///

@@ -62,7 +62,7 @@ pub(super) const HEADINGS: [&str; 5] = ["MODE", "OWNER", ">BYTES", "MODIFIED", "
 /// The bytes of a path that needs escapes.
 pub(super) fn path_hex(path: &[u8]) -> Option<String> {
     let needs = shown(path).as_bytes() != path;
-    needs.then(|| path.iter().map(|byte| format!("{byte:02x}")).collect())
+    needs.then(|| coldrise_block::hex::encode(path))
 }
 
 /// A time in UTC.

@@ -20,8 +20,8 @@ use serde::Serialize;
 use super::{about, address, place, Reading, ReadingOptions, Unread};
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::ChildSignals;
 use crate::units::{parse_size, show_count, show_size};
+use coldrise_hosting::signals::ChildSignals;
 
 /// Copy a file out of a restore point, or a folder as a tar or zip file.
 ///
@@ -206,7 +206,7 @@ impl Write for Output {
             Output::Stdout => std::io::stdout().write(bytes),
             Output::Terminal => {
                 let text = String::from_utf8_lossy(bytes);
-                let harmless = |c: char| matches!(c, '\n' | '\t') || crate::report::is_printable(c);
+                let harmless = |c: char| matches!(c, '\n' | '\t') || crate::units::is_printable(c);
                 let text: String =
                     text.chars().map(|c| if harmless(c) { c } else { '\u{fffd}' }).collect();
                 std::io::stdout().write_all(text.as_bytes()).map(|()| bytes.len())

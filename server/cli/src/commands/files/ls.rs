@@ -13,8 +13,8 @@ use super::entries::{join, ListedEntry, HEADINGS};
 use super::{about, address, place, Reading, ReadingOptions, Unread};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
-use crate::signals::ChildSignals;
 use crate::units::show_size;
+use coldrise_hosting::signals::ChildSignals;
 
 /// List a folder, or the file systems of a point.
 ///

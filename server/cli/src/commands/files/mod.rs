@@ -17,12 +17,13 @@ use coldrise_recovery::files::{choose, AttachedDisks, Client, FileSystems, Files
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, PointDocument, Repository};
 
-use crate::files_machine::{keep, serve, KeptMachine};
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::ChildSignals;
+use crate::run_record;
 use crate::targets::tell_newer;
 use crate::units::parse_duration;
+use coldrise_hosting::files_machine::{keep, serve, KeptMachine};
+use coldrise_hosting::signals::ChildSignals;
 
 /// Time limit for the start of the machine. Without KVM and on a busy host it takes long.
 const START_PATIENCE: Duration = Duration::from_secs(180);
@@ -127,10 +128,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
         FilesCommand::Diff(arguments) => diff::run(invocation, arguments),
         FilesCommand::Versions(arguments) => versions::run(invocation, arguments),
         FilesCommand::Keep { address, idle_ms } => {
-            keep(invocation, address, Duration::from_millis(*idle_ms)).map(|()| Report::silent())
+            keep(invocation.caller()?, address, Duration::from_millis(*idle_ms))
+                .map(|()| Report::silent())
         }
         FilesCommand::Serve { addresses, stay } => {
-            serve(invocation, addresses, *stay).map(|()| Report::silent())
+            serve(invocation.caller()?, &run_record::machine_files()?, addresses, *stay)
+                .map(|()| Report::silent())
         }
     }
 }
@@ -183,7 +186,8 @@ impl Reading {
         let key = options.key.read()?;
         // Whoever comes next has to show the key again.
         let is_to_stay = key.is_empty() && !options.once;
-        let machine = KeptMachine::take(invocation, point, &address.disks, options.stay, signals)?;
+        let machine =
+            KeptMachine::take(invocation.caller()?, point, &address.disks, options.stay, signals)?;
         Ok(Reading {
             has_all_disks: machine.disks().len() == point.disks.len(),
             machine,

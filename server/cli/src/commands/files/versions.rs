@@ -21,11 +21,11 @@ use serde::Serialize;
 
 use super::entries::{moment, path_hex};
 use super::{KeyOptions, START_PATIENCE, TIME_LIMIT};
-use crate::files_machine::{FilesMachine, PointDisks};
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::since::Since;
+use coldrise_hosting::files_machine::{FilesMachine, PointDisks};
+use coldrise_hosting::signals::ChildSignals;
 
 /// The machine offers its socket within this time.
 const PORT_PATIENCE: Duration = Duration::from_secs(30);
@@ -245,8 +245,14 @@ impl Machine<'_> {
     /// Looks at the points until the machine cannot go on. Returns how many it has looked at, at least one.
     fn read(&self, signals: &mut ChildSignals, output: &mut Output<'_>) -> Result<usize> {
         let points: Vec<_> = self.group.iter().collect();
-        let started =
-            FilesMachine::start(self.invocation, self.repository, &points, &[], None, signals)?;
+        let started = FilesMachine::start(
+            self.invocation.caller()?,
+            self.repository,
+            &points,
+            &[],
+            None,
+            signals,
+        )?;
         let disks: Vec<PointDisks> = started
             .disks
             .iter()
@@ -275,7 +281,7 @@ impl Machine<'_> {
         let look_after = || {
             let mut machine = machine.borrow_mut();
             let (machine, signals) = &mut *machine;
-            machine.look_after(self.invocation, signals)
+            machine.look_after(self.invocation.caller()?, signals)
         };
         let limits = Limits { content_bytes: 0, time: TIME_LIMIT };
         let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;

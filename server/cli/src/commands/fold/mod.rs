@@ -15,8 +15,8 @@ use serde::Serialize;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
-use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Turn the captured writes of sealed sessions into deduplicated chunks.
 ///

@@ -28,11 +28,11 @@ use serde_json::json;
 use crate::coming::Origin;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
-use crate::qemu;
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
-use crate::socket_access::SocketOwner;
 use crate::units::show_duration;
+use coldrise_hosting::qemu;
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::socket_access::SocketOwner;
 
 /// What to do about another machine of the name.
 const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --name if you like";

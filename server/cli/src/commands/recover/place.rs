@@ -19,7 +19,7 @@ use crate::coming::check_can_seal;
 use crate::commands::skipped_files;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::socket_access::SocketOwner;
+use coldrise_hosting::socket_access::SocketOwner;
 
 /// Maximum length of a socket's path, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;

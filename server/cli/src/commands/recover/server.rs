@@ -12,11 +12,11 @@ use serde_json::json;
 
 use super::Prepared;
 use crate::invocation::Invocation;
-use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::run_record;
-use crate::signals::ChildSignals;
-use crate::socket_access::{SocketAccess, SocketOwner};
-use crate::uefi;
+use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::socket_access::{SocketAccess, SocketOwner};
+use coldrise_hosting::uefi;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -113,7 +113,7 @@ impl RecoveryServer {
             disconnects_at_end: true,
             only: disks.map(|disk| format!("live/{}/{}", session.name, disk.name)).collect(),
         };
-        let started = Nbdkit::start(invocation, &options, signals);
+        let started = Nbdkit::start(invocation.caller()?, &options, signals);
         let nbdkit = started.map_err(|error| {
             let withdrawn =
                 is_new.then(|| coldrise_session::unpublish(repository, &session.name, true));
@@ -178,7 +178,7 @@ impl RecoveryServer {
         let found = self.note.write_variables(&self.repository, &self.session)?;
         // One that ran before has its variables.
         if let Some(found) = found.filter(|_| is_new) {
-            uefi::tell_start(invocation, &found);
+            uefi::tell_start(invocation.caller()?, &found);
         }
         let created = self.domain.create(&self.note.xml);
         self.note.remove_template();
@@ -246,7 +246,7 @@ impl RecoveryServer {
                 self.nbdkit.stop(None)?;
                 return paused;
             }
-            match self.nbdkit.keep_up(invocation, signals) {
+            match self.nbdkit.keep_up(invocation.caller()?, signals) {
                 Ok(None) => {}
                 Ok(Some(status)) => {
                     let text = format!("nbdkit ended ({status}) while the machine was running");

@@ -9,7 +9,7 @@ use coldrise_recovery::vsphere::{recovery_note, VspherePhase};
 use coldrise_session::{SessionNotes, SessionState};
 use coldrise_store::Repository;
 
-use crate::ganesha;
+use coldrise_hosting::ganesha;
 
 /// The sentence about a session whose machine stands still or is off. libvirt is asked only if nothing has the session open.
 ///

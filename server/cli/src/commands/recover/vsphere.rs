@@ -22,10 +22,10 @@ pub(super) use options::VsphereOptions;
 use super::place::MachineEnd;
 use super::{place, NetworkChoice, RecoverArguments};
 use crate::coming::Origin;
-use crate::ganesha::{Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::ChildSignals;
+use coldrise_hosting::ganesha::{Ganesha, NfsOptions, PATH};
+use coldrise_hosting::signals::ChildSignals;
 
 /// The only port that ESXi uses.
 const NFS_PORT: u16 = 2049;
@@ -209,7 +209,7 @@ fn serve_nfs(
         cache_bytes: default_cache_bytes(),
         is_read_only: false,
     };
-    Ganesha::find_or_start(invocation, &options, signals)
+    Ganesha::find_or_start(invocation.caller()?, &options, signals)
 }
 
 /// Undoes a recovery whose machine did not start.

@@ -23,8 +23,8 @@ use serde::Serialize;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::signals::cancel_flag;
 use crate::units::{show_count, show_duration, show_size};
+use coldrise_hosting::signals::cancel_flag;
 
 /// Find damaged data, and restore it from any source that still has the content.
 ///

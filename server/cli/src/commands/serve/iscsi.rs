@@ -15,13 +15,13 @@ use serde_json::{json, Map, Value};
 
 use super::nfs::host;
 use super::secret_file;
-use crate::ganesha::Client;
 use crate::invocation::Invocation;
-use crate::mount_server::{check_tgtd, IscsiOptions, MountServer, MountedAs, Tgtd};
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::targets::tell_newer;
 use crate::units::parse_size;
+use coldrise_hosting::ganesha::Client;
+use coldrise_hosting::mount_server::{check_tgtd, IscsiOptions, MountServer, MountedAs, Tgtd};
+use coldrise_hosting::signals::ChildSignals;
 
 /// The default address.
 const DEFAULT_ISCSI_ADDRESS: &str = "127.0.0.1:3260";

@@ -9,11 +9,11 @@ use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
-use crate::socket_access::{parse_mode, SocketAccess, SocketOwner};
 use crate::units::parse_size;
+use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::socket_access::{parse_mode, SocketAccess, SocketOwner};
 
 /// The default address.
 pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";
@@ -96,14 +96,14 @@ pub(super) fn run(invocation: &Invocation, arguments: NbdArguments) -> Result<Re
     let mut signals = ChildSignals::catch()?;
     // Report errors of the repository or the passphrase here, with our own message.
     drop(invocation.open()?);
-    let mut nbdkit = Nbdkit::start(invocation, &options, &mut signals)?;
+    let mut nbdkit = Nbdkit::start(invocation.caller()?, &options, &mut signals)?;
     let uri = nbdkit.uri("");
     if invocation.is_json() {
         print_line(&json!({ "event": "ready", "uri": uri }).to_string());
     } else {
         print_line(&format!("ready: {uri} (Ctrl-C ends it)"));
     }
-    nbdkit.serve(invocation, &mut signals)?;
+    nbdkit.serve(invocation.caller()?, &mut signals)?;
     let object = json!({ "uri": uri, "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, "ended"))
 }

@@ -8,11 +8,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
-use crate::ganesha::{Client, Ganesha, NfsOptions, PATH};
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::units::parse_size;
+use coldrise_hosting::ganesha::{Client, Ganesha, NfsOptions, PATH};
+use coldrise_hosting::signals::ChildSignals;
 
 /// The default address.
 const DEFAULT_NFS_ADDRESS: &str = "127.0.0.1:2049";
@@ -88,7 +88,7 @@ pub(super) fn run(invocation: &Invocation, arguments: NfsArguments) -> Result<Re
     let mut signals = ChildSignals::catch()?;
     // Report errors of the repository or the passphrase here, with our own message.
     drop(invocation.open()?);
-    let mut ganesha = Ganesha::start(invocation, &options, &mut signals)?;
+    let mut ganesha = Ganesha::start(invocation.caller()?, &options, &mut signals)?;
     announce(invocation, &options);
     ganesha.serve(&mut signals)?;
     let object = json!({

@@ -14,8 +14,8 @@ use serde_json::json;
 
 use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
 use crate::report::{print_line, Report};
-use crate::signals::cancel_flag;
 use crate::units::now_ms;
+use coldrise_hosting::signals::cancel_flag;
 
 /// The default address.
 const DEFAULT_REPLICA_ADDRESS: &str = "127.0.0.1:8481";

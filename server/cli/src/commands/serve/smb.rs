@@ -12,12 +12,12 @@ use serde_json::json;
 
 use super::nfs::host;
 use super::secret_file;
-use crate::ganesha::Client;
 use crate::invocation::Invocation;
-use crate::mount_server::{check_smbd, MountServer, MountedAs, SmbOptions, Smbd};
 use crate::report::{print_line, Report};
-use crate::signals::ChildSignals;
 use crate::units::parse_size;
+use coldrise_hosting::ganesha::Client;
+use coldrise_hosting::mount_server::{check_smbd, MountServer, MountedAs, SmbOptions, Smbd};
+use coldrise_hosting::signals::ChildSignals;
 
 /// The default address. Windows uses no other port.
 const DEFAULT_SMB_ADDRESS: &str = "127.0.0.1:445";

@@ -11,7 +11,7 @@ use coldrise_store::{CatalogDamage, MachineName};
 use crate::gc_estimate::unknown_space;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::signals::cancel_flag;
+use coldrise_hosting::signals::cancel_flag;
 
 /// Show the contents of the repository, its savings, and the space that deletions would free.
 ///

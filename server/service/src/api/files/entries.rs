@@ -91,5 +91,5 @@ pub(super) fn modified_ms(seconds: i64, nanoseconds: u32) -> Option<i64> {
 }
 
 fn path_hex(path: &[u8]) -> Option<String> {
-    (shown(path).as_bytes() != path).then(|| crate::access::to_hex(path))
+    (shown(path).as_bytes() != path).then(|| coldrise_block::hex::encode(path))
 }

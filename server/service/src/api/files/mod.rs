@@ -129,7 +129,8 @@ fn path(text: Option<String>, hex: Option<String>) -> Result<Vec<u8>> {
     let path = match (text, hex) {
         (Some(_), Some(_)) => return Err(invalid("give path or path_hex")),
         (Some(text), None) => text.into_bytes(),
-        (None, Some(hex)) => from_hex(&hex)?,
+        (None, Some(hex)) => coldrise_block::hex::decode(&hex)
+            .ok_or_else(|| invalid("path_hex: give two hexadecimal digits for each byte"))?,
         (None, None) => b"/".to_vec(),
     };
     if !path.starts_with(b"/") || path.contains(&0) || path.len() > MAX_PATH_BYTES {
@@ -138,16 +139,6 @@ fn path(text: Option<String>, hex: Option<String>) -> Result<Vec<u8>> {
         )));
     }
     Ok(path)
-}
-
-fn from_hex(hex: &str) -> Result<Vec<u8>> {
-    let byte = |pair: &[u8]| {
-        let digit = |byte: &u8| char::from(*byte).to_digit(16);
-        let (high, low) = (digit(pair.first()?)?, digit(pair.get(1)?)?);
-        u8::try_from(high << 4 | low).ok()
-    };
-    let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
-    bytes.ok_or_else(|| invalid("path_hex: give two hexadecimal digits for each byte"))
 }
 
 /// Adds the path to an error about it.

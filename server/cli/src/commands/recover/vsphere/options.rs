@@ -9,7 +9,7 @@ use coldrise_recovery::https::Thumbprint;
 use coldrise_recovery::vsphere::{ChosenHosts, VsphereAccess};
 
 use super::NFS_PORT;
-use crate::ganesha::Client;
+use coldrise_hosting::ganesha::Client;
 
 /// Options for vCenter and ESXi.
 #[derive(Debug, Args)]

@@ -11,11 +11,11 @@ use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
 use coldrise_store::{Repository, SessionName};
 
 use super::answer::{record, report, tell_serves_on};
-use crate::ganesha::Ganesha;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::run_record;
-use crate::signals::ChildSignals;
+use coldrise_hosting::ganesha::Ganesha;
+use coldrise_hosting::signals::ChildSignals;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -1,0 +1,110 @@
+//! The options of commands that boot points to judge them.
+
+use std::time::Duration;
+
+use clap::Args;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::PointDocument;
+
+use coldrise_hosting::boot_check::{Forward, Goal, OwnCheck, Reached, Rung};
+use serde_json::json;
+
+use crate::hardware::Hardware;
+use crate::invocation::Invocation;
+use crate::report::print_line;
+use crate::units::{parse_duration, show_duration};
+
+/// What the machine has to reach.
+#[derive(Debug, Args)]
+pub(crate) struct GoalOptions {
+    /// The rung to reach. Default: login, or service with --check-port or --check.
+    #[arg(long, value_enum, value_name = "RUNG")]
+    until: Option<Rung>,
+
+    /// Time for the boot, such as 90s, 15m or 1h.
+    ///
+    /// Default: 10 minutes, without KVM 20. Once the kernel lives, at least 20 times the time to
+    /// that, and at most an hour.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    time_limit: Option<Duration>,
+
+    /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
+    ///
+    /// During the check a port of this host's loopback leads to it.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    check_port: Option<u16>,
+
+    /// A shell command on this host that judges the machine: exit code 0 proves the service.
+    ///
+    /// It starts when --check-port accepts connections; without that option at the login, or one
+    /// minute after the first program of the machine (on slow hosts later). The environment names
+    /// the point (COLDRISE_ADDRESS, COLDRISE_MACHINE, COLDRISE_POINT) and the way to the port
+    /// (COLDRISE_HOST, COLDRISE_PORT). Another exit code is a failure; the last line on stderr is
+    /// the reason. Codes 126 and 127, a signal and a command that does not end prove nothing.
+    #[arg(long, value_name = "COMMAND")]
+    check: Option<String>,
+}
+
+impl GoalOptions {
+    /// The rung to reach.
+    ///
+    /// # Errors
+    /// `InvalidInput` if an own check comes after that rung.
+    pub(crate) fn until(&self) -> Result<Rung> {
+        let has_service = self.check_port.is_some() || self.check.is_some();
+        let default = if has_service { Rung::Service } else { Rung::Login };
+        let until = self.until.unwrap_or(default);
+        if self.check.is_some() && until != Rung::Service {
+            let text = "the command of --check proves the service: leave out --until";
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        Ok(until)
+    }
+
+    /// Whether the service is one that the user named.
+    pub(crate) fn has_own_check(&self) -> bool {
+        self.check.is_some() || self.check_port.is_some()
+    }
+
+    /// The goal of one boot, with a free port of this host for --check-port.
+    ///
+    /// # Errors
+    /// Those of [`GoalOptions::until`]; `Io` if this host has no free port.
+    pub(crate) fn goal(&self, point: &PointDocument, hardware: &Hardware) -> Result<Goal> {
+        let forward = self.check_port.map(Forward::to).transpose()?;
+        let own_check = self.check.as_ref().map(|text| {
+            let mut environment = vec![
+                ("COLDRISE_ADDRESS", format!("{}/{}", point.machine, point.point)),
+                ("COLDRISE_MACHINE", point.machine.to_string()),
+                ("COLDRISE_POINT", point.point.to_string()),
+            ];
+            if let Some(forward) = forward {
+                environment.push(("COLDRISE_HOST", "127.0.0.1".to_owned()));
+                environment.push(("COLDRISE_PORT", forward.host_port.to_string()));
+            }
+            OwnCheck { text: text.clone(), environment }
+        });
+        Ok(Goal {
+            until: self.until()?,
+            time_limit: self.time_limit,
+            forward,
+            own_check,
+            firmware: hardware.firmware,
+        })
+    }
+}
+
+/// Prints a rung that a machine has reached. `label` is its point, where several boot at once.
+pub(crate) fn print_rung(invocation: &Invocation, label: Option<&str>, reached: &Reached) {
+    let after = show_duration(Duration::from_millis(reached.after_ms));
+    let rung = reached.rung.word();
+    let shown = label.map_or_else(String::new, |label| format!("{label}: "));
+    invocation.remark(&format!("{shown}{rung:<9} after {after}: {}", reached.evidence));
+    if invocation.is_json() {
+        let event = json!({
+            "event": "progress", "phase": "booting", "point": label, "rung": rung,
+            "after_ms": reached.after_ms,
+        });
+        print_line(&event.to_string());
+    }
+}

@@ -1,0 +1,285 @@
+//! QEMU without a user: its monitor and its serial port are sockets in a private folder.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind as IoErrorKind, Read};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_qmp::Monitor;
+use rustix::fs::{Mode, OFlags};
+use serde_json::{json, Value};
+
+use super::agent::Agent;
+use super::packets::MAX_PACKET_BYTES;
+use crate::caller::Caller;
+use crate::child;
+use crate::confinement::NetworkReach;
+use crate::qemu;
+use crate::qemu_process::QemuProcess;
+use crate::signals::ChildSignals;
+use coldrise_inventory::{DiskBus, Hardware};
+
+/// How long QEMU may take to connect, and to answer its monitor.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long QEMU may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const START_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum size of a picture's file, in bytes.
+const MAX_PICTURE_BYTES: u64 = 64 << 20;
+/// Bytes taken from a port of the machine at once.
+const MAX_READ_BYTES: u64 = 1 << 20;
+/// Names of the virtio ports' sockets and devices.
+pub(super) const AGENT: &str = "agent";
+pub(super) const WORD: &str = "word";
+
+/// A port of this host's loopback that leads to a port of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward {
+    /// The port of this host's loopback that leads to it.
+    pub host_port: u16,
+    pub(crate) machine_port: u16,
+}
+
+impl Forward {
+    /// With a free port of this host.
+    ///
+    /// # Errors
+    /// `Io` if the system has none.
+    pub fn to(machine_port: u16) -> Result<Forward> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let address = listener.and_then(|listener| listener.local_addr());
+        let host_port = address.context(|| "looking for a free port")?.port();
+        Ok(Forward { host_port, machine_port })
+    }
+}
+
+/// A running QEMU. Dropping it ends it.
+pub struct Machine {
+    process: QemuProcess,
+    pub(super) monitor: Monitor,
+    pub(super) serial: UnixStream,
+    /// The port of the machine's own word.
+    pub(super) word: UnixStream,
+    pub(super) agent: Agent,
+    folder: PathBuf,
+}
+
+impl Machine {
+    /// Starts QEMU with the arguments `words` for hardware, console and disks. `folder` is
+    /// private to this machine. QEMU reaches that folder only.
+    ///
+    /// # Errors
+    /// `ToolFailed` if QEMU is missing, ends or does not answer; `Interrupted` if this program
+    /// receives a signal to end meanwhile.
+    pub fn start(
+        caller: &Caller,
+        mut words: Vec<OsString>,
+        hardware: &Hardware,
+        forward: Option<Forward>,
+        folder: &Path,
+        signals: &mut ChildSignals,
+    ) -> Result<Machine> {
+        // QEMU connects to these, so that not a byte is lost at the start.
+        let listen = |name: &str| {
+            let listener = UnixListener::bind(folder.join(name));
+            listener
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                .context(|| format!("making the socket {name}"))
+        };
+        let [monitor, serial, agent, word] =
+            [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
+        words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
+        let network = NetworkReach::Port(forward.map(|forward| forward.host_port));
+        let process =
+            QemuProcess::start_confined(caller, words, &[], folder, network, Stdio::null())?;
+        let mut starting = Starting(Some(process));
+        let serial = starting.accept(&serial, signals)?;
+        let monitor = starting.accept(&monitor, signals)?;
+        let agent = starting.accept(&agent, signals)?;
+        let word = starting.accept(&word, signals)?;
+        monitor.set_nonblocking(false).context(|| "preparing the monitor")?;
+        let monitor = Monitor::greet(monitor, PATIENCE)?;
+        let Some(process) = starting.0.take() else {
+            return Err(Error::new(ErrorKind::Internal, "QEMU was ended at its start"));
+        };
+        let folder = folder.to_owned();
+        Ok(Machine { process, monitor, serial, word, agent: Agent::new(agent), folder })
+    }
+
+    /// Checks that QEMU still runs.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it has ended: it never does so by itself.
+    pub(super) fn check(&mut self) -> Result<()> {
+        self.process.check()
+    }
+
+    /// The error of a broken monitor, or the end of QEMU that explains it and comes just after.
+    pub(super) fn explain(&mut self, error: Error) -> Error {
+        let until = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < until {
+            if let Err(ended) = self.check() {
+                return ended;
+            }
+            std::thread::sleep(START_INTERVAL);
+        }
+        error
+    }
+
+    pub(super) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        self.monitor.execute(command, arguments, PATIENCE)
+    }
+
+    /// A picture of the screen as a file of that format, `ppm` or `png`. `None` if QEMU cannot
+    /// make one.
+    pub(super) fn picture(&mut self, format: &str) -> Option<Vec<u8>> {
+        let path = self.folder.join("picture");
+        self.execute("screendump", json!({ "filename": path, "format": format })).ok()?;
+        let mut picture = Vec::new();
+        open_file(&path).ok()?.take(MAX_PICTURE_BYTES + 1).read_to_end(&mut picture).ok()?;
+        (picture.len() as u64 <= MAX_PICTURE_BYTES).then_some(picture)
+    }
+
+    /// The dump of the packets.
+    pub(super) fn dump_path(&self) -> PathBuf {
+        dump_path(&self.folder)
+    }
+
+    /// Empties the dump of the packets.
+    ///
+    /// # Errors
+    /// The errors of `execute`.
+    pub(super) fn restart_dump(&mut self) -> Result<()> {
+        self.execute("object-del", json!({ "id": "dump" }))?;
+        let path = self.dump_path();
+        let dump = json!({
+            "qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": path,
+            "maxlen": MAX_PACKET_BYTES,
+        });
+        self.execute("object-add", dump).map(|_| ())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // QEMU reports an end by a signal on stderr.
+        let quit = self.monitor.execute("quit", Value::Null, END_PATIENCE);
+        let until = Instant::now() + END_PATIENCE;
+        while quit.is_ok() && Instant::now() < until && self.check().is_ok() {
+            std::thread::sleep(START_INTERVAL);
+        }
+        let _ = child::end(self.process.child(), qemu::PROGRAM, END_PATIENCE, None);
+    }
+}
+
+/// QEMU before it has connected. Dropping it ends it.
+struct Starting(Option<QemuProcess>);
+
+impl Starting {
+    fn accept(
+        &mut self,
+        listener: &UnixListener,
+        signals: &mut ChildSignals,
+    ) -> Result<UnixStream> {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).context(|| "preparing a socket")?;
+                    return Ok(stream);
+                }
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context(|| "waiting for QEMU"),
+            }
+            if signals.was_asked_to_end() {
+                return Err(Error::new(ErrorKind::Interrupted, "interrupted while QEMU started"));
+            }
+            self.0.as_mut().map_or(Ok(()), QemuProcess::check)?;
+            std::thread::sleep(START_INTERVAL);
+        }
+        let text = "QEMU did not start in time: this host may be busy; try again later";
+        Err(Error::new(ErrorKind::ToolFailed, text))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.0 {
+            let _ = child::end(process.child(), qemu::PROGRAM, END_PATIENCE, None);
+        }
+    }
+}
+
+/// The bytes that a socket without blocking holds, at most 1 MiB. QEMU makes the guest wait with
+/// more. It ends with an error when there is nothing left, or with QEMU.
+pub(super) fn read_available(stream: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = stream.take(MAX_READ_BYTES).read_to_end(&mut bytes);
+    bytes
+}
+
+/// Opens a file that QEMU wrote. A guest that broke out of QEMU could put a link there, or
+/// something that blocks.
+///
+/// # Errors
+/// The system's; `InvalidInput` if it is not a regular file.
+pub(super) fn open_file(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(IoErrorKind::InvalidInput.into()),
+    }
+}
+
+fn dump_path(folder: &Path) -> PathBuf {
+    folder.join("packets")
+}
+
+/// The arguments for sockets, the isolated network and the sandbox.
+fn observation(hardware: &Hardware, forward: Option<Forward>, folder: &Path) -> Vec<String> {
+    // A comma separates options.
+    let path = |name: &str| folder.join(name).display().to_string().replace(',', ",,");
+    let mut network = "user,id=net,restrict=on".to_owned();
+    if let Some(Forward { host_port, machine_port }) = forward {
+        network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{host_port}-:{machine_port}"));
+    }
+    let card = match hardware.disk_bus {
+        DiskBus::Virtio | DiskBus::Scsi => "virtio-net-pci",
+        DiskBus::Sata | DiskBus::Ide => "e1000",
+    };
+    let dump = path("packets");
+    let words = [
+        ["-chardev", &format!("socket,id=serial,path={}", path("serial"))],
+        ["-serial", "chardev:serial"],
+        ["-chardev", &format!("socket,id=monitor,path={}", path("monitor"))],
+        ["-mon", "chardev=monitor,mode=control"],
+        // For a second observer: a monitor serves one client at a time.
+        ["-qmp", &format!("unix:{},server=on,wait=off", path("second-monitor"))],
+        ["-device", "virtio-serial-pci"],
+        ["-chardev", &format!("socket,id=agent,path={}", path(AGENT))],
+        [
+            "-device",
+            &format!("virtserialport,chardev=agent,id={AGENT},name=org.qemu.guest_agent.0"),
+        ],
+        ["-chardev", &format!("socket,id=word,path={}", path(WORD))],
+        ["-device", &format!("virtserialport,chardev=word,id={WORD},name=org.coldrise.check")],
+        // It answers DHCP, and leads nowhere.
+        ["-netdev", &network],
+        ["-device", &format!("{card},netdev=net,romfile=")],
+        [
+            "-object",
+            &format!("filter-dump,id=dump,netdev=net,file={dump},maxlen={MAX_PACKET_BYTES}"),
+        ],
+        // The guest's kernel can report its panic; a machine that is off can still be looked at.
+        ["-device", "pvpanic"],
+        ["-action", "shutdown=pause,panic=pause"],
+        ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
+    ];
+    words.iter().flatten().map(|word| (*word).to_owned()).collect()
+}

@@ -1,0 +1,25 @@
+//! The machine that reads file systems, and the process in the background that keeps it for the next
+//! commands.
+//!
+//! ```text
+//! command ──locks `use`──▶ place ◀──holds `lock`── keeper ──▶ session, nbdkit, QEMU
+//!    └───────────────────── the machine's port ◀───────────────────────────┘
+//! ```
+//!
+//! A command that finds no keeper starts one and holds a pipe to it. Only when the command has got its
+//! answer does it write to the pipe that the keeper may stay; if it is killed, the keeper ends with it.
+//!
+//! A machine of the service is a run (`files serve`): its port lies in the run's folder.
+
+mod keeper;
+mod kept;
+mod machine;
+mod machine_end;
+mod place;
+mod seat;
+mod served;
+
+pub use keeper::keep;
+pub use kept::KeptMachine;
+pub use machine::{FilesMachine, PointDisks};
+pub use served::serve;

@@ -1,0 +1,34 @@
+//! Starts and watches the programs that serve and boot backups.
+//!
+//! ```text
+//!   nbdkit, nfs-ganesha          disk servers, with plugins that open the repository themselves
+//!   smbd, tgtd                   over a mount of this process
+//!   QEMU                         a booted machine, a boot check, the machine that reads file systems
+//! ```
+//!
+//! Every program is a child that ends with its starter, whatever ends that. What a kill leaves
+//! (sessions, folders, mounts) the next command removes: [`leftovers`].
+//!
+//! A [`Caller`] says which repository is served and prints remarks; [`signals`] say when to end.
+
+pub mod boot_check;
+pub mod boot_console;
+mod caller;
+pub mod child;
+pub mod confinement;
+pub mod disk_server;
+pub mod files_machine;
+pub mod ganesha;
+pub mod installed;
+pub mod leftovers;
+pub mod mount_server;
+pub mod nbdkit;
+pub mod netns;
+pub mod qemu;
+pub mod qemu_process;
+pub mod signals;
+pub mod socket_access;
+pub mod uefi;
+pub mod vmx;
+
+pub use caller::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};

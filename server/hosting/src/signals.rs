@@ -1,0 +1,110 @@
+//! Handles Ctrl-C and the other signals that end the program.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use coldrise_block::{Context, ErrorKind, Result};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// The signals that ask the program to end.
+const ENDINGS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Whether this program handles them.
+static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
+
+/// Whether a signal asks the command to end. Before, it ends the process.
+pub fn are_caught() -> bool {
+    ARE_CAUGHT.load(Ordering::SeqCst)
+}
+
+/// Set by the first signal; see [`cancel_flag`].
+static CANCEL: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// Whether the command has begun to print its result, or a signal the answer in its place.
+static IS_ANSWERED: AtomicBool = AtomicBool::new(false);
+
+/// Until the command catches signals itself, a signal ends the program at once, after
+/// `answer`. To the repository this is a kill, which loses nothing.
+///
+/// # Errors
+/// `Io` if a handler cannot be installed or no thread can be started.
+pub fn answer_signals(answer: impl Fn() + Send + 'static) -> Result<()> {
+    let mut signals = Signals::new(ENDINGS).context(|| "catching signals")?;
+    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    let wait = move || {
+        for _ in signals.forever() {
+            if are_caught() {
+                // It may have come before the command caught signals.
+                CANCEL.store(true, Ordering::SeqCst);
+            } else if !IS_ANSWERED.swap(true, Ordering::SeqCst) {
+                answer();
+                signal_hook::low_level::exit(code);
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .map(drop)
+        .context(|| "starting a thread for signals")
+}
+
+/// Call this before the result is printed: a signal changes nothing any more. Does not
+/// return if a signal has just ended the program.
+pub fn answer_alone() {
+    if IS_ANSWERED.swap(true, Ordering::SeqCst) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// A flag that long work checks. The first Ctrl-C, SIGTERM or SIGHUP sets it. The
+/// second ends the program at once; committed data is not lost.
+///
+/// # Errors
+/// `Io` if a handler cannot be installed.
+pub fn cancel_flag() -> Result<Arc<AtomicBool>> {
+    // Not `CANCEL`: the thread of `answer_signals` sets that at any time.
+    let is_second = Arc::new(AtomicBool::new(false));
+    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    for signal in ENDINGS {
+        // The order matters: the conditional shutdown checks the flag before it is
+        // set again.
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&is_second))
+            .context(|| "catching signals")?;
+        for flag in [&is_second, &*CANCEL] {
+            signal_hook::flag::register(signal, Arc::clone(flag)).context(|| "catching signals")?;
+        }
+    }
+    ARE_CAUGHT.store(true, Ordering::SeqCst);
+    Ok(Arc::clone(&CANCEL))
+}
+
+/// Signals for a program that waits for its children.
+pub struct ChildSignals(Signals);
+
+impl ChildSignals {
+    /// Catches them from now on. Call this before the first child starts.
+    ///
+    /// # Errors
+    /// `Io` if a handler cannot be installed.
+    pub fn catch() -> Result<ChildSignals> {
+        let [int, term, hup] = ENDINGS;
+        let caught = Signals::new([int, term, hup, SIGCHLD]).context(|| "catching signals")?;
+        ARE_CAUGHT.store(true, Ordering::SeqCst);
+        Ok(ChildSignals(caught))
+    }
+
+    /// Whether the program was asked to end since the last call.
+    pub fn was_asked_to_end(&mut self) -> bool {
+        self.0.pending().any(|signal| signal != SIGCHLD)
+    }
+
+    /// Waits for a signal. Returns true if the program is asked to end, false if a
+    /// child may have ended.
+    pub fn wait(&mut self) -> bool {
+        self.0.wait().any(|signal| signal != SIGCHLD)
+    }
+}
