@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosting::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
-use coldrise_session::write_before_background;
-use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
+use coldrise_session::RepositoryAccess;
+use coldrise_store::{PassphraseSource, Repository};
 
 use crate::arguments::GlobalOptions;
 use crate::remote::ServerOptions;
@@ -162,12 +162,19 @@ impl Invocation {
         }
         let is_quiet = self.options.quiet;
         let caller = Caller {
-            repository: self.repository_path()?.to_owned(),
-            passphrase: self.passphrase()?,
+            repository: RepositoryAccess::new(self.repository_path()?, self.passphrase()?),
             remark: Box::new(move |text| remark(is_quiet, text)),
             print_message: print_remark,
         };
         Ok(self.caller.get_or_init(|| caller))
+    }
+
+    /// The repository and its passphrase.
+    ///
+    /// # Errors
+    /// `InvalidInput` if no repository was named, or two sources of the passphrase.
+    pub(crate) fn access(&self) -> Result<&RepositoryAccess> {
+        self.caller().map(|caller| &caller.repository)
     }
 
     /// Opens the repository for documents: lists, publishing, sealing.
@@ -175,7 +182,7 @@ impl Invocation {
     /// # Errors
     /// The errors of `Repository::open`.
     pub(crate) fn open(&self) -> Result<Arc<Repository>> {
-        self.open_with(0)
+        self.access()?.open(0)
     }
 
     /// Opens the repository for reading disks.
@@ -183,95 +190,8 @@ impl Invocation {
     /// # Errors
     /// The errors of `Repository::open`.
     pub(crate) fn open_for_disks(&self) -> Result<Arc<Repository>> {
-        self.open_with(READING_CACHE_BYTES)
+        self.access()?.open(READING_CACHE_BYTES)
     }
-
-    /// Opens the repository for serving disks, with a cache of decoded chunks.
-    ///
-    /// # Errors
-    /// The errors of `Repository::open`.
-    pub(crate) fn open_for_serving(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
-        self.open_with(cache_bytes)
-    }
-
-    /// Lets only this user read the files that this process makes from now on.
-    pub(crate) fn keep_files_private(&self) {
-        keep_files_private();
-    }
-
-    fn open_with(&self, cache_bytes: u64) -> Result<Arc<Repository>> {
-        let options = OpenOptions { cache_bytes };
-        Repository::open(self.repository_path()?, &self.passphrase()?, &options)
-    }
-
-    /// Opens the repository for writing, but asks no other process to yield. It is for a
-    /// caller that holds the background lock or takes it in `first`, whose result is
-    /// returned.
-    ///
-    /// # Errors
-    /// The errors of [`Invocation::open_for_writing`].
-    pub(crate) fn open_in_background<T>(
-        &self,
-        first: impl FnOnce() -> Result<T>,
-    ) -> Result<(T, RepositoryWriter)> {
-        open_in_background(self.repository_path()?, &self.passphrase()?, first)
-    }
-
-    /// Opens the repository for writing even if parts of its database are lost. Reports the
-    /// lost parts and the number of recreated markers.
-    ///
-    /// # Errors
-    /// The errors of `coldrise_session::open_for_repair`.
-    pub(crate) fn open_for_repair(&self) -> Result<(RepositoryWriter, ReopenReport, u64)> {
-        self.keep_files_private();
-        let options = OpenOptions { cache_bytes: 0 };
-        let (path, passphrase) = (self.repository_path()?, self.passphrase()?);
-        let (writer, reopened, entered) = write_before_background(path, || {
-            coldrise_session::open_for_repair(path, &passphrase, &options)
-        })?;
-        Ok((writer, reopened, entered.markers))
-    }
-
-    /// Opens the repository for writing, and first enters sealed points of sessions into the
-    /// catalog, as every writer does.
-    ///
-    /// # Errors
-    /// `Busy` if another process is writing; otherwise the errors of `Repository::open`.
-    pub(crate) fn open_for_writing(&self) -> Result<RepositoryWriter> {
-        open_for_writing(self.repository_path()?, &self.passphrase()?)
-    }
-}
-
-/// Opens a repository for writing: see [`Invocation::open_for_writing`].
-///
-/// # Errors
-/// As for [`Invocation::open_for_writing`].
-pub(crate) fn open_for_writing(
-    path: &Path,
-    passphrase: &PassphraseSource,
-) -> Result<RepositoryWriter> {
-    let ((), writer) =
-        write_before_background(path, || open_in_background(path, passphrase, || Ok(())))?;
-    let entered = coldrise_session::enter_sealed_points(&writer)?;
-    tracing::debug!(entered = entered.points, "sealed points were entered into the catalog");
-    Ok(writer)
-}
-
-fn open_in_background<T>(
-    path: &Path,
-    passphrase: &PassphraseSource,
-    first: impl FnOnce() -> Result<T>,
-) -> Result<(T, RepositoryWriter)> {
-    keep_files_private();
-    let options = OpenOptions { cache_bytes: 0 };
-    RepositoryWriter::open_after(path, passphrase, &options, first)
-}
-
-/// Lets only this user read the files that this process makes from now on. RocksDB makes its
-/// files with the mode that the umask leaves. Commands that write the repository make no
-/// other files for users.
-fn keep_files_private() {
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
 fn remark(is_quiet: bool, text: &str) {

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod beside_backups;
 mod boot_goal;
 mod coming;
 mod commands;

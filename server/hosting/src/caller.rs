@@ -1,10 +1,11 @@
 //! What the programs need of the command that starts them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_store::{OpenOptions, PassphraseSource, Repository};
+use coldrise_session::RepositoryAccess;
+use coldrise_store::{PassphraseSource, Repository};
 
 /// The environment variable with a command that prints the passphrase.
 pub const PASSPHRASE_COMMAND: &str = "COLDRISE_PASSPHRASE_COMMAND";
@@ -13,10 +14,8 @@ pub const PASSPHRASE_FILE: &str = "COLDRISE_PASSPHRASE_FILE";
 
 /// The command that starts programs: its repository, and how it prints.
 pub struct Caller {
-    /// The directory of the repository.
-    pub repository: PathBuf,
-    /// Where the passphrase comes from.
-    pub passphrase: PassphraseSource,
+    /// The repository.
+    pub repository: RepositoryAccess,
     /// Prints a remark for people.
     pub remark: Box<dyn Fn(&str) + Send + Sync>,
     /// Prints a message of a program that was started.
@@ -25,11 +24,11 @@ pub struct Caller {
 
 impl Caller {
     pub(crate) fn repository_path(&self) -> &Path {
-        &self.repository
+        self.repository.path()
     }
 
     pub(crate) fn passphrase(&self) -> &PassphraseSource {
-        &self.passphrase
+        self.repository.passphrase()
     }
 
     pub(crate) fn remark(&self, text: &str) {
@@ -41,6 +40,6 @@ impl Caller {
     /// # Errors
     /// The errors of [`Repository::open`].
     pub(crate) fn open(&self) -> Result<Arc<Repository>> {
-        Repository::open(&self.repository, &self.passphrase, &OpenOptions { cache_bytes: 0 })
+        self.repository.open(0)
     }
 }

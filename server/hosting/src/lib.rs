@@ -26,6 +26,7 @@ pub mod nbdkit;
 pub mod netns;
 pub mod qemu;
 pub mod qemu_process;
+pub(crate) mod serial_log;
 pub mod signals;
 pub mod socket_access;
 pub mod uefi;

@@ -14,11 +14,11 @@ use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::boot_check::SerialLog;
 use crate::caller::Caller;
 use crate::child;
 use crate::confinement::{confine_this_thread, NetworkReach, Reach};
 use crate::qemu::{self, PROGRAM};
+use crate::serial_log::SerialLog;
 
 /// The last messages of an ended QEMU may take so long.
 const MESSAGE_PATIENCE: Duration = Duration::from_secs(1);

@@ -21,8 +21,8 @@ pub mod source;
 mod zeroing;
 
 pub use backup::{
-    backup, read_disks, store_source, BackupRequest, BackupStart, BackupSummary, DiskSummary, Flow,
-    Pace, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
+    backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
+    DiskSummary, Flow, Pace, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
 };
 pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};

@@ -30,6 +30,7 @@
 //! are stored again. If the process that holds the far side's writer is killed, the copy becomes the writer and
 //! plans the machine again.
 
+mod attempts;
 mod bucket;
 mod changes;
 mod content;
@@ -42,6 +43,7 @@ mod source;
 mod status;
 mod windows;
 
+pub use attempts::{copy_over, paced, Attempts, Site, Way};
 pub use bucket::{fetch_from_bucket, BucketFar};
 pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
 pub use far::{

@@ -1,16 +1,15 @@
 //! `coldrise backup`: a new restore point.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
-    read_configuration, read_disks, BackupRequest, BackupStart, BackupSummary, DiskSummary, Rate,
-    SourceSpec, StoredDisks,
+    read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
 use coldrise_inventory::Hardware;
-use coldrise_session::{Openers, SharedWriter};
+use coldrise_session::SharedWriter;
 use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
 use serde::Serialize;
 
@@ -191,69 +190,25 @@ fn store_with(
     mut live: Option<&mut LiveBackup>,
     cancel: &AtomicBool,
 ) -> Result<(BackupSummary, u64)> {
-    let openers =
-        Openers { writer: &|| invocation.open_for_writing(), reader: &|| invocation.open() };
-    let writer = SharedWriter::join(invocation.repository_path()?, openers, cancel)?;
+    let writer = SharedWriter::join(invocation.access()?, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
     if let Some(live) = live.as_mut() {
         live.take(invocation, &*writer.repository()?, request, cancel)?;
     }
-    let stored = store_disks(invocation, &writer, request, cancel);
+    let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
+    let tell_restart = || {
+        invocation.remark(
+            "the process that wrote the repository has ended unexpectedly: starting again, with what is \
+             stored already",
+        );
+    };
+    let progress = || ProgressView::new(invocation);
+    let stored = store_shared(&writer, request, progress, &tell_restart, cancel)
+        .map(|summary| (summary, chunk_size_bytes));
     // The machine is claimed until its bitmaps are in order.
     match live {
         Some(live) => live.end(invocation, stored),
         None => stored,
-    }
-}
-
-/// Stores all disks, at the same time as other backups of the repository. Starts again if
-/// the process that writes for it was killed. Also returns the chunk size.
-fn store_disks(
-    invocation: &Invocation,
-    writer: &SharedWriter<'_>,
-    request: &BackupRequest,
-    cancel: &AtomicBool,
-) -> Result<(BackupSummary, u64)> {
-    let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
-    let mut unanswered: Option<StoredDisks> = None;
-    loop {
-        // A killed host may already have added the point.
-        if let Some(stored) = unanswered.take() {
-            let points = writer.repository()?.points(&request.machine)?;
-            if points.contains(&stored.document) {
-                return Ok((stored.summary, chunk_size_bytes));
-            }
-        }
-        let start = BackupStart::choose(&*writer.repository()?, request, cancel)?;
-        if let Some(base) = start.base() {
-            if !writer.keep(base)? {
-                continue;
-            }
-        }
-        let view = ProgressView::new(invocation);
-        let stored = read_disks(writer, request, &start, &view, cancel);
-        drop(view);
-        let stored = stored.and_then(|stored| {
-            let added = writer.put_point(&stored.document, None);
-            let summary = stored.summary.clone();
-            unanswered = Some(stored);
-            added.map(|()| summary)
-        });
-        match stored {
-            Err(_) if writer.is_lost() && !cancel.load(Ordering::Relaxed) => {
-                invocation.remark(
-                    "the process that wrote the repository has ended unexpectedly: starting \
-                     again, with what is stored already",
-                );
-                writer.join_again()?;
-            }
-            stored => {
-                let mut summary = stored?;
-                let warnings = start.clock_warnings(&*writer.repository()?, request)?;
-                summary.warnings.extend(warnings);
-                return Ok((summary, chunk_size_bytes));
-            }
-        }
     }
 }
 

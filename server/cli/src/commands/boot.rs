@@ -10,6 +10,7 @@ use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::recovery_note;
+use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, coming_sentence, SessionDocument, SessionNotes};
 use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};
 use rustix::process::Signal;
@@ -175,7 +176,7 @@ impl Subject {
 
 pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<Report> {
     // The screen and the packets of the machine lie in a folder for temporary files.
-    invocation.keep_files_private();
+    keep_files_private();
     let is_alone = arguments.over == Protocol::Nfs
         && arguments.network != Some(Network::User)
         && netns::enter(run_record::discard)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Repository};
 use serde::Serialize;
@@ -75,7 +76,7 @@ struct Checked<'a> {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Result<Report> {
     // The screen and the packets of the machine lie in a folder for temporary files.
-    invocation.keep_files_private();
+    keep_files_private();
     arguments.goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;

@@ -1,6 +1,5 @@
 //! `coldrise copy`: restore points in another repository.
 
-mod attempts;
 mod bucket_copy;
 mod traffic;
 
@@ -16,18 +15,18 @@ use coldrise_replica::{
     copy, parse_prefix, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget,
     FetchRequest, Link, Links, MachineCopy, RateWindow, RateWindows,
 };
-use coldrise_session::{Catalog, Openers, SharedWriter};
+use coldrise_session::{Catalog, RepositoryAccess, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
-use self::attempts::{Attempts, Site, Way};
 use self::traffic::{savings, Savings};
 use super::bucket;
-use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
+use crate::invocation::{Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
 use crate::units::{parse_duration, show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
+use coldrise_replica::{copy_over as copy_over_line, paced, Attempts, Site, Way};
 
 /// Copy restore points to another repository, or from one, on this host or at another site.
 ///
@@ -371,16 +370,15 @@ fn copy_here(
         }
         false => (Arc::clone(here), place, passphrase),
     };
-    let reader = || Repository::open(to, &passphrase, &OpenOptions { cache_bytes: 0 });
-    let openers = Openers { writer: &|| open_for_writing(to, &passphrase), reader: &reader };
-    let far = SharedWriter::join(to, openers, cancel);
+    let access = RepositoryAccess::new(to, passphrase);
+    let far = SharedWriter::join(&access, cancel);
     let far = if is_from { far? } else { far.map_err(there)? };
     let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let target = (!is_from).then(|| (Arc::clone(here), CopyTarget::directory(place)));
     let limited = Some(Arc::clone(&limit));
     let request = CopyRequest { limit: limited, target, ..arguments.request() };
     let view = ProgressView::new(invocation);
-    let copied = attempts::paced(windows, &limit, || copy(&source, &far, &request, &view, cancel));
+    let copied = paced(windows, &limit, || copy(&source, &far, &request, &view, cancel));
     drop(view);
     let summary = told(copied, to)?;
     Ok(report(invocation, arguments, &summary, None))
@@ -407,7 +405,6 @@ fn copy_over(
         };
         return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));
     };
-    let (own, passphrase) = (invocation.repository_path()?, invocation.passphrase()?);
     let site = Site {
         address,
         identity: links.identity()?,
@@ -420,16 +417,12 @@ fn copy_over(
     let wish = arguments.fetch_request();
     let way = match arguments.from.is_some() {
         false => Way::To { source: here, request: &request },
-        true => Way::From {
-            path: own,
-            passphrase: &passphrase,
-            request: &wish,
-            prefix: &arguments.prefix,
-        },
+        true => {
+            Way::From { access: invocation.access()?, request: &wish, prefix: &arguments.prefix }
+        }
     };
     let view = ProgressView::new(invocation);
-    let Attempts { copied, mut traffic, statistics } =
-        attempts::copy_over(&site, &way, &view, cancel)?;
+    let Attempts { copied, mut traffic, statistics } = copy_over_line(&site, &way, &view, cancel)?;
     drop(view);
     let mut received_bytes = statistics.received_bytes;
     if arguments.from.is_some() {
@@ -442,7 +435,7 @@ fn copy_over(
         congestion_control: statistics.congestion_control,
         connections: statistics.connections,
     };
-    let summary = told(copied, arguments.to.as_deref().unwrap_or(own))?;
+    let summary = told(copied, arguments.to.as_deref().unwrap_or(invocation.repository_path()?))?;
     Ok(report(invocation, arguments, &summary, Some(line)))
 }
 

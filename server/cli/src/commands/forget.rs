@@ -8,7 +8,6 @@ use coldrise_session::{Coming, GivingUp, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
-use crate::beside_backups::change_points;
 use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -97,14 +96,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 }
 
 fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
-    let (points, lost, coming, repository) = change_points(invocation, |repository| {
-        let mut targets = arguments.targets.clone();
-        let coming = GivingUp::begin(repository, take_coming(repository, &mut targets)?)?;
-        let lost = take_lost(repository, &mut targets)?;
-        let points = find(repository, &targets)?;
-        let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
-        Ok(((points, lost, coming, Arc::clone(repository)), change))
-    })?;
+    let (points, lost, coming, repository) =
+        invocation.access()?.change_points(&*cancel_flag()?, |repository| {
+            let mut targets = arguments.targets.clone();
+            let coming = GivingUp::begin(repository, take_coming(repository, &mut targets)?)?;
+            let lost = take_lost(repository, &mut targets)?;
+            let points = find(repository, &targets)?;
+            let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
+            Ok(((points, lost, coming, Arc::clone(repository)), change))
+        })?;
     coming.commit(&repository)?;
     let count = (points.len() + lost.len() + coming.points().len()) as u64;
     let text =

@@ -180,7 +180,7 @@ fn collect_alone(
     options: &GcOptions<'_>,
 ) -> Result<(coldrise_session::Collected, u64)> {
     let path = invocation.repository_path()?;
-    let ((turn, before), writer) = invocation.open_in_background(|| {
+    let ((turn, before), writer) = invocation.access()?.open_in_background(|| {
         let turn = BackgroundLock::begin_gc(path, options.cancel)?;
         // An open database takes additional space.
         Ok((turn, space(path)?))

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::keep_files_private;
 use coldrise_store::{
     Compression, InitOptions, PassphraseSource, Repository, MAX_CHUNK_SIZE_BYTES,
     MIN_CHUNK_SIZE_BYTES,
@@ -109,7 +110,7 @@ struct Made {
 pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<Report> {
     let path = invocation.repository_path()?;
     arguments.new.make(invocation, |options, guess_time| {
-        invocation.keep_files_private();
+        keep_files_private();
         Repository::init_with_guess_time(path, options, guess_time)
     })?;
     let repository = invocation.open()?;

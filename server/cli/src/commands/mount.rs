@@ -58,7 +58,7 @@ enum Event {
 pub(crate) fn run(invocation: &Invocation, arguments: MountArguments) -> Result<Report> {
     let signals = ChildSignals::catch()?;
     let cache_bytes = arguments.cache.unwrap_or_else(default_cache_bytes);
-    let repository = invocation.open_for_serving(cache_bytes)?;
+    let repository = invocation.access()?.open(cache_bytes)?;
     let options = MountOptions {
         folder: arguments.directory,
         is_read_only: arguments.read_only,

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_hosting::signals::cancel_flag;
 use coldrise_session::PointChange;
 use serde::Serialize;
 
-use crate::beside_backups::change_points;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find, names, parse_point, Target};
@@ -45,7 +45,7 @@ pub(crate) fn unprotect(invocation: &Invocation, arguments: &UnprotectArguments)
 }
 
 fn change(invocation: &Invocation, targets: &[Target], is_protected: bool) -> Result<Report> {
-    let points = change_points(invocation, |repository| {
+    let points = invocation.access()?.change_points(&*cancel_flag()?, |repository| {
         let points = find(repository, targets)?;
         let change = PointChange::Protect { points: names(&points), is_protected };
         Ok((points, change))

@@ -18,7 +18,6 @@ use coldrise_store::{
 use serde::Serialize;
 
 use super::gc::{self, Collected};
-use crate::beside_backups::beside_backups;
 use crate::gc_estimate::{reclaimable_bytes, unknown_space};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
@@ -194,7 +193,7 @@ fn forget(
         removal.commit(&going::<Vec<_>>(&judged))?;
         Ok((repository, judged))
     };
-    beside_backups(invocation, alone, |repository| {
+    invocation.access()?.write_beside_backups(alone, |repository| {
         let (rules, machines) = (arguments.rules.rules(), &arguments.machines);
         let judged = retention_verdicts(repository, &rules, machines, now_seconds)?;
         let change = PointChange::Remove { points: going(&judged), lost: Vec::new() };

@@ -2,11 +2,11 @@
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_hosting::signals::cancel_flag;
 use coldrise_session::PointChange;
 use coldrise_store::{PointDocument, Quarantine};
 use serde::Serialize;
 
-use crate::beside_backups::change_points;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::targets::{addresses, find_or_quarantined, names, parse_point, quarantined, Target};
@@ -71,7 +71,7 @@ fn change(
     targets: &[Target],
     quarantine: Option<Quarantine>,
 ) -> Result<Report> {
-    let points = change_points(invocation, |repository| {
+    let points = invocation.access()?.change_points(&*cancel_flag()?, |repository| {
         let points = find_or_quarantined(repository, targets)?;
         let change = PointChange::Quarantine { points: names(&points), quarantine };
         Ok((points, change))

@@ -57,7 +57,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<
     let session = coldrise_session::session(&repository, &arguments.session);
     if session.is_ok_and(|session| session.document.waiting_points() >= MANY_WAITING) {
         // A running backup holds the repository: the next seal tries again.
-        if let Err(error) = invocation.open_for_writing() {
+        if let Err(error) = invocation.access()?.open_for_writing() {
             tracing::debug!(error = %error.full_message(), "sealed points continue to wait");
         }
     }

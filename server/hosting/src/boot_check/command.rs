@@ -8,7 +8,7 @@ use coldrise_block::end_with_this_thread;
 use rustix::fs::{fcntl_setfl, OFlags};
 use rustix::process::{kill_process_group, Pid, Signal};
 
-use super::serial::SerialLog;
+use crate::serial_log::SerialLog;
 
 /// Exit codes of a shell that could not run the command.
 const NOT_RUN: [i32; 2] = [126, 127];

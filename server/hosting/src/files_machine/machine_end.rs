@@ -14,8 +14,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::boot_check::SerialLog;
 use crate::qemu::PROGRAM;
+use crate::serial_log::SerialLog;
 
 /// The kernel's line about its end. A trace of calls follows.
 const PANIC: &str = "Kernel panic";

@@ -8,6 +8,7 @@
 mod pipeline;
 mod plan;
 mod rate;
+mod shared;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use pipeline::store_disk;
 pub use pipeline::Watch;
 use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
+pub use shared::store_shared;
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);

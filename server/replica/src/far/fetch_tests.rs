@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coldrise_ingest::NoProgress;
 use coldrise_line::{pair, PairedLine};
-use coldrise_session::Openers;
+use coldrise_session::RepositoryAccess;
 use coldrise_store::{
     Compression, DiskDocument, InitOptions, MadeIn, OpenOptions, PassphraseSource, PointDocument,
     PointOrigin, Quarantine, RepositoryWriter,
@@ -35,15 +35,9 @@ fn open(path: &Path) -> Arc<Repository> {
 
 /// Joins the writer of a repository for `work`.
 fn writing<T>(path: &Path, work: impl FnOnce(&SharedWriter<'_>) -> T) -> T {
-    let none = PassphraseSource::None;
-    let options = OpenOptions { cache_bytes: 0 };
-    let reader = || Repository::open(path, &none, &options);
-    let writer = || {
-        RepositoryWriter::open_after(path, &none, &options, || Ok(())).map(|((), writer)| writer)
-    };
+    let access = RepositoryAccess::new(path, PassphraseSource::None);
     let cancel = AtomicBool::new(false);
-    let openers = Openers { writer: &writer, reader: &reader };
-    work(&SharedWriter::join(path, openers, &cancel).unwrap())
+    work(&SharedWriter::join(&access, &cancel).unwrap())
 }
 
 fn next_frame(line: &PairedLine) -> Frame {

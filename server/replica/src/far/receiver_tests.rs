@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_line::{pair, Class, Frame, Line, PairedLine, Received};
-use coldrise_session::{Openers, SharedWriter};
+use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{
     Compression, InitOptions, MapRoot, OpenOptions, PassphraseSource, Repository, RepositoryId,
     RepositoryWriter,
@@ -47,14 +47,8 @@ fn end_at(path: &Path, prefix: &str, source: impl FnOnce(&PairedLine) + Send) ->
 }
 
 fn receive_into(path: &Path, line: &PairedLine, prefix: &str, cancel: &AtomicBool) -> Result<()> {
-    let none = PassphraseSource::None;
-    let options = OpenOptions { cache_bytes: 0 };
-    let reader = || Repository::open(path, &none, &options);
-    let writer = || {
-        RepositoryWriter::open_after(path, &none, &options, || Ok(())).map(|((), writer)| writer)
-    };
-    let openers = Openers { writer: &writer, reader: &reader };
-    let far = SharedWriter::join(path, openers, cancel)?;
+    let access = RepositoryAccess::new(path, PassphraseSource::None);
+    let far = SharedWriter::join(&access, cancel)?;
     let received = receive(line, &far, Terms { prefix, only: &[] }, None, None, cancel);
     line.close();
     received

@@ -50,7 +50,6 @@ mod host;
 mod link;
 mod map_lease;
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,6 +64,7 @@ use parking_lot::Mutex;
 use crate::lease::{Lease, LeaseHold, Served};
 use crate::lock::FileLock;
 use crate::point_change::PointChange;
+use crate::repository_access::RepositoryAccess;
 use disk::SharedDisk;
 use host::Host;
 use link::{Broken, Link};
@@ -79,18 +79,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(200);
 /// How long a new backup waits for another command's writes: removing points takes less.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Functions that open the repository.
-pub struct Openers<'a> {
-    /// Opens it for writing.
-    pub writer: &'a (dyn Fn() -> Result<RepositoryWriter> + Sync),
-    /// Opens it for reading.
-    pub reader: &'a (dyn Fn() -> Result<Arc<Repository>> + Sync),
-}
-
 /// The writer of a repository for one backup. This process or another one holds it.
 pub struct SharedWriter<'a> {
-    path: PathBuf,
-    openers: Openers<'a>,
+    access: &'a RepositoryAccess,
     cancel: &'a AtomicBool,
     role: Mutex<Option<Role>>,
     kept: Mutex<Option<Arc<MapLease>>>,
@@ -118,13 +109,9 @@ impl<'a> SharedWriter<'a> {
     /// # Errors
     /// `Busy` if a command other than a backup writes the repository for more than 5 s; the errors of opening it;
     /// `Interrupted` once `cancel` is set.
-    pub fn join(
-        path: &Path,
-        openers: Openers<'a>,
-        cancel: &'a AtomicBool,
-    ) -> Result<SharedWriter<'a>> {
+    pub fn join(access: &'a RepositoryAccess, cancel: &'a AtomicBool) -> Result<SharedWriter<'a>> {
         let (role, kept, is_lost) = Default::default();
-        let shared = SharedWriter { path: path.to_owned(), openers, cancel, role, kept, is_lost };
+        let shared = SharedWriter { access, cancel, role, kept, is_lost };
         shared.enter(false)?;
         Ok(shared)
     }
@@ -192,7 +179,7 @@ impl<'a> SharedWriter<'a> {
         if let Some(kept) = &*kept {
             return Ok(Arc::clone(kept));
         }
-        let opened = Arc::new(MapLease::new((self.openers.reader)()?));
+        let opened = Arc::new(MapLease::new(self.access.open(0)?));
         *kept = Some(Arc::clone(&opened));
         Ok(opened)
     }
@@ -207,14 +194,14 @@ impl<'a> SharedWriter<'a> {
     }
 
     fn enter(&self, is_patient: bool) -> Result<Role> {
-        let lock_path = self.path.join(LOCK);
+        let lock_path = self.access.path().join(LOCK);
         let started = Instant::now();
         let role = loop {
             self.check_cancel()?;
             // Create no files where no repository is, or no longer is.
-            Repository::check(&self.path)?;
+            Repository::check(self.access.path())?;
             match FileLock::try_take(&lock_path)? {
-                Some(lock) => match (self.openers.writer)() {
+                Some(lock) => match self.access.open_for_writing() {
                     Ok(writer) => break Role::Host(Arc::new(Hosting::start(writer, lock))),
                     Err(error)
                         if error.kind() == ErrorKind::Busy
@@ -227,7 +214,7 @@ impl<'a> SharedWriter<'a> {
                 },
                 None => {
                     let kept = self.kept()?;
-                    if let Some(link) = Link::connect(&self.path, kept.reader(), &kept)? {
+                    if let Some(link) = Link::connect(self.access.path(), kept.reader(), &kept)? {
                         break Role::Guest(Arc::new(link));
                     }
                 }

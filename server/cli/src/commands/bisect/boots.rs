@@ -6,10 +6,10 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository};
 
 use super::judge;
-use super::search::Answer;
 use crate::boot_goal::{print_rung, GoalOptions};
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
+use coldrise_hosting::boot_check::Answer;
 use coldrise_hosting::boot_check::{Rung, Trial};
 use coldrise_hosting::signals::ChildSignals;
 

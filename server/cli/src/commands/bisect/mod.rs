@@ -1,10 +1,10 @@
 //! `coldrise bisect`: finds the last good point of a machine by booting some.
 
 mod boots;
-mod search;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{
     available_memory_bytes, BootCheckDocument, BootVerdict, MachineName, PointDocument,
@@ -20,9 +20,9 @@ use crate::report::{print_line, Report};
 use crate::units::{show_count, show_duration};
 use boots::Boots;
 use coldrise_hosting::boot_check::{check_memory, needed_bytes, Rung};
+use coldrise_hosting::boot_check::{Answer, Outcome, Search};
 use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
-use search::{Answer, Outcome, Search};
 
 /// Maximum number of machines at once.
 const MAX_PARALLEL: usize = 16;
@@ -84,7 +84,7 @@ struct Bisected {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &BisectArguments) -> Result<Report> {
     // The screen and the packets of the machine lie in a folder for temporary files.
-    invocation.keep_files_private();
+    keep_files_private();
     let until = arguments.goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
 use coldrise_replica::{copy, fetch_from_bucket, BucketFar, CopyRequest, CopyTarget, RateWindows};
-use coldrise_session::{Openers, SharedWriter};
-use coldrise_store::{OpenOptions, Repository};
+use coldrise_session::SharedWriter;
+use coldrise_store::Repository;
 
-use super::{attempts, report, told, CopyArguments};
+use super::{report, told, CopyArguments};
 use crate::commands::bucket;
-use crate::invocation::{open_for_writing, Invocation};
+use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
 
@@ -27,7 +27,7 @@ pub(super) fn run(
     let bucket = bucket::open(url, &passphrase, arguments.retry, cancel)?;
     let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let view = ProgressView::new(invocation);
-    let copied = attempts::paced(windows, &limit, || match arguments.to {
+    let copied = coldrise_replica::paced(windows, &limit, || match arguments.to {
         Some(_) => {
             let far = BucketFar::begin(&bucket, here)?;
             let target = Some((Arc::clone(here), CopyTarget::Bucket(url.to_owned())));
@@ -36,12 +36,7 @@ pub(super) fn run(
             copy(here, &far, &request, &view, cancel)
         }
         None => {
-            let (own, passphrase) = (invocation.repository_path()?, invocation.passphrase()?);
-            let none = OpenOptions { cache_bytes: 0 };
-            let reader = || Repository::open(own, &passphrase, &none);
-            let openers =
-                Openers { writer: &|| open_for_writing(own, &passphrase), reader: &reader };
-            let far = SharedWriter::join(own, openers, cancel)?;
+            let far = SharedWriter::join(invocation.access()?, cancel)?;
             let request = arguments.fetch_request();
             let terms = (arguments.prefix.as_str(), Some(Arc::clone(&limit)));
             fetch_from_bucket(&bucket, &far, &request, terms, &view, cancel)

@@ -14,6 +14,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
 use coldrise_recovery::files::{choose, AttachedDisks, Client, FileSystems, FilesAddress, Limits};
+use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, PointDocument, Repository};
 
@@ -120,7 +121,7 @@ impl KeyOptions {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result<Report> {
-    invocation.keep_files_private();
+    keep_files_private();
     match &arguments.command {
         FilesCommand::Ls(arguments) => ls::list(invocation, arguments),
         FilesCommand::Find(arguments) => ls::find(invocation, arguments),

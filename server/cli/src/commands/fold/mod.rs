@@ -72,7 +72,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<
         watch::watch(invocation, interval, &cancel, &mut done)?;
         return Ok(report(invocation, done));
     }
-    let writer = invocation.open_for_writing()?;
+    let writer = invocation.access()?.open_for_writing()?;
     let points = chosen(writer.repository(), &arguments.addresses)?;
     let view = ProgressView::new(invocation);
     for point in &points {

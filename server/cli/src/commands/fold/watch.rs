@@ -75,7 +75,7 @@ fn turn(
     let Some(turn) = BackgroundLock::begin(repository.path(), BackgroundWork::Fold)? else {
         return Ok(Turn::GaveWay);
     };
-    let ((), writer) = match invocation.open_in_background(|| Ok(())) {
+    let ((), writer) = match invocation.access()?.open_in_background(|| Ok(())) {
         Err(error) if error.kind() == ErrorKind::Busy => return Ok(Turn::GaveWay),
         writer => writer?,
     };

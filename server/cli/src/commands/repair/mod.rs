@@ -106,8 +106,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Resul
         check_source(source, &sources, &cancel)?;
     }
     let other = arguments.other.open(invocation)?;
-    let (writer, reopened, made_markers) = invocation.open_for_repair()?;
-    let mut done = Done { reopened, made_markers, ..Done::default() };
+    let (writer, reopened, entered) = invocation.access()?.open_for_repair()?;
+    let mut done = Done { reopened, made_markers: entered.markers, ..Done::default() };
     match repair(invocation, arguments, &writer, other.as_ref(), &mut done, &cancel) {
         Ok(report) => Ok(report),
         Err(error) => {

@@ -100,7 +100,7 @@ pub(super) fn run(invocation: &Invocation, arguments: IscsiArguments) -> Result<
         is_read_only: arguments.read_only,
     };
     let mut signals = ChildSignals::catch()?;
-    let repository = invocation.open_for_serving(mounted.cache_bytes)?;
+    let repository = invocation.access()?.open(mounted.cache_bytes)?;
     let mut targets = Vec::new();
     for served in &arguments.served {
         targets.push(resolve(invocation, &repository, &served.0, arguments.read_only)?);

@@ -8,11 +8,11 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Arrival, Line, LineOptions, Listener, PairingCode, PeerKey, TcpLine};
 use coldrise_replica::{serve_fetch, Invitation, Link, Links, Opening, Right};
-use coldrise_session::{Openers, SharedWriter};
+use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
 use serde_json::json;
 
-use crate::invocation::{open_for_writing, Invocation, READING_CACHE_BYTES};
+use crate::invocation::{Invocation, READING_CACHE_BYTES};
 use crate::report::{print_line, Report};
 use crate::units::now_ms;
 use coldrise_hosting::signals::cancel_flag;
@@ -226,11 +226,8 @@ impl Site<'_> {
         };
         match &opening {
             Opening::Copies(greeting) => {
-                let options = OpenOptions { cache_bytes: 0 };
-                let reader = || Repository::open(path, passphrase, &options);
-                let openers =
-                    Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
-                let far = SharedWriter::join(path, openers, self.cancel).map_err(refuse)?;
+                let access = RepositoryAccess::new(path, passphrase.clone());
+                let far = SharedWriter::join(&access, self.cancel).map_err(refuse)?;
                 greeting.receive(line, &far, &link.prefix, self.cancel)
             }
             Opening::Fetch(request) => {

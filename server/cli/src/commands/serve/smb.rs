@@ -76,7 +76,7 @@ pub(super) fn run(invocation: &Invocation, arguments: SmbArguments) -> Result<Re
         is_read_only: arguments.read_only,
     };
     let mut signals = ChildSignals::catch()?;
-    let repository = invocation.open_for_serving(mounted.cache_bytes)?;
+    let repository = invocation.access()?.open(mounted.cache_bytes)?;
     let make = |mount: &std::path::Path, state: &std::path::Path| Smbd::new(&options, mount, state);
     let mut server = MountServer::start(&repository, &mounted, make, &mut signals)?;
     announce(invocation, &repository, &options)?;

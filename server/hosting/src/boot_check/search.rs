@@ -7,37 +7,40 @@
 
 /// What a boot says about a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub enum Answer {
+    /// It boots.
     Good,
+    /// Something proves that it fails.
     Bad,
+    /// Neither.
     Unproven,
 }
 
 /// A search among points in the order of time, named by their number.
 #[derive(Clone, Debug)]
-pub(super) struct Search {
+pub struct Search {
     answers: Vec<Option<Answer>>,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub struct Outcome {
     /// The newest point that is good.
-    pub(super) last_good: Option<usize>,
+    pub last_good: Option<usize>,
     /// The oldest point after it that is bad.
-    pub(super) first_bad: Option<usize>,
+    pub first_bad: Option<usize>,
     /// Unproven points between the two; without one of the two, up to that end.
-    pub(super) unproven: Vec<usize>,
+    pub unproven: Vec<usize>,
 }
 
 impl Search {
     /// Nothing is known about any of `count` points.
-    pub(super) fn new(count: usize) -> Search {
+    pub fn new(count: usize) -> Search {
         Search { answers: vec![None; count] }
     }
 
     /// Enters an answer.
-    pub(super) fn enter(&mut self, point: usize, answer: Answer) {
+    pub fn enter(&mut self, point: usize, answer: Answer) {
         if let Some(known) = self.answers.get_mut(point) {
             *known = Some(answer);
         }
@@ -45,7 +48,7 @@ impl Search {
 
     /// At most `most` points to ask next; none if the search has ended. They split the unasked
     /// points evenly.
-    pub(super) fn next(&self, most: usize) -> Vec<usize> {
+    pub fn next(&self, most: usize) -> Vec<usize> {
         let unasked: Vec<usize> =
             self.between().filter(|point| self.answer(*point).is_none()).collect();
         let count = most.max(1).min(unasked.len());
@@ -54,12 +57,12 @@ impl Search {
     }
 
     /// The number of points that may still be asked.
-    pub(super) fn unasked(&self) -> usize {
+    pub fn unasked(&self) -> usize {
         self.between().filter(|point| self.answer(*point).is_none()).count()
     }
 
     /// The result so far.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> Outcome {
         let (last_good, first_bad) = self.ends();
         let unproven =
             self.between().filter(|point| self.answer(*point) == Some(Answer::Unproven)).collect();

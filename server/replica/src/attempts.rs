@@ -4,7 +4,6 @@
 //! attempt, too: nobody holds a line or a machine meanwhile. Points that are complete are
 //! not copied again, and content that is there is not sent again.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,15 +11,15 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
 use coldrise_line::{connect, Identity, Line, LineOptions, LineStatistics, PeerKey};
-use coldrise_replica::{
+use coldrise_session::{RepositoryAccess, SharedWriter};
+use coldrise_store::Repository;
+
+use coldrise_block::units::show_duration;
+
+use crate::{
     copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FarSide,
     FetchRequest, LineFar, MachineCopy, RateWindows, Traffic,
 };
-use coldrise_session::{Openers, SharedWriter};
-use coldrise_store::{OpenOptions, PassphraseSource, Repository};
-
-use crate::invocation::open_for_writing;
-use crate::units::show_duration;
 
 /// The first wait, which doubles with every attempt that fails.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -30,37 +29,47 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The other site, and how to go on trying.
-pub(super) struct Site<'a> {
-    pub(super) address: &'a str,
-    pub(super) identity: Identity,
-    pub(super) peer: PeerKey,
+pub struct Site<'a> {
+    /// Host and port.
+    pub address: &'a str,
+    /// This site's key.
+    pub identity: Identity,
+    /// The other site's key.
+    pub peer: PeerKey,
     /// Time without progress after which a broken line fails the copy.
-    pub(super) patience: Duration,
-    pub(super) windows: &'a RateWindows,
+    pub patience: Duration,
+    /// When how much may be sent.
+    pub windows: &'a RateWindows,
 }
 
 /// Which side has the points.
-pub(super) enum Way<'a> {
+pub enum Way<'a> {
+    /// This site; the other one gets them.
     To {
+        /// The repository with the points.
         source: &'a Arc<Repository>,
+        /// What is copied.
         request: &'a CopyRequest,
     },
+    /// The other site; this one gets them.
     From {
         /// The repository that gets them.
-        path: &'a Path,
-        passphrase: &'a PassphraseSource,
+        access: &'a RepositoryAccess,
+        /// What is fetched.
         request: &'a FetchRequest,
+        /// Stands before the names of machines here.
         prefix: &'a str,
     },
 }
 
 /// The result of all attempts together.
-pub(super) struct Attempts {
-    pub(super) copied: Result<CopySummary>,
+pub struct Attempts {
+    /// What was copied, by machine.
+    pub copied: Result<CopySummary>,
     /// What was sent over all lines.
-    pub(super) traffic: Traffic,
+    pub traffic: Traffic,
     /// Of the last line; the bytes are those of all.
-    pub(super) statistics: LineStatistics,
+    pub statistics: LineStatistics,
 }
 
 /// The result of one attempt.
@@ -91,7 +100,7 @@ impl Attempt {
 ///
 /// # Errors
 /// Those of the first connection: a site that was never reached is not waited for.
-pub(super) fn copy_over(
+pub fn copy_over(
     site: &Site<'_>,
     way: &Way<'_>,
     progress: &dyn CopyProgress,
@@ -199,12 +208,8 @@ fn attempt(
             });
             (copied, far.loss(), far.traffic())
         }
-        Way::From { path, passphrase, request, prefix } => {
-            let options = OpenOptions { cache_bytes: 0 };
-            let reader = || Repository::open(path, passphrase, &options);
-            let openers =
-                Openers { writer: &|| open_for_writing(path, passphrase), reader: &reader };
-            let far = SharedWriter::join(path, openers, cancel)?;
+        Way::From { access, request, prefix } => {
+            let far = SharedWriter::join(access, cancel)?;
             let request = FetchRequest { rate_bytes_per_second: rate, ..(*request).clone() };
             let fetched = within(site.windows, begun, follow, || {
                 fetch(&*line, &far, &request, prefix, progress, cancel)
@@ -218,7 +223,7 @@ fn attempt(
 }
 
 /// Does `work` below a limit that follows the windows. Says when nothing may flow.
-pub(super) fn paced<T>(windows: &RateWindows, limit: &RateLimit, work: impl FnOnce() -> T) -> T {
+pub fn paced<T>(windows: &RateWindows, limit: &RateLimit, work: impl FnOnce() -> T) -> T {
     let set = |flow| {
         if flow == Flow::Stopped {
             tell_wait(windows);

@@ -1,0 +1,64 @@
+//! A backup at the same time as others of the same repository.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coldrise_block::Result;
+use coldrise_session::SharedWriter;
+use coldrise_store::BackupTarget;
+
+use super::{read_disks, BackupRequest, BackupStart, BackupSummary, Progress, StoredDisks};
+
+/// Called when the process that wrote the repository has ended unexpectedly, before the backup starts
+/// again.
+pub type OnRestart<'a> = &'a dyn Fn();
+
+/// Reads all disks of `request`, stores them through `writer`, and adds the point. Starts again, with what is
+/// stored already, if the process that writes for it was killed. `progress` makes a display for each attempt.
+///
+/// # Errors
+/// As of [`read_disks`]; those of adding the point.
+pub fn store_shared<P: Progress>(
+    writer: &SharedWriter<'_>,
+    request: &BackupRequest,
+    progress: impl Fn() -> P,
+    on_restart: OnRestart<'_>,
+    cancel: &AtomicBool,
+) -> Result<BackupSummary> {
+    let mut unanswered: Option<StoredDisks> = None;
+    loop {
+        // A killed writer may already have added the point.
+        if let Some(stored) = unanswered.take() {
+            let points = writer.repository()?.points(&request.machine)?;
+            if points.contains(&stored.document) {
+                return Ok(stored.summary);
+            }
+        }
+        let start = BackupStart::choose(&*writer.repository()?, request, cancel)?;
+        if let Some(base) = start.base() {
+            if !writer.keep(base)? {
+                continue;
+            }
+        }
+        let view = progress();
+        let stored = read_disks(writer, request, &start, &view, cancel);
+        drop(view);
+        let stored = stored.and_then(|stored| {
+            let added = writer.put_point(&stored.document, None);
+            let summary = stored.summary.clone();
+            unanswered = Some(stored);
+            added.map(|()| summary)
+        });
+        match stored {
+            Err(_) if writer.is_lost() && !cancel.load(Ordering::Relaxed) => {
+                on_restart();
+                writer.join_again()?;
+            }
+            stored => {
+                let mut summary = stored?;
+                let warnings = start.clock_warnings(&*writer.repository()?, request)?;
+                summary.warnings.extend(warnings);
+                return Ok(summary);
+            }
+        }
+    }
+}
