@@ -8,7 +8,6 @@ fn goal(firmware: Firmware) -> Goal {
         forward: None,
         own_check: None,
         firmware,
-        label: None,
     }
 }
 
