@@ -7,7 +7,7 @@ use coldrise_line::{pair, PairedLine};
 use coldrise_session::RepositoryAccess;
 use coldrise_store::{
     Compression, DiskDocument, InitOptions, MadeIn, OpenOptions, PassphraseSource, PointDocument,
-    PointOrigin, Quarantine, RepositoryWriter,
+    PointOrigin, Quarantine,
 };
 
 use coldrise_session::Catalog;
