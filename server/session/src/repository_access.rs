@@ -6,13 +6,9 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
-use std::sync::atomic::AtomicBool;
 
 use crate::background_lock::write_before_background;
 use crate::catalog::{enter_sealed_points, open_for_repair, EnteredPoints};
-use crate::change_points::change_points;
-use crate::point_change::PointChange;
-use crate::shared_writer::change_through_backup;
 
 const NO_CACHE: OpenOptions = OpenOptions { cache_bytes: 0 };
 /// A backup that has begun listens after this long, and the next one of several opens the
@@ -113,27 +109,6 @@ impl RepositoryAccess {
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-    }
-
-    /// Makes the change that `choose` decides on, and returns what else it returns.
-    ///
-    /// # Errors
-    /// As for [`RepositoryAccess::write_beside_backups`].
-    pub fn change_points<T>(
-        &self,
-        cancel: &AtomicBool,
-        choose: impl Fn(&Arc<Repository>) -> Result<(T, PointChange)>,
-    ) -> Result<T> {
-        self.write_beside_backups(
-            |writer| {
-                let (chosen, change) = choose(writer.repository())?;
-                change_points(&writer, &change).map(|()| chosen)
-            },
-            |repository| {
-                let (chosen, change) = choose(repository)?;
-                Ok(change_through_backup(repository, &change, cancel)?.then_some(chosen))
-            },
-        )
     }
 }
 

@@ -45,6 +45,7 @@
 //! A failed commit (a full drive) ends every backup of the host with the same error, because the
 //! content of the drive is unknown then. Any other failure ends one backup.
 
+mod change;
 mod disk;
 mod host;
 mod link;
