@@ -227,6 +227,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(PYTHON) tools/check_dependencies.py
 	$(PYTHON) tools/check_modules.py
 	$(PYTHON) tools/check_words.py
+	$(PYTHON) tools/changelog.py --check
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)
