@@ -40,6 +40,12 @@ def test_holes_of_a_point_are_holes(point, image, nbdkit):
         assert block_status(handle, 3 * MIB + 1, 10) == [(3 * MIB + 1, 10, HOLE)]
 
 
+def test_the_debug_switch_logs_slow_requests(point, nbdkit):
+    with nbdkit(options=["-v", "-D", "coldrise.slow=1"]).connect(f"{point}/vda") as handle:
+        handle.pread(512, 1024)
+    assert "slow: pread count=512 offset=1024: " in nbdkit.messages()
+
+
 def test_captured_writes_are_data_and_trims_are_holes(live, image, nbdkit):
     """Captured zeroes take no space: a mirror must not allocate them."""
     with nbdkit().connect(live) as handle:

@@ -7,10 +7,11 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdint.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
@@ -51,13 +52,36 @@ check (int r)
   return r;
 }
 
-/* The same for a client's request, with the name of its export. */
+/* nbdkit -v -D coldrise.slow=MICROSECONDS logs each request that takes at least that
+ * long; 0 logs none.
+ */
+NBDKIT_DLL_PUBLIC int coldrise_debug_slow;
+
+static int64_t
+started_us (void)
+{
+  struct timespec now;
+
+  if (coldrise_debug_slow == 0)
+    return 0;
+  clock_gettime (CLOCK_MONOTONIC, &now);
+  return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* Reports the error of a client's request, with the name of its export, and a slow
+ * request.
+ */
 static int
-check_call (int r)
+check_call (int r, int64_t started, const char *call, uint32_t count,
+            uint64_t offset)
 {
   int err = errno;
+  int64_t took = started_us () - started;
   const char *name;
 
+  if (coldrise_debug_slow != 0 && took >= coldrise_debug_slow)
+    nbdkit_debug ("slow: %s count=%" PRIu32 " offset=%" PRIu64 ": %" PRId64
+                  " us", call, count, offset, took);
   if (r == -1) {
     name = nbdkit_export_name ();
     nbdkit_error ("%s: %s", name != NULL ? name : "", coldrise_last_error ());
@@ -339,29 +363,40 @@ static int
 plugin_pread (void *handle, void *buf, uint32_t count, uint64_t offset,
               uint32_t flags)
 {
+  int64_t started = started_us ();
+
   (void) flags;
-  return check_call (coldrise_export_read (handle, buf, count, offset));
+  return check_call (coldrise_export_read (handle, buf, count, offset),
+                     started, "pread", count, offset);
 }
 
 static int
 plugin_pwrite (void *handle, const void *buf, uint32_t count,
                uint64_t offset, uint32_t flags)
 {
-  return check_call (coldrise_export_write (handle, buf, count, offset,
-                                       fua (flags)));
+  int64_t started = started_us ();
+
+  return check_call (coldrise_export_write (handle, buf, count, offset, fua (flags)),
+                     started, "pwrite", count, offset);
 }
 
 static int
 plugin_flush (void *handle, uint32_t flags)
 {
+  int64_t started = started_us ();
+
   (void) flags;
-  return check_call (coldrise_export_flush (handle));
+  return check_call (coldrise_export_flush (handle),
+                     started, "flush", 0, 0);
 }
 
 static int
 plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-  return check_call (coldrise_export_trim (handle, count, offset, fua (flags)));
+  int64_t started = started_us ();
+
+  return check_call (coldrise_export_trim (handle, count, offset, fua (flags)),
+                     started, "trim", count, offset);
 }
 
 /* Zeroes are a record, never bytes: always fast, and FAST_ZERO and MAY_TRIM make no
@@ -370,7 +405,10 @@ plugin_trim (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 static int
 plugin_zero (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-  return check_call (coldrise_export_zero (handle, count, offset, fua (flags)));
+  int64_t started = started_us ();
+
+  return check_call (coldrise_export_zero (handle, count, offset, fua (flags)),
+                     started, "zero", count, offset);
 }
 
 static int
@@ -386,16 +424,21 @@ plugin_extents (void *handle, uint32_t count, uint64_t offset,
                 uint32_t flags, struct nbdkit_extents *extents)
 {
   size_t limit = flags & NBDKIT_FLAG_REQ_ONE ? 1 : EXTENTS_LIMIT;
+  int64_t started = started_us ();
 
   return check_call (coldrise_export_extents (handle, count, offset, limit,
-                                              add_extent, extents));
+                                              add_extent, extents),
+                     started, "extents", count, offset);
 }
 
 static int
 plugin_cache (void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
+  int64_t started = started_us ();
+
   (void) flags;
-  return check_call (coldrise_export_prefetch (handle, count, offset));
+  return check_call (coldrise_export_prefetch (handle, count, offset),
+                     started, "cache", count, offset);
 }
 
 static struct nbdkit_plugin plugin = {
