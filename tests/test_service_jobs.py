@@ -205,7 +205,7 @@ def test_who_may_do_what(service, tmp_path):
     assert refused.status == 400 and b"hunter2" not in refused.body
     assert service.call("GET", "schedule/preview?calendar=never").status == 400
     assert len(service.get("schedule/preview?calendar=daily&count=3")["next_ms"]) == 3
-    for bounds in ["", "x", "1", "2,1", "1,1", "0,1296000001", "-9223372036854775808,9223372036854775807", ",".join(map(str, range(17)))]:
+    for bounds in ["", "x", "1", "2,1", "1,1", "0,1296000001", "-1,1", "100000000000000,100000000000001", ",".join(map(str, range(17)))]:
         refused = service.call("GET", f"schedule/days?bounds={bounds}")
         assert refused.status == 400 and b"bounds: give 2 to 16" in refused.body, bounds
     assert service.get("schedule/days?bounds=0,1,1296000000") == [{"start_ms": 0, "jobs": []}, {"start_ms": 1, "jobs": []}]

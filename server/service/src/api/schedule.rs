@@ -22,6 +22,8 @@ const USUAL_TIMES: usize = 5;
 const MAX_TIMES: usize = 100;
 /// Maximum number of lines of a schedule in a preview.
 const MAX_LINES: usize = 16;
+/// Latest time that a bound of a day may be: 14 digits, as the parameter's pattern says.
+const MAX_TIME_MS: i64 = 99_999_999_999_999;
 /// Maximum number of bounds of days, and from the first to the last.
 const MAX_BOUNDS: usize = 16;
 const MAX_BOUNDS_MS: i64 = 15 * 24 * 3_600_000;
@@ -105,9 +107,10 @@ fn parse_bounds(text: &str) -> Result<Vec<i64>> {
         text.split(',').take(MAX_BOUNDS + 1).map(str::parse).collect();
     let is_valid = |bounds: &Vec<i64>| {
         let ascends = bounds.is_sorted_by(|bound, next| bound < next);
-        let length = bounds.last().zip(bounds.first());
-        let length = length.and_then(|(last, first)| last.checked_sub(*first));
-        ascends
+        let in_range = bounds.iter().all(|bound| (0..=MAX_TIME_MS).contains(bound));
+        let length = bounds.last().zip(bounds.first()).map(|(last, first)| last - first);
+        in_range
+            && ascends
             && (2..=MAX_BOUNDS).contains(&bounds.len())
             && length.is_some_and(|length| length <= MAX_BOUNDS_MS)
     };
