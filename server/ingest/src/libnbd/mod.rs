@@ -179,6 +179,7 @@ impl<'c> Connection<'c> {
         contexts: &[&str],
         cancel: &'c AtomicBool,
     ) -> Result<Connection<'c>> {
+        ffi::load()?;
         // SAFETY: no arguments; a null result is an error.
         let handle = NonNull::new(unsafe { ffi::nbd_create() })
             .ok_or_else(|| last_error("preparing an NBD connection"))?;
