@@ -33,6 +33,7 @@ mod machines;
 mod occupied;
 mod points;
 mod retention;
+mod rung;
 mod schema;
 mod sessions;
 mod space;
@@ -56,6 +57,7 @@ pub use retention::{
     going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,
     RetentionPlan,
 };
+pub use rung::Rung;
 pub use schema::{
     BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
     IndexMemorySchema, QuarantineSchema,

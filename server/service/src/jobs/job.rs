@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, Result};
-use coldrise_inventory::Retention;
+use coldrise_inventory::{Retention, Rung};
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
@@ -38,32 +38,6 @@ pub(crate) enum JobKind {
     CheckBoot,
     /// Copy points to another repository.
     Copy,
-}
-
-/// A rung of the boot check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Rung {
-    Started,
-    Firmware,
-    Kernel,
-    Userspace,
-    Login,
-    Service,
-}
-
-impl Rung {
-    /// The word of `--until`.
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Rung::Started => "started",
-            Rung::Firmware => "firmware",
-            Rung::Kernel => "kernel",
-            Rung::Userspace => "userspace",
-            Rung::Login => "login",
-            Rung::Service => "service",
-        }
-    }
 }
 
 /// When a backup is followed by a boot check.

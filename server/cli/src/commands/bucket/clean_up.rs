@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{going, RetentionPlan};
+use coldrise_inventory::{going, Retention, RetentionPlan};
+use coldrise_requests::{parse_target, Target};
 use coldrise_session::{judge, Published};
 use coldrise_store::bucket::{BucketRepository, TidyReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
 use super::{find, open_for, parse_url, tell_damaged};
-use crate::commands::prune::{plan_text, RuleArguments};
+use crate::commands::prune::plan_text;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{parse_target, Target};
 use crate::units::{show_count, show_size};
 
 /// Remove restore points from a bucket, and return the space that no other one needs.
@@ -49,7 +49,7 @@ pub(crate) struct PruneArguments {
     machines: Vec<MachineName>,
 
     #[command(flatten)]
-    rules: RuleArguments,
+    rules: Retention,
 
     /// Only show which points would be removed.
     #[arg(long, short = 'n')]
