@@ -22,7 +22,7 @@ LAYERS = {
     "coldrise-store": 1,
     "coldrise-qmp": 1,
     "coldrise-session": 2,
-    "coldrise-ingest": 2,
+    "coldrise-ingest": 3,
     "coldrise-export": 3,
     "coldrise-inventory": 4,
     "coldrise-nfs": 4,
@@ -30,8 +30,10 @@ LAYERS = {
     "coldrise-capi": 5,
     "coldrise-recovery": 5,
     "coldrise-replica": 5,
-    "coldrise-cli": 6,
-    "coldrise-service": 6,
+    "coldrise-hosting": 6,
+    "coldrise-requests": 6,
+    "coldrise-cli": 7,
+    "coldrise-service": 7,
 }
 
 

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod boot_stage;
 mod coming;
 mod compare;
 mod content;
@@ -33,12 +34,12 @@ mod machines;
 mod occupied;
 mod points;
 mod retention;
-mod rung;
 mod schema;
 mod sessions;
 mod space;
 
 pub use activity::{ActivityTotals, ActivityWatch};
+pub use boot_stage::BootStage;
 pub use coming::ComingDetails;
 pub use compare::{changed_ranges, Range};
 pub use content::Content;
@@ -57,7 +58,6 @@ pub use retention::{
     going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,
     RetentionPlan,
 };
-pub use rung::Rung;
 pub use schema::{
     BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
     IndexMemorySchema, QuarantineSchema,

@@ -84,13 +84,10 @@ fn texts(value: &Value) -> Vec<String> {
         Value::Null | Value::Bool(_) => Vec::new(),
         Value::String(text) => vec![text.clone()],
         // 5, not 5.0.
-        Value::Number(number) => vec![number.as_f64().map_or_else(
-            || number.to_string(),
-            |float| match number.is_f64() {
-                true => float.to_string(),
-                false => number.to_string(),
-            },
-        )],
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64());
+            vec![float.map_or_else(|| number.to_string(), |float| float.to_string())]
+        }
         Value::Array(values) => values.iter().flat_map(texts).collect(),
         Value::Object(pairs) => pairs
             .iter()
@@ -102,7 +99,7 @@ fn texts(value: &Value) -> Vec<String> {
 fn fields(request: &impl Serialize) -> Result<Map<String, Value>> {
     match serde_json::to_value(request) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(_) => Err(Error::new(ErrorKind::Internal, "a request that is no object")),
+        Ok(_) => Err(Error::new(ErrorKind::Internal, "a request that is not an object")),
         Err(error) => Err(Error::new(ErrorKind::InvalidInput, error.to_string())),
     }
 }
@@ -133,4 +130,66 @@ pub(crate) fn given<R: Args + Serialize>(command: &Command, found: &ArgMatches) 
 pub fn refuse(what: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, format!("{what} is not possible over the network"))
         .advise("run it on the host of the repository, without --server")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{CheckBoot, Fold, Move, Prune, Recover, Restore, Rollback, Verify};
+
+    /// JSON becomes words, and the words mean the same JSON.
+    fn check<R: Args + Serialize + DeserializeOwned>(sample: &Value, words: &[&str]) {
+        let request: R = serde_json::from_value(sample.clone()).unwrap();
+        let line = CommandLine::new("run").with(&request).words();
+        assert_eq!(line[1..], *words);
+        let command = R::augment_args(Command::new("run"));
+        let found = command.clone().try_get_matches_from(line).unwrap();
+        let mut read = given::<R>(&command, &found).unwrap();
+        read.as_object_mut().unwrap().remove("kind");
+        assert_eq!(read, *sample);
+    }
+
+    #[test]
+    fn a_request_keeps_its_meaning_as_words() {
+        let (address, disk) = ("web01/latest", "web01/latest/vda");
+        check::<Recover>(
+            &json!({"address": address, "to": "esxi:h1", "hosts": ["a", "b"], "new_uuid": true}),
+            &["--to=esxi:h1", "--new-uuid", "--host=a", "--host=b", "--", address],
+        );
+        check::<Move>(
+            &json!({"address": "live/x", "targets": ["/images"], "rate_bytes_per_second": 65536,
+                    "replace": true}),
+            &["--rate=65536", "--force", "--", "live/x", "/images"],
+        );
+        check::<Rollback>(
+            &json!({"address": address, "disks": {"vda": "/dev/a", "vdb": "/dev/b=c"}}),
+            &["--", address, "vda=/dev/a", "vdb=/dev/b=c"],
+        );
+        check::<Restore>(
+            &json!({"address": disk, "target": "-x.img", "format": "raw"}),
+            &["--format=raw", "--", disk, "-x.img"],
+        );
+        check::<CheckBoot>(
+            &json!({"address": address, "until": "userspace", "check_port": 22}),
+            &["--until=userspace", "--check-port=22", "--", address],
+        );
+        check::<Verify>(&json!({"sample": 5.0}), &["--sample=5"]);
+        check::<Fold>(&json!({"address": address}), &["--", address]);
+        check::<Prune>(
+            &json!({"machines": ["web01"], "rules": {"keep_last": 3, "keep_within": "7d"}}),
+            &["--keep-last=3", "--keep-within=7d", "--", "web01"],
+        );
+    }
+
+    #[test]
+    fn an_option_that_the_request_does_not_have_is_refused() {
+        let command =
+            Verify::augment_args(Command::new("verify")).arg(clap::Arg::new("since").long("since"));
+        let found = command.clone().try_get_matches_from(["verify", "--since=7d"]).unwrap();
+        let error = given::<Verify>(&command, &found).unwrap_err();
+        assert_eq!(error.message(), "coldrise verify --since is not possible over the network");
+    }
 }

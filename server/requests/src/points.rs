@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::Args;
 use coldrise_formats::Format;
 use coldrise_ingest::RestoreTarget;
-use coldrise_inventory::{Retention, Rung};
+use coldrise_inventory::{BootStage, Retention};
 use coldrise_store::{Address, MachineName, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -23,7 +23,6 @@ pub struct Backup {
     /// digit.
     #[arg(value_name = "MACHINE", value_parser = text(MachineName::parse))]
     pub machine: String,
-
     /// A disk's name and its source: an image file or an NBD URI.
     ///
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
@@ -35,7 +34,6 @@ pub struct Backup {
     #[serde(with = "pairs")]
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
     pub disks: Vec<String>,
-
     /// Read at most this many bytes per second from the sources, such as 20M.
     ///
     /// All disks share the rate. Only data that is read counts: neither holes nor, with --bitmap,
@@ -56,12 +54,10 @@ pub struct BackupOptions {
     /// count from: the next backup reads only what has changed. See docs/recovery.md.
     #[arg(long, value_name = "SOURCE")]
     pub from: Option<String>,
-
     /// With --from libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else
     /// qemu:///system.
     #[arg(long, value_name = "URI", requires = "from")]
     pub connect: Option<String>,
-
     /// With --from: QEMU copies the disks, or what has changed, into scratch files before they are
     /// read.
     ///
@@ -70,21 +66,17 @@ pub struct BackupOptions {
     /// Meanwhile the machine's writes can wait for the scratch files.
     #[arg(long, requires = "from")]
     pub push: bool,
-
     /// With --from: freeze the guest's file systems for the instant, through its agent; at most
     /// 10 s. If the agent does not answer, the backup is made without.
     #[arg(long, requires = "from")]
     pub quiesce: bool,
-
     /// With --quiesce and qmp: the socket of the guest agent's port. libvirt knows its own.
     #[arg(long, value_name = "SOCKET", requires = "quiesce")]
     pub agent: Option<PathBuf>,
-
     /// Store the machine's configuration with the point: a libvirt .xml file, a .vmx file, or
     /// Coldrise's own .json. With --from libvirt the default is the domain's XML.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-
     /// Read only the blocks that this dirty bitmap marks as written since the machine's latest
     /// backup. Every source must have the bitmap: NBD servers export it as
     /// qemu:dirty-bitmap:NAME, qcow2 files contain it as a persistent bitmap.
@@ -99,11 +91,9 @@ pub struct CheckBoot {
     /// MACHINE/POINT.
     #[arg(value_name = "MACHINE/POINT", value_parser = text(Address::parse))]
     pub address: String,
-
     /// The rung to reach. Default: login, or service with --check-port or --check.
     #[arg(long, value_enum, value_name = "RUNG")]
-    pub until: Option<Rung>,
-
+    pub until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
     ///
     /// During the check a port of this host's loopback leads to it.
@@ -119,7 +109,6 @@ pub struct Verify {
     /// Verify only this address: MACHINE/POINT or live/SESSION, with or without /DISK.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: Option<String>,
-
     /// Read only about this percentage of the chunks, chosen at random, but at least a few.
     ///
     /// Captured blocks, chunk maps and documents are read completely.
@@ -136,7 +125,6 @@ pub struct Publish {
     /// MACHINE/POINT.
     #[arg(value_name = "MACHINE/POINT", value_parser = text(Address::parse))]
     pub address: String,
-
     /// Name of the session. Default: the machine's name and the first unused number.
     #[arg(long = "name", value_name = "SESSION", value_parser = text(SessionName::parse))]
     pub session: Option<String>,
@@ -158,7 +146,6 @@ pub struct Unpublish {
     /// The session's name, or live/SESSION.
     #[arg(value_name = "SESSION", value_parser = text(session_name))]
     pub session: String,
-
     /// Discard everything captured since the last seal.
     #[arg(long)]
     #[serde(default)]
@@ -172,18 +159,15 @@ pub struct Restore {
     /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: String,
-
     /// A file name, which appears in the service's folder for restored images; for administrators
     /// also an absolute path, a device or an NBD URI.
     #[arg(value_name = "TARGET", value_parser = text(RestoreTarget::parse))]
     #[arg(help = "A new file, a block device, or an NBD URI")]
     pub target: String,
-
     /// Format of the image. Default: from the file's extension (raw, img, qcow2, vhd, vhdx,
     /// vmdk); raw for devices and NBD servers.
     #[arg(long, value_name = "FORMAT", value_parser = format_words())]
     pub format: Option<String>,
-
     /// Replace an existing file, or both files of the format.
     #[arg(long = "force")]
     #[serde(default)]
@@ -245,7 +229,6 @@ pub struct Prune {
     /// separately.
     #[arg(value_name = "MACHINE", value_parser = text(MachineName::parse))]
     pub machines: Option<Vec<String>>,
-
     /// The rules.
     #[command(flatten)]
     pub rules: Retention,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-pub use coldrise_inventory::Rung;
+pub use coldrise_inventory::BootStage as Rung;
 
 /// A rung, and the proof of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -124,25 +124,20 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             }
             Ok(Command::new("restore", machine, &restore))
         }
-        Request::Forget(wanted) => {
-            let machine = points(caller, Administer, &wanted.addresses)?;
-            Ok(Command::new("forget", machine, &wanted))
+        Request::Forget(of) => {
+            Ok(Command::new("forget", points(caller, Administer, &of.addresses)?, &of))
         }
-        Request::Protect(wanted) => {
-            let machine = points(caller, Operate, &wanted.addresses)?;
-            Ok(Command::new("protect", machine, &wanted))
+        Request::Protect(of) => {
+            Ok(Command::new("protect", points(caller, Operate, &of.addresses)?, &of))
         }
-        Request::Unprotect(wanted) => {
-            let machine = points(caller, Administer, &wanted.addresses)?;
-            Ok(Command::new("unprotect", machine, &wanted))
+        Request::Unprotect(of) => {
+            Ok(Command::new("unprotect", points(caller, Administer, &of.addresses)?, &of))
         }
-        Request::Quarantine(wanted) => {
-            let machine = points(caller, Administer, &wanted.addresses)?;
-            Ok(Command::new("quarantine", machine, &wanted))
+        Request::Quarantine(of) => {
+            Ok(Command::new("quarantine", points(caller, Administer, &of.addresses)?, &of))
         }
-        Request::Release(wanted) => {
-            let machine = points(caller, Administer, &wanted.addresses)?;
-            Ok(Command::new("release", machine, &wanted))
+        Request::Release(of) => {
+            Ok(Command::new("release", points(caller, Administer, &of.addresses)?, &of))
         }
         Request::Prune(prune) => {
             let names = prune.machines.as_deref().unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, Result};
-use coldrise_inventory::{Retention, Rung};
+use coldrise_inventory::{BootStage, Retention};
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ pub(crate) struct BootCheck {
     pub(crate) when: BootCheckTime,
     /// The rung to reach; login if absent, or service with `check_port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) until: Option<Rung>,
+    pub(crate) until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]

@@ -1,4 +1,4 @@
-//! The rungs that a booting machine climbs.
+//! How far a machine boots.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
     utoipa::ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Rung {
+#[schema(as = Rung)]
+pub enum BootStage {
     /// The disks are served and QEMU runs.
     Started,
     /// The firmware found a system and starts it.
@@ -33,25 +34,31 @@ pub enum Rung {
     Service,
 }
 
-impl Rung {
+impl BootStage {
     /// All, the lowest first.
-    pub const ALL: [Rung; 6] =
-        [Rung::Started, Rung::Firmware, Rung::Kernel, Rung::Userspace, Rung::Login, Rung::Service];
+    pub const ALL: [BootStage; 6] = [
+        BootStage::Started,
+        BootStage::Firmware,
+        BootStage::Kernel,
+        BootStage::Userspace,
+        BootStage::Login,
+        BootStage::Service,
+    ];
 
-    /// The rung of that word.
-    pub fn of_word(word: &str) -> Option<Rung> {
-        Rung::ALL.into_iter().find(|rung| rung.word() == word)
+    /// The stage of that word.
+    pub fn of_word(word: &str) -> Option<BootStage> {
+        BootStage::ALL.into_iter().find(|rung| rung.word() == word)
     }
 
     /// The word of the command line and of `--json`.
     pub fn word(self) -> &'static str {
         match self {
-            Rung::Started => "started",
-            Rung::Firmware => "firmware",
-            Rung::Kernel => "kernel",
-            Rung::Userspace => "userspace",
-            Rung::Login => "login",
-            Rung::Service => "service",
+            BootStage::Started => "started",
+            BootStage::Firmware => "firmware",
+            BootStage::Kernel => "kernel",
+            BootStage::Userspace => "userspace",
+            BootStage::Login => "login",
+            BootStage::Service => "service",
         }
     }
 }
