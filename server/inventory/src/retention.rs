@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{judge, Catalog, PointVerdict, Published};
 use coldrise_store::{
@@ -19,6 +19,7 @@ use crate::gc_estimate::estimate_gc;
 
 /// The retention rules, as the options of `prune`. A point stays if at least one rule keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize, ToSchema)]
+#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 #[serde(deny_unknown_fields)]
 pub struct Retention {
     /// Keep the newest N points.

@@ -138,14 +138,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{CheckBoot, Fold, Move, Prune, Recover, Restore, Rollback, Verify};
+    use crate::*;
 
     /// JSON becomes words, and the words mean the same JSON.
     fn check<R: Args + Serialize + DeserializeOwned>(sample: &Value, words: &[&str]) {
         let request: R = serde_json::from_value(sample.clone()).unwrap();
         let line = CommandLine::new("run").with(&request).words();
         assert_eq!(line[1..], *words);
+        // Of the command's own options, one is named by requests.
+        let from = clap::Arg::new("from").long("from");
         let command = R::augment_args(Command::new("run"));
+        let has_from = command.get_arguments().any(|argument| argument.get_id() == "from");
+        let command = if has_from { command } else { command.arg(from) };
         let found = command.clone().try_get_matches_from(line).unwrap();
         let mut read = given::<R>(&command, &found).unwrap();
         read.as_object_mut().unwrap().remove("kind");
@@ -176,6 +180,28 @@ mod tests {
             &json!({"address": address, "until": "userspace", "check_port": 22}),
             &["--until=userspace", "--check-port=22", "--", address],
         );
+        check::<Backup>(
+            &json!({"machine": "web01", "disks": {"vda": "raw:/a"}, "rate_bytes_per_second": 65536}),
+            &["--rate=65536", "--", "web01", "vda=raw:/a"],
+        );
+        check::<Attach>(
+            &json!({"address": disk, "to": "libvirt:db01", "name": "x", "device": "scsi"}),
+            &["--to=libvirt:db01", "--as=x", "--device=scsi", "--", disk],
+        );
+        check::<Detach>(&json!({"name": "x", "from": "qmp:/q"}), &["--from=qmp:/q", "--", "x"]);
+        check::<Publish>(
+            &json!({"address": address, "session": "x"}),
+            &["--name=x", "--", address],
+        );
+        check::<Seal>(&json!({"session": "x"}), &["--", "x"]);
+        check::<Unpublish>(&json!({"session": "x", "discard": true}), &["--discard", "--", "x"]);
+        let points = json!({"addresses": [address, "db01/latest~1"]});
+        let words = ["--", address, "db01/latest~1"];
+        check::<Forget>(&points, &words);
+        check::<Protect>(&points, &words);
+        check::<Quarantine>(&points, &words);
+        check::<Release>(&points, &words);
+        check::<Gc>(&json!({}), &[]);
         check::<Verify>(&json!({"sample": 5.0}), &["--sample=5"]);
         check::<Fold>(&json!({"address": address}), &["--", address]);
         check::<Prune>(

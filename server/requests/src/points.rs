@@ -202,6 +202,7 @@ pub struct Protect {
 /// Points to set aside.
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = QuarantineRequest)]
 pub struct Quarantine {
     /// The restore points. Here latest counts quarantined points too, so that quarantine, release
     /// and a repeated command mean the same point.

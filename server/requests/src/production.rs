@@ -93,7 +93,7 @@ pub struct VsphereLogin {
 #[serde(deny_unknown_fields)]
 pub struct Move {
     /// live/SESSION.
-    #[arg(value_name = "live/SESSION", value_parser = live_session)]
+    #[arg(value_name = "live/SESSION", value_parser = text(live_session))]
     pub address: String,
     /// DISK=PATH for each disk: a new file, or an empty block device. DISK=qcow2:PATH and
     /// DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.

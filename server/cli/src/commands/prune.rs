@@ -28,7 +28,6 @@ use coldrise_hosting::signals::cancel_flag;
 /// and so does a machine's newest backup. Points dated in the future also stay; rules do not
 /// count them. docs/retention.md has examples.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 #[command(group = ArgGroup::new("space").multiple(true))]
 #[command(
     override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{going, Retention, RetentionPlan};
 use coldrise_requests::{parse_target, Target};
@@ -38,7 +38,6 @@ pub(crate) struct ForgetArguments {
 ///
 /// A copy that runs refuses this, and so does one that was killed in the last quarter of an hour.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 pub(crate) struct PruneArguments {
     /// The bucket: s3://BUCKET/PREFIX.
     #[arg(value_name = "BUCKET", value_parser = parse_url)]
