@@ -31,6 +31,7 @@ LAYERS = {
     "coldrise-recovery": 5,
     "coldrise-replica": 5,
     "coldrise-hosting": 6,
+    "coldrise-requests": 6,
     "coldrise-cli": 7,
     "coldrise-service": 7,
 }

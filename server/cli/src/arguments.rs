@@ -3,18 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use coldrise_block::Result;
-use coldrise_store::SessionName;
 
 use crate::commands;
-
-/// Parses a session's name, or its address.
-///
-/// # Errors
-/// `InvalidInput` if it is neither.
-pub(crate) fn session_name(text: &str) -> Result<SessionName> {
-    text.strip_prefix("live/").unwrap_or(text).parse()
-}
 
 const EXIT_CODES: &str = "\
 Addresses:

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::CheckBoot;
 use coldrise_store::PointDocument;
 
 use coldrise_hosting::boot_check::{Forward, Goal, OwnCheck, Reached, Rung};
@@ -21,18 +22,25 @@ pub(crate) struct GoalOptions {
     #[arg(long, value_enum, value_name = "RUNG")]
     until: Option<Rung>,
 
+    /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
+    ///
+    /// During the check a port of this host's loopback leads to it.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    check_port: Option<u16>,
+
+    #[command(flatten)]
+    judge: JudgeOptions,
+}
+
+/// How the boot is judged.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct JudgeOptions {
     /// Time for the boot, such as 90s, 15m or 1h.
     ///
     /// Default: 10 minutes, without KVM 20. Once the kernel lives, at least 20 times the time to
     /// that, and at most an hour.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     time_limit: Option<Duration>,
-
-    /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
-    ///
-    /// During the check a port of this host's loopback leads to it.
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    check_port: Option<u16>,
 
     /// A shell command on this host that judges the machine: exit code 0 proves the service.
     ///
@@ -46,15 +54,21 @@ pub(crate) struct GoalOptions {
 }
 
 impl GoalOptions {
+    /// What a check has to reach.
+    pub(crate) fn new(request: &CheckBoot, judge: &JudgeOptions) -> GoalOptions {
+        let CheckBoot { until, check_port, .. } = *request;
+        GoalOptions { until, check_port, judge: judge.clone() }
+    }
+
     /// The rung to reach.
     ///
     /// # Errors
     /// `InvalidInput` if an own check comes after that rung.
     pub(crate) fn until(&self) -> Result<Rung> {
-        let has_service = self.check_port.is_some() || self.check.is_some();
+        let has_service = self.check_port.is_some() || self.judge.check.is_some();
         let default = if has_service { Rung::Service } else { Rung::Login };
         let until = self.until.unwrap_or(default);
-        if self.check.is_some() && until != Rung::Service {
+        if self.judge.check.is_some() && until != Rung::Service {
             let text = "the command of --check proves the service: leave out --until";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
@@ -63,7 +77,7 @@ impl GoalOptions {
 
     /// Whether the service is one that the user named.
     pub(crate) fn has_own_check(&self) -> bool {
-        self.check.is_some() || self.check_port.is_some()
+        self.judge.check.is_some() || self.check_port.is_some()
     }
 
     /// The goal of one boot, with a free port of this host for --check-port.
@@ -72,7 +86,7 @@ impl GoalOptions {
     /// Those of [`GoalOptions::until`]; `Io` if this host has no free port.
     pub(crate) fn goal(&self, point: &PointDocument, hardware: &Hardware) -> Result<Goal> {
         let forward = self.check_port.map(Forward::to).transpose()?;
-        let own_check = self.check.as_ref().map(|text| {
+        let own_check = self.judge.check.as_ref().map(|text| {
             let mut environment = vec![
                 ("COLDRISE_ADDRESS", format!("{}/{}", point.machine, point.point)),
                 ("COLDRISE_MACHINE", point.machine.to_string()),
@@ -86,7 +100,7 @@ impl GoalOptions {
         });
         Ok(Goal {
             until: self.until()?,
-            time_limit: self.time_limit,
+            time_limit: self.judge.time_limit,
             forward,
             own_check,
             firmware: hardware.firmware,

@@ -3,42 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
+use coldrise_requests::{parse_point, Target};
 use coldrise_session::{Catalog, Coming};
-use coldrise_store::{Address, MachineName, PointDocument, PointName, PointSelector, Repository};
+use coldrise_store::{MachineName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::invocation::Invocation;
 
-/// A named point, or all points of a machine.
-#[derive(Clone, Debug)]
-pub(crate) enum Target {
-    Point(MachineName, PointSelector),
-    Machine(MachineName),
-}
-
-/// Parses `MACHINE/POINT` or `MACHINE`.
+/// The points that a request names.
 ///
 /// # Errors
-/// `InvalidInput`; the message says what is allowed.
-pub(crate) fn parse_target(text: &str) -> Result<Target> {
-    if !text.contains('/') {
-        return MachineName::parse(text).map(Target::Machine);
-    }
-    parse_point(text)
-}
-
-/// Parses `MACHINE/POINT`.
-///
-/// # Errors
-/// `InvalidInput`; the message says what is allowed.
-pub(crate) fn parse_point(text: &str) -> Result<Target> {
-    match Address::parse(text)? {
-        Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
-        Address::Point { .. } | Address::Live { .. } => Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!("{text}: the command takes whole restore points: give MACHINE/POINT"),
-        )),
-    }
+/// `InvalidInput` for another address.
+pub(crate) fn points(addresses: &[String]) -> Result<Vec<Target>> {
+    addresses.iter().map(|text| parse_point(text)).collect()
 }
 
 /// The named points, each once, by machine and time.

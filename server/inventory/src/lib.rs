@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod boot_stage;
 mod coming;
 mod compare;
 mod content;
@@ -38,6 +39,7 @@ mod sessions;
 mod space;
 
 pub use activity::{ActivityTotals, ActivityWatch};
+pub use boot_stage::BootStage;
 pub use coming::ComingDetails;
 pub use compare::{changed_ranges, Range};
 pub use content::Content;

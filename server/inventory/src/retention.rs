@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Instant;
 
-use coldrise_block::{ErrorKind, Result};
+use clap::{ArgGroup, Args};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{judge, Catalog, PointVerdict, Published};
 use coldrise_store::{
     MachineName, MaxUnused, Period, PointName, Repository, RetentionRules, RetentionSpan,
@@ -17,38 +18,58 @@ use utoipa::ToSchema;
 use crate::gc_estimate::estimate_gc;
 
 /// The retention rules, as the options of `prune`. A point stays if at least one rule keeps it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize, ToSchema)]
+#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 #[serde(deny_unknown_fields)]
 pub struct Retention {
     /// Keep the newest N points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_last: Option<NonZeroU32>,
     /// Keep the newest point of each of the newest N hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_hourly: Option<NonZeroU32>,
     /// Keep the newest point of each of the newest N days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_daily: Option<NonZeroU32>,
-    /// Keep the newest point of each of the newest N weeks.
+    /// Keep the newest point of each of the newest N weeks (ISO 8601: from Monday).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_weekly: Option<NonZeroU32>,
     /// Keep the newest point of each of the newest N months.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_monthly: Option<NonZeroU32>,
     /// Keep the newest point of each of the newest N years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
+    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
     pub keep_yearly: Option<NonZeroU32>,
     /// Keep points that are less than this much older than the machine's newest: 36h, 7d, 2w, 3m
     /// (months) or 1y.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
+    #[arg(long, value_name = "DURATION", group = "rules")]
     pub keep_within: Option<RetentionSpan>,
+}
+
+/// A count of periods. A larger number than `u32` holds keeps as much as the largest one.
+fn parse_count(text: &str) -> Result<NonZeroU32> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let count = if is_number { text.parse().unwrap_or(u32::MAX) } else { 0 };
+    NonZeroU32::new(count).ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidInput,
+            "the number must be at least 1; coldrise forget MACHINE --all removes everything",
+        )
+    })
 }
 
 impl Retention {

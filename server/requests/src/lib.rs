@@ -1,53 +1,57 @@
-//! The options of the commands that the command line, the service's API, its jobs and its page share.
+//! Requests: the options of the commands that the command line, the service's API, its jobs and its page share.
 //!
 //! Each command is one struct. Its fields are the fields of the JSON request and, with the same names as ids,
 //! the arguments of the command line; its comments are the help, the man page and the API's description.
 //!
 //! ```text
-//!   coldrise forget web01/latest ──clap──▶ Addresses ──to_json──▶ POST /api/v1/runs {"kind": "forget", …}
+//!   coldrise forget web01/latest ──clap──▶ Forget ──given──▶ POST /api/v1/runs {"kind": "forget", …}
 //!                                            ▲                                 │
-//!            run of the service ◀──words── Addresses ◀────────serde────────────┘
+//!   process of the run ◀──CommandLine── Forget ◀─────────────serde─────────────┘
 //! ```
 //!
-//! So an option is declared once: a field here. What a request may do, its caller's rights for one, is decided by the
-//! service.
+//! An option is declared once: a field here. The command line adds the options that only make sense beside the
+//! repository. What a request may do, its caller's rights for one, is decided by the service.
+#![forbid(unsafe_code)]
 
-mod catalog;
 mod encode;
+mod machines;
+mod points;
 mod production;
-mod sessions;
-mod stored;
 mod value;
 
-pub use catalog::{Addresses, Prune};
-pub use encode::{to_json, words};
-pub use production::{Attach, Detach, Move, Recover, Rollback};
-pub use sessions::{Publish, Seal, Unpublish};
-pub use stored::{Backup, CheckBoot, Fold, Gc, Restore, Verify};
-pub use value::Pairs;
+pub use encode::{refuse, CommandLine};
+pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
+pub use points::{
+    format_words, Backup, BackupOptions, CheckBoot, Fold, Forget, Gc, Protect, Prune, Publish,
+    Quarantine, Release, Restore, Seal, Unpublish, Verify,
+};
+pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
+pub use value::{
+    live_session, parse_network, parse_percent, parse_point, parse_target, session_name,
+    Hypervisor, Target,
+};
 
+use clap::{ArgMatches, Command};
+use coldrise_block::Result;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A request to run a command.
+/// What to run.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
+#[schema(as = Start)]
 pub enum Request {
     /// Back up disks of a machine. Administrators only: it reads any file that the service can read.
     /// Others start jobs.
     Backup(Backup),
     /// Boot a point in isolation, and store the evidence with it.
     CheckBoot(CheckBoot),
-    /// Check stored data: of an address, or of everything.
-    Verify(Verify),
-    /// Publish a point for writing.
-    Publish(Publish),
-    /// Make a restore point of what a session has captured.
-    Seal(Seal),
-    /// End a session: seal it first, or discard what it has captured.
-    Unpublish(Unpublish),
-    /// Write a disk to an image file.
-    Restore(Restore),
+    /// Boot a machine from its backup, on this host. It runs until it is switched off, or the run is
+    /// cancelled; the session stays. See /sessions/{session}/screen.
+    Boot(Boot),
+    /// Serve all points and sessions over NBD or NFS, until the run is cancelled.
+    Serve(Serve),
     /// Run a machine from its backup under its own hypervisor. The run serves its disks, until the machine is
     /// off; cancelled, it suspends the machine first. With `undo`, end such a machine and its session.
     Recover(Recover),
@@ -60,20 +64,60 @@ pub enum Request {
     Attach(Attach),
     /// Detach an attached disk. Unmount it in the guest first.
     Detach(Detach),
+    /// Check stored data: of an address, or of everything.
+    Verify(Verify),
+    /// Publish a point for writing.
+    Publish(Publish),
+    /// Make a restore point of what a session has captured.
+    Seal(Seal),
+    /// End a session: seal it first, or discard what it has captured.
+    Unpublish(Unpublish),
+    /// Write a disk to an image file.
+    Restore(Restore),
     /// Remove points.
-    Forget(Addresses),
+    Forget(Forget),
     /// Keep points: neither prune nor forget removes them.
-    Protect(Addresses),
+    Protect(Protect),
     /// Take the protection off points.
-    Unprotect(Addresses),
+    Unprotect(Protect),
     /// Serve points no longer, and count them in no rule.
-    Quarantine(Addresses),
+    Quarantine(Quarantine),
     /// Take points out of quarantine.
-    Release(Addresses),
+    Release(Release),
     /// Remove points by rules.
     Prune(Prune),
     /// Free the space of removed points.
     Gc(Gc),
     /// Fold captured writes of sealed points into chunks: of an address, or of all.
     Fold(Fold),
+}
+
+/// The request of a parsed command line, as JSON for POST /api/v1/runs. `command` has all its arguments.
+///
+/// # Errors
+/// `InvalidInput` for a command or an option that a service does not run for others.
+pub fn json(command: &Command, found: &ArgMatches) -> Result<Value> {
+    let given = match command.get_name() {
+        "backup" => encode::given::<Backup>,
+        "check-boot" => encode::given::<CheckBoot>,
+        "recover" => encode::given::<Recover>,
+        "move" => encode::given::<Move>,
+        "rollback" => encode::given::<Rollback>,
+        "attach" => encode::given::<Attach>,
+        "detach" => encode::given::<Detach>,
+        "verify" => encode::given::<Verify>,
+        "publish" => encode::given::<Publish>,
+        "seal" => encode::given::<Seal>,
+        "unpublish" => encode::given::<Unpublish>,
+        "restore" => encode::given::<Restore>,
+        "forget" => encode::given::<Forget>,
+        "protect" | "unprotect" => encode::given::<Protect>,
+        "quarantine" => encode::given::<Quarantine>,
+        "release" => encode::given::<Release>,
+        "prune" => encode::given::<Prune>,
+        "gc" => encode::given::<Gc>,
+        "fold" => encode::given::<Fold>,
+        other => return Err(refuse(&format!("coldrise {other}"))),
+    };
+    given(command, found)
 }

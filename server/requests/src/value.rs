@@ -1,52 +1,185 @@
-//! Values that both the command line and JSON have.
+//! Values of requests that both the command line and JSON have as text, and their parsers.
 
-use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use coldrise_ingest::Rate;
+use coldrise_recovery::libvirt::NetworkChoice;
+use coldrise_store::{Address, MachineName, PointSelector, SessionName};
 
-/// Checks the text of an argument as a `T`, and keeps the text.
-///
-/// # Errors
-/// Those of parsing it.
-pub(crate) fn text<T: FromStr<Err = Error>>(text: &str) -> Result<String> {
-    text.parse::<T>().map(|_| text.to_owned())
+/// A parser of an argument that checks the text with `parse`, and keeps the text.
+pub(crate) fn text<T: 'static>(
+    parse: fn(&str) -> Result<T>,
+) -> impl Fn(&str) -> Result<String> + Clone + Send + Sync + 'static {
+    move |text| parse(text).map(|_| text.to_owned())
 }
 
-/// One `NAME=VALUE` word.
+fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, text)
+}
+
+/// A hypervisor on which machines are recovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// The part before the first `=`.
-    pub name: String,
-    /// The part after it.
-    pub value: String,
+pub enum Hypervisor {
+    /// QEMU under libvirt.
+    Libvirt,
+    /// vCenter or ESXi, at `HOST` or `HOST:PORT`.
+    Vsphere(String),
 }
 
-impl FromStr for Pair {
+impl FromStr for Hypervisor {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Pair> {
-        let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::new(ErrorKind::InvalidInput, format!("{text:?} is not NAME=VALUE"))
-        })?;
-        Ok(Pair { name: name.to_owned(), value: value.to_owned() })
+    fn from_str(text: &str) -> Result<Hypervisor> {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
+        match text.split_once(':') {
+            None if text == "libvirt" => Ok(Hypervisor::Libvirt),
+            Some(("vcenter" | "esxi", server))
+                if !server.is_empty() && server.chars().all(is_part) =>
+            {
+                Ok(Hypervisor::Vsphere(server.to_owned()))
+            }
+            _ => Err(invalid(format!("{text}: give libvirt, vcenter:HOST or esxi:HOST"))),
+        }
     }
 }
 
-/// `NAME=VALUE` words: in JSON an object.
-pub type Pairs = Vec<Pair>;
+/// The network of a recovered machine.
+///
+/// # Errors
+/// `InvalidInput` for an empty text.
+pub fn parse_network(text: &str) -> Result<NetworkChoice> {
+    match text {
+        "none" => Ok(NetworkChoice::None),
+        "same" => Ok(NetworkChoice::Same),
+        "" => Err(invalid("give none, same or the name of a network")),
+        name => Ok(NetworkChoice::Named(name.to_owned())),
+    }
+}
 
-/// For serde: [`Pairs`] as an object.
+/// A session by its name or its address.
+///
+/// # Errors
+/// `InvalidInput` if it is neither.
+pub fn session_name(text: &str) -> Result<SessionName> {
+    SessionName::parse(text.strip_prefix("live/").unwrap_or(text))
+}
+
+/// A session by its address.
+///
+/// # Errors
+/// `InvalidInput` for another address.
+pub fn live_session(text: &str) -> Result<SessionName> {
+    match Address::parse(text)? {
+        Address::Live { session, disk: None } => Ok(session),
+        _ => {
+            Err(invalid(format!("{text}: all disks of a session move together: give live/SESSION")))
+        }
+    }
+}
+
+/// A named point, or all points of a machine.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// `MACHINE/POINT`.
+    Point(MachineName, PointSelector),
+    /// `MACHINE`.
+    Machine(MachineName),
+}
+
+/// Parses `MACHINE/POINT` or `MACHINE`.
+///
+/// # Errors
+/// `InvalidInput`; the message says what is allowed.
+pub fn parse_target(text: &str) -> Result<Target> {
+    if !text.contains('/') {
+        return MachineName::parse(text).map(Target::Machine);
+    }
+    parse_point(text)
+}
+
+/// Parses `MACHINE/POINT`.
+///
+/// # Errors
+/// `InvalidInput`; the message says what is allowed.
+pub fn parse_point(text: &str) -> Result<Target> {
+    match Address::parse(text)? {
+        Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
+        Address::Point { .. } | Address::Live { .. } => Err(invalid(format!(
+            "{text}: the command takes whole restore points: give MACHINE/POINT"
+        ))),
+    }
+}
+
+/// `5` or `5%` or `0.5`.
+///
+/// # Errors
+/// A message that says what is allowed.
+pub fn parse_percent(text: &str) -> std::result::Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
+    number
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        .ok_or_else(|| "a percentage above 0 and up to 100, for example 5%".to_owned())
+}
+
+/// Bytes per second that a backup reads.
+pub(crate) fn parse_rate(text: &str) -> Result<u64> {
+    text.parse::<Rate>().map(Rate::bytes_per_second)
+}
+
+/// For serde: `NAME=VALUE` words as an object. The command checks them.
 pub(crate) mod pairs {
-    use super::*;
+    use std::collections::BTreeMap;
 
-    pub(crate) fn serialize<S: Serializer>(pairs: &Pairs, to: S) -> std::result::Result<S::Ok, S::Error> {
-        to.collect_map(pairs.iter().map(|pair| (&pair.name, &pair.value)))
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(words: &[String], to: S) -> Result<S::Ok, S::Error> {
+        let pair = |word: &'_ String| match word.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+            None => Err(S::Error::custom(format!("{word:?} is not NAME=VALUE"))),
+        };
+        words.iter().map(pair).collect::<Result<BTreeMap<_, _>, _>>()?.serialize(to)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Pairs, D::Error> {
-        let map = BTreeMap::<String, String>::deserialize(from)?;
-        Ok(map.into_iter().map(|(name, value)| Pair { name, value }).collect())
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        let pairs = BTreeMap::<String, String>::deserialize(from)?;
+        Ok(pairs.iter().map(|(name, value)| format!("{name}={value}")).collect())
+    }
+}
+
+/// For serde: at most one value of a list.
+pub(crate) mod only {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(values: &[String], to: S) -> Result<S::Ok, S::Error> {
+        match values {
+            [] => None,
+            [value] => Some(value),
+            _ => {
+                return Err(serde::ser::Error::custom(
+                    "over the network give one address, or none for all",
+                ))
+            }
+        }
+        .serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        Ok(Option::<String>::deserialize(from)?.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_read_with_and_without_their_sign() {
+        assert_eq!((parse_percent("5%"), parse_percent("0.5")), (Ok(5.0), Ok(0.5)));
+        for text in ["0", "-1", "101", "five", "", "%", "NaN", "inf"] {
+            assert!(parse_percent(text).is_err(), "{text}");
+        }
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Error, ErrorKind, HeldLock, Result};
 use coldrise_recovery::files::{Client, Limits};
+use coldrise_requests::CommandLine;
 use coldrise_runs::{FilesPoint, FilesRecord, MachineSocket, RunId, State};
 use parking_lot::Mutex;
 
@@ -207,11 +208,13 @@ fn start(
     caller: &str,
     look_after: LookAfter<'_>,
 ) -> Result<()> {
-    let words = ["files", "serve", "--"].map(str::to_owned);
     let run = service.queue.enqueue(NewRun {
         kind: KIND.to_owned(),
         machine: Some(machine.to_owned()),
-        arguments: words.into_iter().chain(addresses.iter().cloned()).collect(),
+        arguments: addresses
+            .iter()
+            .fold(CommandLine::new("files serve"), CommandLine::argument)
+            .words(),
         requested_by: Some(caller.to_owned()),
         job: None,
     })?;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{remove_abandoned_folders, Result};
+use coldrise_requests::{CommandLine, Unpublish};
 
 use crate::jobs::NewRun;
 use crate::service::Service;
@@ -57,10 +58,11 @@ impl Housekeeping {
             }
             let name = session.session;
             tracing::info!("session {name} was left by a killed boot check: a run discards it");
+            let discarded = Unpublish { session: name.clone(), discard: true };
             service.queue.enqueue(NewRun {
                 kind: "unpublish".to_owned(),
                 machine: Some(session.machine),
-                arguments: vec!["unpublish".to_owned(), name.clone(), "--discard".to_owned()],
+                arguments: CommandLine::new("unpublish").with(&discarded).words(),
                 requested_by: Some(REQUESTED_BY.to_owned()),
                 job: None,
             })?;

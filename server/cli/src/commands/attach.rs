@@ -1,16 +1,17 @@
 //! `coldrise attach` and `detach`: a disk beside those of a running machine.
 
-use std::fmt;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::attach::{self, AttachDomain, AttachedDisk, Device, MAX_NAME_CHARS};
+use coldrise_recovery::attach::{
+    self, AttachDomain, AttachedDisk, Device, Machine, MAX_NAME_CHARS,
+};
 use coldrise_recovery::virsh::Virsh;
+use coldrise_requests::{Attach, AttachedAs, Detach};
 use coldrise_store::{default_cache_bytes, Address};
 use serde_json::json;
 
@@ -28,46 +29,6 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const GONE: Duration = Duration::from_secs(5);
 /// Time for the guest to release the disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A running machine.
-#[derive(Clone, Debug)]
-pub(crate) enum Machine {
-    /// The monitor of its QEMU.
-    Qemu(PathBuf),
-    /// The name of a domain.
-    Libvirt(String),
-}
-
-impl FromStr for Machine {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Machine> {
-        match text.split_once(':') {
-            Some(("qmp", path)) if !path.is_empty() => Ok(Machine::Qemu(PathBuf::from(path))),
-            Some(("libvirt", name)) if !name.is_empty() => Ok(Machine::Libvirt(name.to_owned())),
-            _ if text == "host" => Err(Error::new(
-                ErrorKind::InvalidInput,
-                "on this host every disk is a file: coldrise mount DIR, then \
-                 DIR/MACHINE/POINT/DISK.raw",
-            )),
-            _ => Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!(
-                    "'{text}': write libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor (-qmp)"
-                ),
-            )),
-        }
-    }
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Machine::Qemu(path) => write!(f, "qmp:{}", path.display()),
-            Machine::Libvirt(name) => write!(f, "libvirt:{name}"),
-        }
-    }
-}
 
 /// The options that `attach` and `detach` share.
 #[derive(Debug, Args)]
@@ -156,15 +117,6 @@ impl Found {
     }
 }
 
-/// How the guest sees the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DeviceWord {
-    /// virtio-blk-pci.
-    Virtio,
-    /// A disk of the machine's SCSI controller.
-    Scsi,
-}
-
 /// Attach a disk of a restore point or session to a running machine, until Ctrl-C or detach.
 ///
 /// The guest sees a further disk, whose serial number is its name. A restore point's disk is
@@ -172,26 +124,11 @@ enum DeviceWord {
 /// The command also ends when the machine ends. See docs/recovery.md.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArguments {
-    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
-    #[arg(value_name = "ADDRESS")]
-    address: Address,
-
-    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, to which no other program may
-    /// be connected at the same moment.
-    #[arg(long, value_name = "MACHINE")]
-    to: Machine,
+    #[command(flatten)]
+    request: Attach,
 
     #[command(flatten)]
     guest: GuestArguments,
-
-    /// Name of the disk: up to 20 letters, digits and '-', '_', '.'. Default: MACHINE-DISK or
-    /// SESSION-DISK, cut to 20 characters.
-    #[arg(long = "as", value_name = "NAME")]
-    name: Option<String>,
-
-    /// How the guest sees the disk.
-    #[arg(long, value_name = "KIND", default_value = "virtio")]
-    device: DeviceWord,
 }
 
 /// Detach a disk that `attach` attached. Unmount it in the guest first.
@@ -199,13 +136,8 @@ pub(crate) struct AttachArguments {
 /// Also removes what a killed `attach` left in the machine.
 #[derive(Debug, Args)]
 pub(crate) struct DetachArguments {
-    /// The disk's name, as `attach` printed it.
-    #[arg(value_name = "NAME")]
-    name: String,
-
-    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor.
-    #[arg(long, value_name = "MACHINE")]
-    from: Machine,
+    #[command(flatten)]
+    request: Detach,
 
     #[command(flatten)]
     guest: GuestArguments,
@@ -217,11 +149,13 @@ pub(crate) struct DetachArguments {
 
 pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
-    let machine = arguments.guest.find(&arguments.to)?;
+    let Attach { address, to, name, device } = &arguments.request;
+    let (address, to): (Address, Machine) = (address.parse()?, to.parse()?);
+    let machine = arguments.guest.find(&to)?;
     let repository = invocation.open()?;
-    let (export, disk, held) = open_disk(invocation, &repository, &arguments.address)?;
+    let (export, disk, held) = open_disk(invocation, &repository, &address)?;
     drop((disk, held));
-    let name = arguments.name.clone().unwrap_or_else(|| default_name(&export));
+    let name = name.clone().unwrap_or_else(|| default_name(&export));
     attach::check_name(&name)?;
     let scratch = ScratchFolder::new(ScratchKind::Nbdkit)?;
     let socket = scratch.path().join("disk");
@@ -236,15 +170,15 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
         only: vec![export.clone()],
     };
     let mut server = Nbdkit::start(invocation.caller()?, &options, &mut signals)?;
-    let is_read_only = matches!(arguments.address, Address::Point { .. });
-    let device = match arguments.device {
-        DeviceWord::Virtio => Device::VirtioBlk,
-        DeviceWord::Scsi => Device::Scsi,
+    let is_read_only = matches!(address, Address::Point { .. });
+    let device = match device.unwrap_or_default() {
+        AttachedAs::Virtio => Device::VirtioBlk,
+        AttachedAs::Scsi => Device::Scsi,
     };
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
     // Before: doctor looks for what a killed command has left.
     run_record::progress(json!({ "phase": "attaching", "name": name, "address": export,
-                                 "is_read_only": is_read_only, "machine": recorded(&arguments.to)?,
+                                 "is_read_only": is_read_only, "machine": recorded(&to)?,
                                  "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
@@ -367,10 +301,11 @@ fn is_connected(socket: &Path) -> bool {
 }
 
 pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {
-    let machine = arguments.guest.find(&arguments.from)?;
-    machine.detach(invocation, &arguments.name, arguments.force)?;
-    let object = json!({ "name": arguments.name, "elapsed_ms": invocation.elapsed_ms() });
-    Ok(Report::done(&object, format!("detached {}", arguments.name)))
+    let Detach { name, from } = &arguments.request;
+    let machine = arguments.guest.find(&from.parse()?)?;
+    machine.detach(invocation, name, arguments.force)?;
+    let object = json!({ "name": name, "elapsed_ms": invocation.elapsed_ms() });
+    Ok(Report::done(&object, format!("detached {name}")))
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use coldrise_inventory::find_disk;
 use coldrise_recovery::attest::{
     check_copy, hash_disk, Content, DiskStatement, Proof, PublicKey, SigningKey,
 };
+use coldrise_requests::parse_percent;
 use coldrise_session::{open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
 use super::restore::open_disk;
-use super::verify::parse_percent;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};

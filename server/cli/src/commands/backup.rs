@@ -9,11 +9,12 @@ use coldrise_ingest::{
     read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
 use coldrise_inventory::Hardware;
+use coldrise_requests::{Backup, BackupOptions};
 use coldrise_session::SharedWriter;
 use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
 use serde::Serialize;
 
-use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
+use super::backup_live::{LiveBackup, MadeInstant};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
@@ -31,34 +32,16 @@ use coldrise_hosting::signals::cancel_flag;
 /// backup on only changed data.
 #[derive(Debug, Args)]
 pub(crate) struct BackupArguments {
-    /// The machine's name: 1 to 63 of the characters a-z 0-9 . _ -, starting with a letter or
-    /// digit.
-    #[arg(value_name = "MACHINE")]
-    machine: MachineName,
-
-    /// A disk's name and its source: an image file or an NBD URI.
-    ///
-    /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
-    /// Content is never probed for the format.
-    ///
-    /// With --from: DISK=DEVICE; DEVICE is libvirt's target, such as vda, or QEMU's id of the device or
-    /// the drive, or the block node's name. Default: all writable disks, with their existing names.
-    #[arg(value_name = "DISK=[FORMAT:]SOURCE", required_unless_present = "from")]
-    disks: Vec<String>,
+    #[command(flatten)]
+    request: Backup,
 
     #[command(flatten)]
-    live: LiveArguments,
+    options: BackupOptions,
 
-    /// Store the machine's configuration with the point: a libvirt .xml file, a .vmx file, or
-    /// Coldrise's own .json. With --from libvirt the default is the domain's XML.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-
-    /// Read only the blocks that this dirty bitmap marks as written since the machine's latest
-    /// backup. Every source must have the bitmap: NBD servers export it as
-    /// qemu:dirty-bitmap:NAME, qcow2 files contain it as a persistent bitmap.
-    #[arg(long, value_name = "NAME", conflicts_with = "from")]
-    bitmap: Option<String>,
+    /// With --from: the folder of the scratch files, which vanish with the backup. With libvirt it needs as
+    /// much free space as the disks have. Default: $TMPDIR, else /var/tmp.
+    #[arg(long, value_name = "DIR", requires = "from", display_order = 2)]
+    scratch: Option<PathBuf>,
 
     /// Allow images to refer to other files (backing files). Without this option, such images
     /// are refused.
@@ -69,13 +52,6 @@ pub(crate) struct BackupArguments {
     /// for example for old images. Default: now.
     #[arg(long, value_name = "TIME", conflicts_with_all = ["bitmap", "from"])]
     time: Option<PointName>,
-
-    /// Read at most this many bytes per second from the sources, such as 20M.
-    ///
-    /// All disks share the rate. Only data that is read counts: neither holes nor, with --bitmap,
-    /// unchanged data. The reads of 100 ms at a time are even. At least 64K.
-    #[arg(long, value_name = "BYTES")]
-    rate: Option<Rate>,
 }
 
 #[derive(Serialize)]
@@ -129,7 +105,7 @@ fn check_configuration(configuration: Option<&Configuration>) -> Result<()> {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
-    let configuration = arguments.config.as_deref().map(read_configuration).transpose()?;
+    let configuration = arguments.options.config.as_deref().map(read_configuration).transpose()?;
     if let Err(error) = check_configuration(configuration.as_ref()) {
         // The disks are worth more than the configuration.
         print_on_stderr(&format!(
@@ -139,22 +115,22 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         ));
     }
     let cancel = cancel_flag()?;
-    let mut live = arguments.live.connect(&arguments.machine, &arguments.disks)?;
+    let Backup { machine, disks, rate_bytes_per_second: rate } = arguments.request;
+    let (machine, bitmap) = (MachineName::parse(&machine)?, arguments.options.bitmap.clone());
+    let mut live = LiveBackup::connect(arguments.options, arguments.scratch, &machine, &disks)?;
     let disks = match live {
         Some(_) => Vec::new(),
-        None => {
-            arguments.disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?
-        }
+        None => disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?,
     };
     let mut request = BackupRequest {
-        machine: arguments.machine,
+        machine,
         disks,
-        bitmap: arguments.bitmap,
+        bitmap,
         follow_backing: arguments.follow_backing,
         configuration,
         point: arguments.time,
         threads: 0,
-        rate: arguments.rate,
+        rate: rate.map(Rate::from_bytes_per_second).transpose()?,
     };
     let made = store_with(invocation, &mut request, live.as_mut(), &cancel);
     let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {

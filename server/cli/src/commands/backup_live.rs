@@ -3,56 +3,16 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{BackupRequest, BackupStart};
 use coldrise_recovery::backup_domain::{DomainOptions, RunningDomain};
 use coldrise_recovery::backup_source::{DiskPick, Instant, MachineOptions, Mode, RunningMachine};
 use coldrise_recovery::virsh::Virsh;
+use coldrise_requests::BackupOptions;
 use coldrise_store::{MachineName, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-
-#[derive(Debug, Args)]
-pub(super) struct LiveArguments {
-    /// Back up a machine while it runs: libvirt, libvirt:DOMAIN, or qmp:SOCKET with the monitor of its
-    /// QEMU (-qmp unix:SOCKET,...). Default for DOMAIN: MACHINE.
-    ///
-    /// All writable disks are backed up as they are at one instant. What the machine overwrites meanwhile is
-    /// saved in scratch files. Checkpoints or dirty bitmaps are made and named for the point that they
-    /// count from: the next backup reads only what has changed. See docs/recovery.md.
-    #[arg(long, value_name = "SOURCE")]
-    from: Option<String>,
-
-    /// With --from libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else
-    /// qemu:///system.
-    #[arg(long, value_name = "URI", requires = "from")]
-    connect: Option<String>,
-
-    /// With --from: the folder of the scratch files, which vanish with the backup. With libvirt it needs as
-    /// much free space as the disks have. Default: $TMPDIR, else /var/tmp.
-    #[arg(long, value_name = "DIR", requires = "from")]
-    scratch: Option<PathBuf>,
-
-    /// With --from: QEMU copies the disks, or what has changed, into scratch files before they are
-    /// read.
-    ///
-    /// For disks with an iothread in a QEMU before 9.0, and for disks that are much slower to read
-    /// over a longer time. The scratch files need as much space as is copied, which is allocated first.
-    /// Meanwhile the machine's writes can wait for the scratch files.
-    #[arg(long, requires = "from")]
-    push: bool,
-
-    /// With --from: freeze the guest's file systems for the instant, through its agent; at most
-    /// 10 s. If the agent does not answer, the backup is made without.
-    #[arg(long, requires = "from")]
-    quiesce: bool,
-
-    /// With --quiesce and qmp: the socket of the guest agent's port. libvirt knows its own.
-    #[arg(long, value_name = "SOCKET", requires = "quiesce")]
-    agent: Option<PathBuf>,
-}
 
 /// A running machine during its backup.
 pub(super) struct LiveBackup {
@@ -66,46 +26,57 @@ enum Source {
     Libvirt(RunningDomain),
 }
 
-impl LiveArguments {
+/// Not /tmp: it may be memory.
+fn default_scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
+}
+
+impl LiveBackup {
     /// Connects to the machine, if there is one.
     ///
     /// # Errors
     /// `InvalidInput` for options that do not fit together; errors of the connection.
     pub(super) fn connect(
-        self,
+        options: BackupOptions,
+        scratch: Option<PathBuf>,
         machine: &MachineName,
         disks: &[String],
     ) -> Result<Option<LiveBackup>> {
-        let Some(from) = &self.from else { return Ok(None) };
+        let Some(from) = &options.from else { return Ok(None) };
         let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
         let picks = DiskPick::parse_all(disks)?;
-        let scratch = self.scratch.unwrap_or_else(default_scratch);
-        let mode = if self.push { Mode::Push } else { Mode::Pull };
+        let scratch = scratch.unwrap_or_else(default_scratch);
+        let mode = if options.push { Mode::Push } else { Mode::Pull };
         let machine = match from.split_once(':').unwrap_or((from, machine.as_str())) {
             ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
-                if self.quiesce && self.agent.is_none() {
+                if options.quiesce && options.agent.is_none() {
                     return invalid(
                         "--quiesce needs the socket of the guest agent: add --agent SOCKET",
                     );
                 }
-                if self.connect.is_some() {
+                if options.connect.is_some() {
                     return invalid("--connect is for --from libvirt");
                 }
-                let (socket, agent) = (PathBuf::from(socket), self.agent);
-                let options = MachineOptions { socket, picks, scratch, mode, agent };
-                Source::Qemu(RunningMachine::connect(options)?)
+                let (socket, agent) = (PathBuf::from(socket), options.agent);
+                Source::Qemu(RunningMachine::connect(MachineOptions {
+                    socket,
+                    picks,
+                    scratch,
+                    mode,
+                    agent,
+                })?)
             }
             ("libvirt", domain) if !domain.is_empty() => {
-                if self.agent.is_some() {
+                if options.agent.is_some() {
                     return invalid("--agent: libvirt knows the agent's socket; leave it out");
                 }
                 Source::Libvirt(RunningDomain::connect(DomainOptions {
-                    virsh: Virsh::local(self.connect.as_deref())?,
+                    virsh: Virsh::local(options.connect.as_deref())?,
                     domain: domain.to_owned(),
                     picks,
                     scratch,
                     mode,
-                    is_quiesced: self.quiesce,
+                    is_quiesced: options.quiesce,
                 })?)
             }
             _ => {
@@ -115,14 +86,7 @@ impl LiveArguments {
         };
         Ok(Some(LiveBackup { machine, instant: None }))
     }
-}
 
-/// Not /tmp: it may be memory.
-fn default_scratch() -> PathBuf {
-    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
-}
-
-impl LiveBackup {
     /// Takes the instant, and enters its disks and name into the request.
     pub(super) fn take(
         &mut self,

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::CheckBoot;
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Repository};
 use serde::Serialize;
 
 use super::picture::write_private;
-use crate::boot_goal::{print_rung, GoalOptions};
+use crate::boot_goal::{print_rung, GoalOptions, JudgeOptions};
 use crate::hardware::isolated_hardware;
 use crate::hardware::HardwareOptions;
 use crate::invocation::Invocation;
@@ -48,12 +49,11 @@ use coldrise_hosting::signals::ChildSignals;
 /// It is 3 if this host has too little memory now: nothing was started.
 #[derive(Debug, Args)]
 pub(crate) struct CheckBootArguments {
-    /// MACHINE/POINT.
-    #[arg(value_name = "MACHINE/POINT")]
-    address: Address,
+    #[command(flatten)]
+    request: CheckBoot,
 
     #[command(flatten)]
-    goal: GoalOptions,
+    judge: JudgeOptions,
 
     /// Write the last picture of the screen to this file.
     #[arg(long, value_name = "FILE.png")]
@@ -77,10 +77,11 @@ struct Checked<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Result<Report> {
     // The screen and the packets of the machine lie in a folder for temporary files.
     keep_files_private();
-    arguments.goal.until()?;
+    let goal = GoalOptions::new(&arguments.request, &arguments.judge);
+    goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
-    let point = &find(invocation, repository, &arguments.address)?;
+    let point = &find(invocation, repository, &arguments.request.address.parse()?)?;
     let hardware = isolated_hardware(invocation, &arguments.hardware, point)?;
     check_memory(&hardware, 1)?;
     if let Some(path) = &arguments.screenshot {
@@ -90,7 +91,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
-    let goal = arguments.goal.goal(point, &hardware)?;
+    let goal = goal.goal(point, &hardware)?;
     let trial = Trial {
         caller: invocation.caller()?,
         repository,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::{parse_target, Forget, Target};
 use coldrise_session::{Coming, GivingUp, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
@@ -11,7 +12,7 @@ use serde::Serialize;
 use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find, names, parse_target, take_coming, take_lost, Target};
+use crate::targets::{addresses, find, names, take_coming, take_lost};
 use crate::units::{show_count, show_size};
 use coldrise_hosting::signals::cancel_flag;
 
@@ -25,9 +26,8 @@ use coldrise_hosting::signals::cancel_flag;
 /// forgotten.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
-    /// Restore points; with --all, whole machines.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_target)]
-    targets: Vec<Target>,
+    #[command(flatten)]
+    request: Forget,
 
     /// Remove all restore points of the named machines.
     #[arg(long)]
@@ -40,9 +40,11 @@ pub(crate) struct ForgetArguments {
 
 impl ForgetArguments {
     /// Whole machines require `--all`; single points reject it.
-    fn check(&self) -> Result<()> {
+    fn targets(&self) -> Result<Vec<Target>> {
         let refuse = |text: String| Err(Error::new(ErrorKind::InvalidInput, text));
-        for target in &self.targets {
+        let targets = self.request.addresses.iter().map(|text| parse_target(text));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
+        for target in &targets {
             match target {
                 Target::Machine(machine) if !self.all => {
                     return refuse(format!(
@@ -58,7 +60,7 @@ impl ForgetArguments {
                 Target::Machine(_) | Target::Point(..) => {}
             }
         }
-        Ok(())
+        Ok(targets)
     }
 }
 
@@ -87,18 +89,18 @@ impl Forgotten {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
-    arguments.check()?;
+    let targets = arguments.targets()?;
     if arguments.dry_run {
-        say(invocation, arguments)
+        say(invocation, targets)
     } else {
-        forget(invocation, arguments)
+        forget(invocation, &targets)
     }
 }
 
-fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
+fn forget(invocation: &Invocation, targets: &[Target]) -> Result<Report> {
     let (points, lost, coming, repository) =
         invocation.access()?.change_points(&*cancel_flag()?, |repository| {
-            let mut targets = arguments.targets.clone();
+            let mut targets = targets.to_vec();
             let coming = GivingUp::begin(repository, take_coming(repository, &mut targets)?)?;
             let lost = take_lost(repository, &mut targets)?;
             let points = find(repository, &targets)?;
@@ -115,10 +117,9 @@ fn forget(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report
     Ok(Report::done(&forgotten, text))
 }
 
-fn say(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
+fn say(invocation: &Invocation, mut targets: Vec<Target>) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
-    let mut targets = arguments.targets.clone();
     let coming = take_coming(&repository, &mut targets)?;
     let lost = take_lost(&repository, &mut targets)?;
     let points = find(&repository, &targets)?;

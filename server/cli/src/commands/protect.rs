@@ -3,12 +3,13 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_hosting::signals::cancel_flag;
+use coldrise_requests::Protect;
 use coldrise_session::PointChange;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find, names, parse_point, Target};
+use crate::targets::{addresses, find, names, points};
 
 /// Protect restore points from forget and prune.
 ///
@@ -16,17 +17,15 @@ use crate::targets::{addresses, find, names, parse_point, Target};
 /// like any other.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectArguments {
-    /// The restore points.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
-    points: Vec<Target>,
+    #[command(flatten)]
+    request: Protect,
 }
 
 /// Remove the protection of restore points.
 #[derive(Debug, Args)]
 pub(crate) struct UnprotectArguments {
-    /// The restore points.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
-    points: Vec<Target>,
+    #[command(flatten)]
+    request: Protect,
 }
 
 #[derive(Serialize)]
@@ -37,14 +36,15 @@ struct Changed {
 }
 
 pub(crate) fn protect(invocation: &Invocation, arguments: &ProtectArguments) -> Result<Report> {
-    change(invocation, &arguments.points, true)
+    change(invocation, &arguments.request, true)
 }
 
 pub(crate) fn unprotect(invocation: &Invocation, arguments: &UnprotectArguments) -> Result<Report> {
-    change(invocation, &arguments.points, false)
+    change(invocation, &arguments.request, false)
 }
 
-fn change(invocation: &Invocation, targets: &[Target], is_protected: bool) -> Result<Report> {
+fn change(invocation: &Invocation, request: &Protect, is_protected: bool) -> Result<Report> {
+    let targets = &points(&request.addresses)?;
     let points = invocation.access()?.change_points(&*cancel_flag()?, |repository| {
         let points = find(repository, targets)?;
         let change = PointChange::Protect { points: names(&points), is_protected };

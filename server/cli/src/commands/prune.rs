@@ -1,20 +1,16 @@
 //! `coldrise prune`: applies the rules of retention.
 
-use std::num::NonZeroU32;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{
-    going, machines_or_all, retention_verdicts, PrunedPoint, Retention, RetentionPlan,
-};
+use coldrise_block::Result;
+use coldrise_inventory::{going, machines_or_all, retention_verdicts, PrunedPoint, RetentionPlan};
+use coldrise_requests::Prune;
 use coldrise_session::{
     change_through_backup, judge, Catalog, PointChange, PointRemoval, PointVerdict,
 };
-use coldrise_store::{
-    MachineName, MaxUnused, PointName, Repository, RepositoryWriter, RetentionRules, RetentionSpan,
-};
+use coldrise_store::{MachineName, MaxUnused, PointName, Repository, RepositoryWriter};
 use serde::Serialize;
 
 use super::gc::{self, Collected};
@@ -32,19 +28,13 @@ use coldrise_hosting::signals::cancel_flag;
 /// and so does a machine's newest backup. Points dated in the future also stay; rules do not
 /// count them. docs/retention.md has examples.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 #[command(group = ArgGroup::new("space").multiple(true))]
 #[command(
     override_usage = "coldrise prune [OPTIONS] --keep-last <N>|--keep-daily <N>|… [MACHINE]..."
 )]
 pub(crate) struct PruneArguments {
-    /// Prune only these machines. Default: all machines. The rules apply to each machine
-    /// separately.
-    #[arg(value_name = "MACHINE")]
-    machines: Vec<MachineName>,
-
     #[command(flatten)]
-    rules: RuleArguments,
+    request: Prune,
 
     /// Only show which points would be removed and about how much space a gc would then free.
     /// Works during a backup.
@@ -60,64 +50,9 @@ pub(crate) struct PruneArguments {
     max_unused: Option<MaxUnused>,
 }
 
-/// The rules of retention.
-#[derive(Debug, Args)]
-pub(crate) struct RuleArguments {
-    /// Keep the newest N points.
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_last: Option<NonZeroU32>,
-
-    /// Keep the newest point of each of the newest N hours.
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_hourly: Option<NonZeroU32>,
-
-    /// Keep the newest point of each of the newest N days.
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_daily: Option<NonZeroU32>,
-
-    /// Keep the newest point of each of the newest N weeks (ISO 8601: from Monday).
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_weekly: Option<NonZeroU32>,
-
-    /// Keep the newest point of each of the newest N months.
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_monthly: Option<NonZeroU32>,
-
-    /// Keep the newest point of each of the newest N years.
-    #[arg(long, value_name = "N", value_parser = parse_count, group = "rules")]
-    keep_yearly: Option<NonZeroU32>,
-
-    /// Keep points that are less than this much older than the machine's newest: 36h, 7d, 2w,
-    /// 3m (months) or 1y.
-    #[arg(long, value_name = "DURATION", group = "rules")]
-    keep_within: Option<RetentionSpan>,
-}
-
-/// A count of periods. A larger number than `u32` holds keeps as much as the largest one.
-fn parse_count(text: &str) -> Result<NonZeroU32> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let count = if is_number { text.parse().unwrap_or(u32::MAX) } else { 0 };
-    NonZeroU32::new(count).ok_or_else(|| {
-        Error::new(
-            ErrorKind::InvalidInput,
-            "the number must be at least 1; coldrise forget MACHINE --all removes everything",
-        )
-    })
-}
-
-impl RuleArguments {
-    /// The rules.
-    pub(crate) fn rules(&self) -> RetentionRules {
-        let rules = Retention {
-            keep_last: self.keep_last,
-            keep_hourly: self.keep_hourly,
-            keep_daily: self.keep_daily,
-            keep_weekly: self.keep_weekly,
-            keep_monthly: self.keep_monthly,
-            keep_yearly: self.keep_yearly,
-            keep_within: self.keep_within,
-        };
-        rules.rules()
+impl PruneArguments {
+    fn machines(&self) -> Result<Vec<MachineName>> {
+        self.request.machines.iter().flatten().map(|name| MachineName::parse(name)).collect()
     }
 }
 
@@ -135,7 +70,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &PruneArguments) -> Result
     let now_seconds = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
     let (repository, judged) = if arguments.dry_run {
         let repository = invocation.open()?;
-        let (rules, machines) = (arguments.rules.rules(), &arguments.machines);
+        let (rules, machines) = (arguments.request.rules.rules(), &arguments.machines()?);
         let judged = retention_verdicts(&repository, &rules, machines, now_seconds)?;
         (repository, judged)
     } else {
@@ -181,8 +116,8 @@ fn forget(
 ) -> Result<Decision> {
     let alone = |writer: RepositoryWriter| {
         let repository = Arc::clone(writer.repository());
-        let rules = arguments.rules.rules();
-        let machines = machines_or_all(&Catalog::new(&repository), &arguments.machines)?;
+        let rules = arguments.request.rules.rules();
+        let machines = machines_or_all(&Catalog::new(&repository), &arguments.machines()?)?;
         let removal = PointRemoval::begin(&writer)?;
         let mut judged = Vec::new();
         for machine in machines {
@@ -194,7 +129,7 @@ fn forget(
         Ok((repository, judged))
     };
     invocation.access()?.write_beside_backups(alone, |repository| {
-        let (rules, machines) = (arguments.rules.rules(), &arguments.machines);
+        let (rules, machines) = (arguments.request.rules.rules(), &arguments.machines()?);
         let judged = retention_verdicts(repository, &rules, machines, now_seconds)?;
         let change = PointChange::Remove { points: going(&judged), lost: Vec::new() };
         let is_done = change_through_backup(repository, &change, cancel)?;

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::Publish;
 use coldrise_session::{check_offered, SessionDocument};
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
@@ -23,13 +24,8 @@ use coldrise_hosting::ganesha::PATH as NFS_PATH;
 /// A point that is still on its way from another site can be published, too: what is missing is fetched when it is read.
 #[derive(Debug, Args)]
 pub(crate) struct PublishArguments {
-    /// MACHINE/POINT.
-    #[arg(value_name = "MACHINE/POINT")]
-    address: Address,
-
-    /// Name of the session. Default: the machine's name and the first unused number.
-    #[arg(long, value_name = "SESSION")]
-    name: Option<SessionName>,
+    #[command(flatten)]
+    request: Publish,
 
     /// Publish a quarantined point, too. Its damaged ranges cannot be read.
     #[arg(long)]
@@ -53,21 +49,18 @@ struct PublishedDisk<'a> {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Result<Report> {
-    let Address::Point { machine, selector, disk: None } = &arguments.address else {
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!(
-                "{}: whole restore points are published: give MACHINE/POINT",
-                arguments.address
-            ),
-        ));
+    let address = arguments.request.address.parse()?;
+    let Address::Point { machine, selector, disk: None } = &address else {
+        let text = format!("{address}: whole restore points are published: give MACHINE/POINT");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
     };
+    let name = arguments.request.session.as_deref().map(SessionName::parse).transpose()?;
     let repository = invocation.open()?;
     let origin = Origin::find(invocation, &repository, machine, selector)?;
     if !arguments.force {
         check_offered(origin.document().clone())?;
     }
-    let session = origin.publish(invocation, &repository, arguments.name)?;
+    let session = origin.publish(invocation, &repository, name)?;
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),

@@ -3,13 +3,14 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_hosting::signals::cancel_flag;
+use coldrise_requests::{Quarantine, Release, Target};
 use coldrise_session::PointChange;
-use coldrise_store::{PointDocument, Quarantine};
+use coldrise_store::{self as store, PointDocument};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find_or_quarantined, names, parse_point, quarantined, Target};
+use crate::targets::{addresses, find_or_quarantined, names, points, quarantined};
 
 /// Set untrusted restore points aside.
 ///
@@ -19,19 +20,15 @@ use crate::targets::{addresses, find_or_quarantined, names, parse_point, quarant
 /// stays damaged.
 #[derive(Debug, Args)]
 pub(crate) struct QuarantineArguments {
-    /// The restore points. Here latest counts quarantined points too, so that quarantine, release
-    /// and a repeated command mean the same point.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
-    points: Vec<Target>,
+    #[command(flatten)]
+    request: Quarantine,
 }
 
 /// Take restore points out of quarantine.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArguments {
-    /// The restore points, with the same address as for quarantine: here latest includes
-    /// quarantined points.
-    #[arg(value_name = "MACHINE/POINT", required = true, value_parser = parse_point)]
-    points: Vec<Target>,
+    #[command(flatten)]
+    request: Release,
 }
 
 #[derive(Serialize)]
@@ -45,12 +42,13 @@ pub(crate) fn quarantine(
     invocation: &Invocation,
     arguments: &QuarantineArguments,
 ) -> Result<Report> {
-    change(invocation, &arguments.points, Some(Quarantine::Chosen))
+    change(invocation, &points(&arguments.request.addresses)?, Some(store::Quarantine::Chosen))
 }
 
 pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> Result<Report> {
+    let targets = points(&arguments.request.addresses)?;
     let repository = invocation.open()?;
-    for point in find_or_quarantined(&repository, &arguments.points)?
+    for point in find_or_quarantined(&repository, &targets)?
         .iter()
         .filter(|point| point.quarantine.is_none())
     {
@@ -63,13 +61,13 @@ pub(crate) fn release(invocation: &Invocation, arguments: &ReleaseArguments) -> 
         invocation.remark(&format!("{machine}/{point} is not in quarantine; {there}"));
     }
     drop(repository);
-    change(invocation, &arguments.points, None)
+    change(invocation, &targets, None)
 }
 
 fn change(
     invocation: &Invocation,
     targets: &[Target],
-    quarantine: Option<Quarantine>,
+    quarantine: Option<store::Quarantine>,
 ) -> Result<Report> {
     let points = invocation.access()?.change_points(&*cancel_flag()?, |repository| {
         let points = find_or_quarantined(repository, targets)?;

@@ -11,17 +11,18 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::RestoreTarget;
 use coldrise_recovery::relocation::{
-    move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
+    move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk,
 };
 use coldrise_recovery::vsphere::recovery_note;
-use coldrise_store::{Address, Repository, SessionName};
+use coldrise_requests::{live_session, Move};
+use coldrise_store::{Repository, SessionName};
 use serde::Serialize;
 
 use super::restore;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::units::{parse_size, show_duration, show_moment, show_size};
+use crate::units::{show_duration, show_moment, show_size};
 use coldrise_hosting::signals::cancel_flag;
 
 /// Move the disks of a running machine from its session to production storage.
@@ -36,43 +37,13 @@ use coldrise_hosting::signals::cancel_flag;
 /// that had begun. docs/recovery.md has the details.
 #[derive(Debug, Args)]
 pub(crate) struct MoveArguments {
-    /// live/SESSION.
-    #[arg(value_name = "live/SESSION", value_parser = live_session)]
-    session: SessionName,
-
-    /// DISK=PATH for each disk: a new file, or an empty block device. DISK=qcow2:PATH and
-    /// DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.
-    /// A folder takes all disks as MACHINE-DISK.qcow2.
-    #[arg(value_name = "TARGET", value_parser = parse_target)]
-    targets: Vec<Target>,
-
-    /// Datastore for a machine that was recovered under vCenter. vCenter copies, by Storage vMotion.
-    #[arg(long, value_name = "DATASTORE", conflicts_with_all = ["targets", "qmp", "rate", "force"])]
-    to: Option<String>,
+    #[command(flatten)]
+    request: Move,
 
     /// Socket of QEMU's monitor (-qmp unix:SOCKET,server=on,wait=off) that no other program uses.
     /// Default: that of the machine that coldrise boot started on the session.
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", conflicts_with = "to")]
     qmp: Option<PathBuf>,
-
-    /// Copy at most this many bytes per second, such as 50M, all disks together. Without it the copy leaves a
-    /// machine that works with its disks most of their time.
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
-    rate: Option<u64>,
-
-    /// Overwrite existing files, and block devices that are not empty.
-    #[arg(long)]
-    force: bool,
-}
-
-fn live_session(text: &str) -> Result<SessionName> {
-    match text.parse::<Address>()? {
-        Address::Live { session, disk: None } => Ok(session),
-        _ => {
-            let text = format!("{text}: all disks of a session move together: give live/SESSION");
-            Err(Error::new(ErrorKind::InvalidInput, text))
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -90,37 +61,40 @@ struct Moved<'a> {
 
 pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
+    let MoveArguments { request, qmp } = arguments;
+    let session = live_session(&request.address)?;
     let repository = invocation.open()?;
-    if let Some(note) = recovery_note(&repository, &arguments.session)? {
-        return vsphere::run(invocation, &repository, &arguments, &note, &cancel);
+    if let Some(note) = recovery_note(&repository, &session)? {
+        return vsphere::run(invocation, &repository, (&session, &request), &note, &cancel);
     }
-    if arguments.to.is_some() {
-        let text =
-            format!("no machine was recovered under vCenter on session {}", arguments.session);
+    if request.to.is_some() {
+        let text = format!("no machine was recovered under vCenter on session {session}");
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("give a folder, or DISK=PATH for each disk"));
     }
-    for target in &arguments.targets {
+    let targets = request.targets.iter().map(|text| parse_target(text));
+    let targets = targets.collect::<Result<Vec<_>>>()?;
+    for target in &targets {
         restore::refuse_inside(repository.path(), &RestoreTarget::Path(target.path().to_owned()))?;
     }
-    coldrise_session::session(&repository, &arguments.session)?;
+    coldrise_session::session(&repository, &session)?;
     let view = ProgressView::new(invocation);
     let done = move_disks(&MoveRequest {
         repository: &repository,
-        session: &arguments.session,
-        targets: &arguments.targets,
-        monitor: arguments.qmp,
-        rate: arguments.rate.filter(|rate| *rate > 0),
-        force: arguments.force,
+        session: &session,
+        targets: &targets,
+        monitor: qmp,
+        rate: request.rate_bytes_per_second.filter(|rate| *rate > 0),
+        force: request.replace,
         cancel: &cancel,
         progress: &view,
         tell: &|text| invocation.remark(text),
     });
     drop(view);
-    let done = done.map_err(|error| ended(&repository, &arguments.session).unwrap_or(error))?;
+    let done = done.map_err(|error| ended(&repository, &session).unwrap_or(error))?;
     let note = &done.note;
     let moved = Moved {
-        session: arguments.session.as_str(),
+        session: session.as_str(),
         disks: &note.disks,
         address: note.point.as_deref(),
         usable_since_ms: note.usable_since_ms,
@@ -129,7 +103,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         held_ms: done.held_ms,
         elapsed_ms: invocation.elapsed_ms(),
     };
-    let mut report = Report::done(&moved, text(&arguments.session, &done));
+    let mut report = Report::done(&moved, text(&session, &done));
     let is_withdrawn = note.phase == MovePhase::Copying;
     let is_left = note.disks.iter().any(|disk| !disk.is_moved) || note.is_held;
     if is_left && !is_withdrawn {

@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use clap::Args;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
 use coldrise_inventory::find_disk;
+use coldrise_requests::{format_words, Restore};
 use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
@@ -31,16 +32,8 @@ const PROGRAM: &str = "restore";
 /// devices and NBD exports are written in place and must be large enough.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
-    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
-    #[arg(value_name = "ADDRESS")]
-    address: Address,
-
-    /// A new file, a block device, or an NBD URI.
-    #[arg(value_name = "TARGET", value_parser = RestoreTarget::parse)]
-    target: RestoreTarget,
-
     #[command(flatten)]
-    written: Written,
+    request: Restore,
 }
 
 /// How a disk is written.
@@ -48,17 +41,12 @@ pub(crate) struct RestoreArguments {
 pub(crate) struct Written {
     /// Format of the image. Default: from the file's extension (raw, img, qcow2, vhd, vhdx,
     /// vmdk); raw for devices and NBD servers.
-    #[arg(long, value_name = "FORMAT", value_parser = format_words())]
+    #[arg(long, value_name = "FORMAT", value_parser = format_words().try_map(|word| word.parse::<Format>()))]
     format: Option<Format>,
 
     /// Replace an existing file, or both files of the format.
     #[arg(long)]
     force: bool,
-}
-
-fn format_words() -> impl TypedValueParser<Value = Format> {
-    let words = Format::ALL.map(|format| PossibleValue::new(format.word()).help(format.summary()));
-    PossibleValuesParser::new(words).try_map(|word| word.parse::<Format>())
 }
 
 #[derive(Serialize)]
@@ -74,9 +62,14 @@ struct Restored {
 pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    refuse_inside(repository.path(), &arguments.target)?;
-    let (address, disk, _held) = open_disk(invocation, &repository, &arguments.address)?;
-    restore_disk(invocation, address, disk.as_ref(), &arguments.target, &arguments.written, &cancel)
+    let Restore { address, target, format, replace } = &arguments.request;
+    let target = RestoreTarget::parse(target)?;
+    refuse_inside(repository.path(), &target)?;
+    let (address, disk, _held) = open_disk(invocation, &repository, &address.parse()?)?;
+    // The parser of the arguments has checked the word.
+    let format = format.as_deref().and_then(|word| word.parse().ok());
+    let written = Written { format, force: *replace };
+    restore_disk(invocation, address, disk.as_ref(), &target, &written, &cancel)
 }
 
 /// Writes a disk to a target, and says so.

@@ -6,8 +6,9 @@ use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_recovery::rollback::{
     rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
 };
+use coldrise_requests::Rollback;
 use coldrise_session::Catalog;
-use coldrise_store::{Address, DiskName, PointDocument, PointName};
+use coldrise_store::{Address, PointDocument, PointName};
 use serde::Serialize;
 use serde_json::json;
 
@@ -27,52 +28,8 @@ use coldrise_hosting::signals::cancel_flag;
 /// again to finish it. See docs/recovery.md.
 #[derive(Debug, Args)]
 pub(crate) struct RollbackArguments {
-    /// MACHINE/POINT or MACHINE/POINT/DISK.
-    #[arg(value_name = "ADDRESS")]
-    address: Address,
-
-    /// Disks of the point and their targets, such as vda=/dev/vg0/web01.
-    #[arg(value_name = "DISK=TARGET", value_parser = parse_disk)]
-    #[arg(required_unless_present = "onto")]
-    disks: Vec<RollbackDisk>,
-
-    /// The target of the point's only disk, or of the one that ADDRESS names: a block device, a raw
-    /// image file, or the NBD URI of a writable export.
-    #[arg(long, value_name = "TARGET", value_parser = RestoreTarget::parse)]
-    #[arg(conflicts_with = "disks")]
-    onto: Option<RestoreTarget>,
-
-    /// The targets export a dirty bitmap with all writes since this point of the machine.
-    ///
-    /// Only these writes and the differences between the points are then read. Without it, the
-    /// targets are read completely.
-    #[arg(long, value_name = "POINT", value_parser = PointName::parse)]
-    since: Option<PointName>,
-
-    /// The bitmap's name. Default: coldrise-POINT, with the point of --since.
-    #[arg(long, value_name = "NAME", requires = "since")]
-    bitmap: Option<String>,
-
-    /// Say how much differs, in how many ranges, and write nothing.
-    #[arg(long)]
-    dry_run: bool,
-
-    /// Do not store the present state first. The rollback can then not be undone.
-    #[arg(long)]
-    no_safety_point: bool,
-
-    /// Read the whole disks at the end and compare them with the point, not only what was written.
-    #[arg(long, conflicts_with = "dry_run")]
-    verify: bool,
-}
-
-/// Parses `DISK=TARGET`.
-fn parse_disk(text: &str) -> Result<RollbackDisk> {
-    let Some((disk, target)) = text.split_once('=') else {
-        let text = format!("'{text}' names no disk: write DISK=TARGET, such as vda=/dev/vg0/web01");
-        return Err(Error::new(ErrorKind::InvalidInput, text));
-    };
-    Ok(RollbackDisk { disk: DiskName::parse(disk)?, target: RestoreTarget::parse(target)? })
+    #[command(flatten)]
+    request: Rollback,
 }
 
 #[derive(Serialize)]
@@ -102,7 +59,9 @@ struct AnsweredDisk {
 pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open_for_disks()?;
-    let (machine, selector) = match &arguments.address {
+    let arguments = arguments.request;
+    let address: Address = arguments.address.parse()?;
+    let (machine, selector) = match &address {
         Address::Point { machine, selector, .. } => (machine, selector),
         Address::Live { .. } => {
             return Err(Error::new(ErrorKind::InvalidInput, "a session changes while it is read")
@@ -112,16 +71,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let catalog = Catalog::new(&repository);
     let mut point = catalog.point(machine, selector)?;
     tell_newer(invocation, &catalog, selector, &point);
-    let disks = disks(&arguments, &point)?;
+    let disks = disks(&arguments, &address, &point)?;
     for disk in &disks {
         restore::refuse_inside(repository.path(), &disk.target)?;
     }
     // Not `latest`, which the safety point changes.
-    let rolled_to = match arguments.address.disk() {
+    let rolled_to = match address.disk() {
         Some(disk) => format!("{machine}/{}/{disk}", point.point),
         None => format!("{machine}/{}", point.point),
     };
-    let since = arguments.since.clone();
+    let since = arguments.since.as_deref().map(PointName::parse).transpose()?;
     let options = RollbackOptions {
         is_dry_run: arguments.dry_run,
         takes_safety_point: !arguments.no_safety_point,
@@ -157,20 +116,23 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
 }
 
 /// The disks to roll back: as listed, or the only one.
-fn disks(arguments: &RollbackArguments, point: &PointDocument) -> Result<Vec<RollbackDisk>> {
-    let address = &arguments.address;
+fn disks(
+    arguments: &Rollback,
+    address: &Address,
+    point: &PointDocument,
+) -> Result<Vec<RollbackDisk>> {
     match (&arguments.onto, address.disk()) {
         (Some(target), named) => {
             let names = point.disks.iter().map(|disk| &disk.name);
             let disk = restore::choose_disk(address, named, names)
                 .map_err(|error| error.advise("or list all as DISK=TARGET instead of --onto"))?;
-            Ok(vec![RollbackDisk { disk, target: target.clone() }])
+            Ok(vec![RollbackDisk { disk, target: RestoreTarget::parse(target)? }])
         }
         (None, Some(_)) => {
             let text = "the address names a disk: write --onto TARGET";
             Err(Error::new(ErrorKind::InvalidInput, text))
         }
-        (None, None) => Ok(arguments.disks.clone()),
+        (None, None) => arguments.disks.iter().map(|text| RollbackDisk::parse(text)).collect(),
     }
 }
 

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_requests::{session_name, Seal};
 use coldrise_session::{SealReport, SkippedFile};
-use coldrise_store::SessionName;
 use serde::Serialize;
 
 use super::skipped_files;
-use crate::arguments::session_name;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_duration;
@@ -23,9 +22,8 @@ use crate::units::show_duration;
 /// MiB together, without locks and swap. Files that are too large are named.
 #[derive(Debug, Args)]
 pub(crate) struct SealArguments {
-    /// The session's name, or live/SESSION.
-    #[arg(value_name = "SESSION", value_parser = session_name)]
-    session: SessionName,
+    #[command(flatten)]
+    request: Seal,
 
     /// Give up (exit code 11) if the process that serves the session has not begun the commit
     /// after this many seconds. A seal that was cancelled or has given up never happens.
@@ -50,19 +48,20 @@ const MANY_WAITING: usize = 64;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
+    let session = &session_name(&arguments.request.session)?;
     let patience = Duration::from_secs(u64::from(arguments.wait));
-    let sealed = coldrise_session::seal(&repository, &arguments.session, patience)?;
+    let sealed = coldrise_session::seal(&repository, session, patience)?;
     let SealReport { point, left_out } = sealed;
     skipped_files::tell(&left_out);
-    let session = coldrise_session::session(&repository, &arguments.session);
-    if session.is_ok_and(|session| session.document.waiting_points() >= MANY_WAITING) {
+    let found = coldrise_session::session(&repository, session);
+    if found.is_ok_and(|found| found.document.waiting_points() >= MANY_WAITING) {
         // A running backup holds the repository: the next seal tries again.
         if let Err(error) = invocation.access()?.open_for_writing() {
             tracing::debug!(error = %error.full_message(), "sealed points continue to wait");
         }
     }
     let sealed = SealOutput {
-        session: arguments.session.to_string(),
+        session: session.to_string(),
         address: format!("{}/{}", point.machine, point.point),
         left_out,
         elapsed_ms: invocation.elapsed_ms(),

@@ -7,13 +7,13 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::check_no_machine;
+use coldrise_requests::{session_name, Unpublish};
 use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, Repository, SessionName};
 use serde::Serialize;
 
 use super::recover::remove_variables;
 use super::skipped_files;
-use crate::arguments::session_name;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use coldrise_hosting::leftovers;
@@ -25,13 +25,8 @@ use coldrise_hosting::leftovers;
 /// refused.
 #[derive(Debug, Args)]
 pub(crate) struct UnpublishArguments {
-    /// The session's name, or live/SESSION.
-    #[arg(value_name = "SESSION", value_parser = session_name)]
-    session: SessionName,
-
-    /// Discard everything captured since the last seal.
-    #[arg(long)]
-    discard: bool,
+    #[command(flatten)]
+    request: Unpublish,
 }
 
 #[derive(Serialize)]
@@ -44,7 +39,8 @@ struct Ended {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Result<Report> {
-    let UnpublishArguments { session, discard } = arguments;
+    let Unpublish { session, discard } = &arguments.request;
+    let session = &session_name(session)?;
     let repository = invocation.open()?;
     let recovered = match SessionNotes::of(&repository, session) {
         Ok(notes) => {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
+use coldrise_requests::Verify;
 use coldrise_session::{VerifyOutcome, VerifyRequest, VerifyScope};
-use coldrise_store::Address;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -35,16 +35,8 @@ reuse damaged chunks unchecked and heal nothing. With --quarantine it sets aside
 /// code is 1 if anything is damaged, and 3 if a running session could not be read.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
-    /// Verify only this address: MACHINE/POINT or live/SESSION, with or without /DISK.
-    #[arg(value_name = "ADDRESS")]
-    address: Option<Address>,
-
-    /// Read only about this percentage of the chunks, chosen at random, but at least a few.
-    ///
-    /// Captured blocks, chunk maps and documents are read completely.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
-    #[arg(conflicts_with = "address")]
-    sample: Option<f64>,
+    #[command(flatten)]
+    request: Verify,
 
     /// Verify only recent data: stored since a time such as 20261120T100000Z, or within 36h,
     /// 7d, 2w, 3m (months) or 1y.
@@ -56,15 +48,6 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "TIME", conflicts_with_all = ["address", "sample"])]
     #[arg(value_parser = parse_since)]
     since: Option<Since>,
-}
-
-/// `5` or `5%` or `0.5`.
-pub(crate) fn parse_percent(text: &str) -> std::result::Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
-    number
-        .ok()
-        .filter(|percent| *percent > 0.0 && *percent <= 100.0)
-        .ok_or_else(|| "a percentage above 0 and up to 100, for example 5%".to_owned())
 }
 
 fn parse_since(text: &str) -> std::result::Result<Since, String> {
@@ -105,7 +88,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     let view = ProgressView::new(invocation);
     let progress = |part, now| view.verifying(part, now);
     let request = VerifyRequest {
-        scope: arguments.scope(),
+        scope: arguments.scope()?,
         program: "verify",
         cancel: &cancel,
         progress: &progress,
@@ -128,16 +111,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
 }
 
 impl VerifyArguments {
-    fn scope(&self) -> VerifyScope {
-        if let Some(address) = &self.address {
-            VerifyScope::Only(address.clone())
-        } else if let Some(percent) = self.sample {
+    fn scope(&self) -> Result<VerifyScope> {
+        Ok(if let Some(address) = &self.request.address {
+            VerifyScope::Only(address.parse()?)
+        } else if let Some(percent) = self.request.sample {
             VerifyScope::Sample(percent)
         } else if let Some(since) = &self.since {
             VerifyScope::Since(since.unix_ms(jiff::Timestamp::now()))
         } else {
             VerifyScope::Everything
-        }
+        })
     }
 }
 
@@ -198,17 +181,4 @@ fn text(verified: &VerifyOutcome) -> String {
 
 fn show_range(range: &Range<u64>) -> String {
     format!("{}-{}", range.start, range.end)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentages_are_read_with_and_without_their_sign() {
-        assert_eq!((parse_percent("5%"), parse_percent("0.5")), (Ok(5.0), Ok(0.5)));
-        for text in ["0", "-1", "101", "five", "", "%", "NaN", "inf"] {
-            assert!(parse_percent(text).is_err(), "{text}");
-        }
-    }
 }

@@ -13,6 +13,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
     ComingDetails, Listing, PointDetails, SessionDetails, SessionListing, Stats,
 };
+use coldrise_requests::refuse;
 use coldrise_store::{Address, MachineName, PointSelector};
 
 use crate::arguments::Command;
@@ -84,10 +85,4 @@ fn show_point(client: &Client, machine: &MachineName, selector: &PointSelector) 
         }
         point => Ok(show::point_report(&point?)),
     }
-}
-
-/// The error for what has to run beside the repository.
-fn refuse(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{what} is not possible over the network"))
-        .advise("run it on the host of the repository, without --server")
 }

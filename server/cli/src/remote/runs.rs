@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::refuse;
 use coldrise_runs::{LogLine, RunId, RunRecord, State};
 use serde::{Deserialize, Serialize};
 
 use super::client::{Client, INTERVAL};
-use super::refuse;
 use crate::commands::runs::{
     record_report, table_of, Action, RunsArguments, MAX_LINES, MAX_LISTED,
 };

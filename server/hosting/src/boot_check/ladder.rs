@@ -2,47 +2,7 @@
 
 use std::time::Instant;
 
-use clap::ValueEnum;
-
-/// How far a machine came. The order is that of a boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Rung {
-    /// The disks are served and QEMU runs.
-    Started,
-    /// The firmware found a system and starts it.
-    Firmware,
-    /// The kernel lives.
-    Kernel,
-    /// Programs of the system run.
-    Userspace,
-    /// A login prompt is there, or the guest agent answers.
-    Login,
-    /// A service answers: the port of --check-port, the command of --check, or the machine's own
-    /// check says ok.
-    Service,
-}
-
-impl Rung {
-    const ALL: [Rung; 6] =
-        [Rung::Started, Rung::Firmware, Rung::Kernel, Rung::Userspace, Rung::Login, Rung::Service];
-
-    /// The rung of that word.
-    pub(crate) fn of_word(word: &str) -> Option<Rung> {
-        Rung::ALL.into_iter().find(|rung| rung.word() == word)
-    }
-
-    /// The word of the command line and of `--json`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Rung::Started => "started",
-            Rung::Firmware => "firmware",
-            Rung::Kernel => "kernel",
-            Rung::Userspace => "userspace",
-            Rung::Login => "login",
-            Rung::Service => "service",
-        }
-    }
-}
+pub use coldrise_inventory::BootStage as Rung;
 
 /// A rung, and the proof of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 //! detach removes it.
 
 mod domain;
+mod machine;
 mod mounted;
 
 use std::error::Error as _;
@@ -23,6 +24,7 @@ use coldrise_qmp::Monitor;
 use serde_json::{json, Value};
 
 pub use domain::AttachDomain;
+pub use machine::Machine;
 
 /// Maximum length of a name: QEMU's names of nodes have at most 31 characters, serial numbers 20.
 pub const MAX_NAME_CHARS: usize = 20;

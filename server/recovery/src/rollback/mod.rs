@@ -47,6 +47,21 @@ pub struct RollbackDisk {
     pub target: RestoreTarget,
 }
 
+impl RollbackDisk {
+    /// Parses `DISK=TARGET`.
+    ///
+    /// # Errors
+    /// `InvalidInput`.
+    pub fn parse(text: &str) -> Result<RollbackDisk> {
+        let Some((disk, target)) = text.split_once('=') else {
+            let text =
+                format!("'{text}' names no disk: write DISK=TARGET, such as vda=/dev/vg0/web01");
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        };
+        Ok(RollbackDisk { disk: DiskName::parse(disk)?, target: RestoreTarget::parse(target)? })
+    }
+}
+
 /// What a rollback does.
 #[derive(Clone, Debug, Default)]
 pub struct RollbackOptions {

@@ -64,7 +64,8 @@ async fn difference(
     Fields(two): Fields<TwoPoints>,
 ) -> Answer<Json<Difference>> {
     let address = |text: &str| -> coldrise_block::Result<Address> {
-        point(&caller, Permission::View, text)?.1.parse()
+        point(&caller, Permission::View, text)?;
+        text.parse()
     };
     let (from, to) = (address(&two.from)?, address(&two.to)?);
     let cancel = Arc::new(AtomicBool::new(false));

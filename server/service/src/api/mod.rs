@@ -119,11 +119,23 @@ fn routes() -> OpenApiRouter<SharedService> {
         )
 }
 
-/// Answers hold a job and more fields; the parser of jobs still refuses unknown ones.
-fn open_jobs(mut document: OpenApi) -> OpenApi {
-    let schemas = document.components.as_mut().map(|components| &mut components.schemas);
-    if let Some(RefOr::T(Schema::Object(job))) = schemas.and_then(|found| found.get_mut("Job")) {
-        job.additional_properties = None;
+/// Answers hold a job and more fields, and a request stands beside its kind; their parsers still refuse unknown fields.
+fn open_parts(mut document: OpenApi) -> OpenApi {
+    let Some(components) = document.components.as_mut() else { return document };
+    let mut open = vec!["Job".to_owned()];
+    if let Some(RefOr::T(Schema::OneOf(start))) = components.schemas.get("Start") {
+        for part in start.items.iter().filter_map(|item| match item {
+            RefOr::T(Schema::AllOf(parts)) => parts.items.first(),
+            _ => None,
+        }) {
+            let RefOr::Ref(part) = part else { continue };
+            open.extend(part.ref_location.rsplit('/').next().map(str::to_owned));
+        }
+    }
+    for name in open {
+        if let Some(RefOr::T(Schema::Object(part))) = components.schemas.get_mut(&name) {
+            part.additional_properties = None;
+        }
     }
     document
 }
@@ -131,7 +143,7 @@ fn open_jobs(mut document: OpenApi) -> OpenApi {
 /// The OpenAPI document.
 pub(crate) fn openapi_text() -> String {
     // Only maps with keys that are no text fail to serialize.
-    open_jobs(routes().into_openapi()).to_pretty_json().unwrap_or_default()
+    open_parts(routes().into_openapi()).to_pretty_json().unwrap_or_default()
 }
 
 /// Compresses long answers in JSON for clients that accept it: a list of 1,000 machines has 600 KB. Content of
@@ -148,7 +160,7 @@ fn compression() -> CompressionLayer<impl Predicate> {
 /// All routes, with the rules that hold for each request.
 pub(crate) fn router(service: SharedService, web: Option<Web>) -> Router {
     let (router, document) = routes().split_for_parts();
-    let document = open_jobs(document);
+    let document = open_parts(document);
     let set =
         |name, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
     // The page is public and asks by itself: a browser with an ended login gets it too.

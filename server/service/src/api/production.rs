@@ -3,15 +3,13 @@
 //! What writes to a path of the host, or connects to a socket that the caller names, is for administrators of
 //! all machines: a path of one machine can be another's disk.
 
-use std::collections::BTreeMap;
-
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::{attach, libvirt, relocation};
+use coldrise_requests::{Attach, Detach, Move, Recover, Rollback};
 use coldrise_store::{Address, DiskName, PointName, SessionName};
-use serde::Deserialize;
 
-use super::starts::{disk, live, new_session, point, show, Command};
-use super::vsphere_starts::{vsphere_note_of, with_known_access};
+use super::starts::{disk, live, new_session, point, Command};
+use super::vsphere_starts::{known_login, to_datastore, under_vsphere, vsphere_note_of};
 use crate::access::{Identity, Permission};
 use crate::hypervisors::vsphere_note;
 use crate::invalid::invalid;
@@ -23,185 +21,114 @@ const CONNECTIONS: [&str; 2] = ["qemu:///system", "qemu:///session"];
 const MAX_TEXT_BYTES: usize = 1024;
 
 /// A machine to run under its own hypervisor.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Recover {
-    /// MACHINE/POINT, which is published first; or live/SESSION, to serve a recovered machine again.
-    pub(super) address: String,
-    /// The hypervisor: libvirt on the service's host; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.
-    /// Required unless `undo` is given.
-    to: Option<String>,
-    /// Under vCenter and ESXi: names of hosts in the inventory. The first one runs the machine, all get the datastore.
-    #[serde(default)]
-    #[schema(max_items = 64)]
-    pub(super) hosts: Vec<String>,
-    /// Name of the machine, and of the session; as stored if absent, under vCenter and ESXi with -recovered.
-    pub(super) name: Option<String>,
-    /// A new UUID and new network addresses, so that it can run beside the original.
-    #[serde(default)]
-    pub(super) new_uuid: bool,
-    /// `none` (cards without a link), `same` (as stored), or, under libvirt, the name of a network; none if absent.
-    pub(super) network: Option<String>,
-    /// URI of libvirt; qemu:///system if absent. Others than that and qemu:///session are for administrators.
-    pub(super) connect: Option<String>,
-    /// End the machine of live/SESSION at once, and its session. Its writes become a restore point.
-    #[serde(default)]
-    undo: bool,
-    /// With `undo`: discard the writes. Administrators only.
-    #[serde(default)]
-    discard: bool,
-    /// With `undo`: vCenter or ESXi is gone for good, so change nothing there. Administrators only.
-    #[serde(default)]
-    without_server: bool,
-}
-
-impl Recover {
-    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        if self.undo {
-            return self.undo(service, caller);
-        }
-        if self.discard || self.without_server {
-            return Err(invalid("discard, without_server: go with undo"));
-        }
-        match self.to.as_deref().map(|to| to.split_once(':').unwrap_or((to, ""))) {
-            Some(("libvirt", "")) => self.under_libvirt(service, caller),
-            Some(("vcenter" | "esxi", _)) => {
-                let to = self.to.clone().unwrap_or_default();
-                self.under_vsphere(service, caller, &to)
-            }
-            _ => Err(invalid("to: name the hypervisor: libvirt, vcenter:NAME or esxi:NAME")),
-        }
+pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) -> Result<Command> {
+    if request.undo {
+        return undo(&request, service, caller);
     }
-
-    fn under_libvirt(self, service: &Service, caller: &Identity) -> Result<Command> {
-        if !self.hosts.is_empty() {
-            return Err(invalid("hosts: libvirt runs on the service's host only"));
-        }
-        let connect = self.connect.as_deref().unwrap_or(CONNECTIONS[0]);
-        if !CONNECTIONS.contains(&connect) {
-            caller.allow_all(Permission::Administer)?;
-        }
-        for text in self.connect.iter().chain(&self.network) {
-            check_text(text)?;
-        }
-        let (machine, address) = self.subject(service, caller)?;
-        let name = new_session(service, self.name)?;
-        if let Some(name) = &name {
-            // It must not take the name of a machine that the caller does not see.
-            caller.allow_machine(Permission::Operate, name.as_str())?;
-        }
-        // A session goes on where it was started.
-        let missing = (!address.starts_with("live/")).then(|| libvirt::missing(connect)).flatten();
-        if let Some(missing) = missing {
-            return Err(Error::new(ErrorKind::Unsupported, missing));
-        }
-        Ok(Command::new("recover", Some(machine))
-            .option("to", Some("libvirt"))
-            .option("connect", self.connect)
-            .option("name", name)
-            .flag("new-uuid", self.new_uuid)
-            .option("network", self.network)
-            .words([address]))
+    if request.discard || request.without_server {
+        return Err(invalid("discard, without_server: go with undo"));
     }
-
-    /// The machine and the address.
-    pub(super) fn subject(&self, service: &Service, caller: &Identity) -> Result<(String, String)> {
-        let Address::Live { session, disk: None } = self.address.parse::<Address>()? else {
-            return point(caller, Permission::Operate, &self.address);
-        };
-        let has_options = self.name.is_some() || self.network.is_some() || self.connect.is_some();
-        if has_options || self.new_uuid || !self.hosts.is_empty() {
-            let text =
-                "live/SESSION continues with the options it was started with: give no others";
-            return Err(invalid(text));
-        }
-        let found = live(service, caller, Permission::Operate, &session)?;
-        // Under vCenter and ESXi another NFS server may serve them.
-        if found.is_served && vsphere_note(service, &session)?.is_none() {
-            let text = format!("session {session} is in use: its machine has its disks");
-            return Err(Error::new(ErrorKind::Busy, text));
-        }
-        Ok((found.machine, format!("live/{session}")))
-    }
-
-    fn undo(self, service: &Service, caller: &Identity) -> Result<Command> {
-        let has_choices = self.to.is_some() || self.name.is_some() || self.network.is_some();
-        if has_choices || self.new_uuid || !self.hosts.is_empty() {
-            return Err(invalid("undo: goes with address, discard and without_server only"));
-        }
-        // What a session has captured exists nowhere else.
-        let permission = match self.discard || self.without_server {
-            true => Permission::Administer,
-            false => Permission::Operate,
-        };
-        let session = session_of(&self.address)?;
-        let found = live(service, caller, permission, &session)?;
-        let command = Command::new("recover", Some(found.machine))
-            .flag("undo", true)
-            .flag("discard", self.discard)
-            .flag("without-server", self.without_server);
-        let command = match vsphere_note(service, &session)? {
-            Some(note) if !self.without_server => {
-                with_known_access(service, command, &note.access.server)?
-            }
-            _ => command,
-        };
-        Ok(command.words([format!("live/{session}")]))
+    match request.to.as_deref().map(|to| to.split_once(':').unwrap_or((to, ""))) {
+        Some(("libvirt", "")) => under_libvirt(&request, service, caller),
+        Some(("vcenter" | "esxi", _)) => under_vsphere(request, service, caller),
+        _ => Err(invalid("to: name the hypervisor: libvirt, vcenter:NAME or esxi:NAME")),
     }
 }
 
-/// A machine whose disks move to production storage while it runs. To paths of the service's host: administrators of
-/// all machines only.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Move {
-    /// live/SESSION.
-    address: String,
-    /// DISK=PATH, DISK=qcow2:PATH or DISK=raw:PATH for each disk, or one folder; absolute paths of the service's
-    /// host. Without any, an interrupted move is settled.
-    #[serde(default)]
-    #[schema(max_items = 256)]
-    pub(super) targets: Vec<String>,
-    /// In place of `targets`: a datastore, for a machine that was recovered under vCenter.
-    pub(super) to: Option<String>,
-    /// Bytes per second that it copies at most, all disks together; no limit if absent.
-    #[schema(minimum = 65536)]
-    pub(super) rate_bytes_per_second: Option<u64>,
-    /// Overwrite existing files.
-    #[serde(default)]
-    pub(super) replace: bool,
-}
-
-impl Move {
-    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        let session = session_of(&self.address)?;
-        if vsphere_note_of(service, caller, &session)?.is_some() {
-            return self.datastore_command(service, caller, &session);
-        }
+fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
+    if !request.hosts.is_empty() {
+        return Err(invalid("hosts: libvirt runs on the service's host only"));
+    }
+    let connect = request.connect.as_deref().unwrap_or(CONNECTIONS[0]);
+    if !CONNECTIONS.contains(&connect) {
         caller.allow_all(Permission::Administer)?;
-        let found = live(service, caller, Permission::Administer, &session)?;
-        if self.to.is_some() {
-            let text = format!("to: no machine was recovered under vCenter on session {session}");
-            return Err(invalid(text));
-        }
-        crate::jobs::check_rate(self.rate_bytes_per_second)?;
-        let targets = self.targets.iter().map(|text| move_target(service, text));
-        let targets = targets.collect::<Result<Vec<_>>>()?;
-        if !targets.is_empty() {
-            let repository = service.inventory()?.repository()?;
-            let checked = relocation::check_targets(&repository, &session, &targets, self.replace);
-            checked.map_err(|error| match error.kind() {
-                // Its advice is an option of the command.
-                ErrorKind::AlreadyExists => Error::new(error.kind(), error.message())
-                    .advise("choose another name, or overwrite it: replace"),
-                _ => error,
-            })?;
-        }
-        Ok(Command::new("move", Some(found.machine))
-            .option("rate", self.rate_bytes_per_second)
-            .flag("force", self.replace)
-            .words(std::iter::once(format!("live/{session}")).chain(self.targets)))
     }
+    for text in request.connect.iter().chain(&request.network) {
+        check_text(text)?;
+    }
+    let machine = subject(request, service, caller)?;
+    // A session goes on where it was started.
+    let is_new = !request.address.starts_with("live/");
+    if let Some(missing) = is_new.then(|| libvirt::missing(connect)).flatten() {
+        return Err(Error::new(ErrorKind::Unsupported, missing));
+    }
+    Ok(Command::new("recover", machine, request))
+}
+
+/// The machine of a recovery, whose new name is free.
+pub(super) fn subject(request: &Recover, service: &Service, caller: &Identity) -> Result<String> {
+    let Address::Live { session, disk: None } = request.address.parse::<Address>()? else {
+        let machine = point(caller, Permission::Operate, &request.address)?;
+        new_session(service, request.name.as_deref())?;
+        if let Some(name) = &request.name {
+            // It must not take the name of a machine that the caller does not see.
+            caller.allow_machine(Permission::Operate, name)?;
+        }
+        return Ok(machine);
+    };
+    let has_options =
+        request.name.is_some() || request.network.is_some() || request.connect.is_some();
+    if has_options || request.new_uuid || !request.hosts.is_empty() {
+        let text = "live/SESSION continues with the options it was started with: give no others";
+        return Err(invalid(text));
+    }
+    let found = live(service, caller, Permission::Operate, &session)?;
+    // Under vCenter and ESXi another NFS server may serve them.
+    if found.is_served && vsphere_note(service, &session)?.is_none() {
+        let text = format!("session {session} is in use: its machine has its disks");
+        return Err(Error::new(ErrorKind::Busy, text));
+    }
+    Ok(found.machine)
+}
+
+fn undo(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
+    let has_choices = request.to.is_some() || request.name.is_some() || request.network.is_some();
+    if has_choices || request.new_uuid || !request.hosts.is_empty() {
+        return Err(invalid("undo: goes with address, discard and without_server only"));
+    }
+    // What a session has captured exists nowhere else.
+    let permission = match request.discard || request.without_server {
+        true => Permission::Administer,
+        false => Permission::Operate,
+    };
+    let session = session_of(&request.address)?;
+    let found = live(service, caller, permission, &session)?;
+    // libvirt's note says where the machine is.
+    let request = Recover { connect: None, ..request.clone() };
+    let mut command = Command::new("recover", found.machine, &request);
+    if let Some(note) = vsphere_note(service, &session)?.filter(|_| !request.without_server) {
+        let login = known_login(service, &note.access.server)?;
+        command.line = command.line.with(&login);
+    }
+    Ok(command)
+}
+
+/// A machine whose disks move to production storage while it runs.
+pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> Result<Command> {
+    let session = session_of(&request.address)?;
+    if vsphere_note_of(service, caller, &session)?.is_some() {
+        return to_datastore(&request, service, caller, &session);
+    }
+    caller.allow_all(Permission::Administer)?;
+    let found = live(service, caller, Permission::Administer, &session)?;
+    if request.to.is_some() {
+        let text = format!("to: no machine was recovered under vCenter on session {session}");
+        return Err(invalid(text));
+    }
+    crate::jobs::check_rate(request.rate_bytes_per_second)?;
+    let targets = request.targets.iter().map(|text| move_target(service, text));
+    let targets = targets.collect::<Result<Vec<_>>>()?;
+    if !targets.is_empty() {
+        let repository = service.inventory()?.repository()?;
+        let checked = relocation::check_targets(&repository, &session, &targets, request.replace);
+        checked.map_err(|error| match error.kind() {
+            // Its advice is an option of the command.
+            ErrorKind::AlreadyExists => Error::new(error.kind(), error.message())
+                .advise("choose another name, or overwrite it: replace"),
+            _ => error,
+        })?;
+    }
+    Ok(Command::new("move", found.machine, &request))
 }
 
 /// A target of a move, in none of the service's own folders.
@@ -213,61 +140,25 @@ fn move_target(service: &Service, text: &str) -> Result<relocation::Target> {
     relocation::parse_target(text)
 }
 
-/// Existing disks to make equal to a point. Administrators of all machines only.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Rollback {
-    /// MACHINE/POINT or MACHINE/POINT/DISK.
-    address: String,
-    /// Targets by disk: a block device, a raw image file, or the NBD URI of a writable export.
-    #[serde(default)]
-    disks: BTreeMap<String, String>,
-    /// The target of the only disk, or of the one that the address names.
-    onto: Option<String>,
-    /// The targets export a dirty bitmap with all writes since this point.
-    since: Option<String>,
-    /// The bitmap's name; coldrise-POINT if absent.
-    bitmap: Option<String>,
-    /// Write nothing: the answer of the run says how much differs.
-    #[serde(default)]
-    dry_run: bool,
-    /// Do not store the present state first. The rollback can then not be undone.
-    #[serde(default)]
-    no_safety_point: bool,
-    /// Compare the whole disks at the end.
-    #[serde(default)]
-    verify: bool,
-}
-
-impl Rollback {
-    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        caller.allow_all(Permission::Administer)?;
-        let Address::Point { machine, selector, disk } = self.address.parse::<Address>()? else {
-            return Err(invalid("give MACHINE/POINT or MACHINE/POINT/DISK"));
-        };
-        let address = show(&machine, &selector);
-        let address = disk.map_or(address.clone(), |disk| format!("{address}/{disk}"));
-        if self.disks.is_empty() == self.onto.is_none() {
-            return Err(invalid("disks, onto: give the targets in one of them"));
-        }
-        for target in self.disks.values().chain(&self.onto) {
-            check_in_place(service, target)?;
-        }
-        let mut words = vec![address];
-        for (disk, target) in &self.disks {
-            words.push(format!("{}={target}", disk.parse::<DiskName>()?));
-        }
-        let since = self.since.map(|point| point.parse::<PointName>()).transpose()?;
-        self.bitmap.as_deref().map(check_text).transpose()?;
-        Ok(Command::new("rollback", Some(machine.to_string()))
-            .option("onto", self.onto)
-            .option("since", since)
-            .option("bitmap", self.bitmap)
-            .flag("dry-run", self.dry_run)
-            .flag("no-safety-point", self.no_safety_point)
-            .flag("verify", self.verify)
-            .words(words))
+/// Existing disks to make equal to a point.
+pub(super) fn rollback(request: Rollback, service: &Service, caller: &Identity) -> Result<Command> {
+    caller.allow_all(Permission::Administer)?;
+    let Address::Point { machine, .. } = request.address.parse::<Address>()? else {
+        return Err(invalid("give MACHINE/POINT or MACHINE/POINT/DISK"));
+    };
+    if request.disks.is_empty() == request.onto.is_none() {
+        return Err(invalid("disks, onto: give the targets in one of them"));
     }
+    let disks = request.disks.iter().filter_map(|word| word.split_once('='));
+    for target in disks.clone().map(|(_, target)| target).chain(request.onto.as_deref()) {
+        check_in_place(service, target)?;
+    }
+    for (disk, _) in disks {
+        disk.parse::<DiskName>()?;
+    }
+    request.since.as_deref().map(str::parse::<PointName>).transpose()?;
+    request.bitmap.as_deref().map(check_text).transpose()?;
+    Ok(Command::new("rollback", machine.to_string(), &request))
 }
 
 /// Checks a target that is written in place.
@@ -279,63 +170,21 @@ fn check_in_place(service: &Service, target: &str) -> Result<()> {
     }
 }
 
-/// How the guest sees an attached disk.
-#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum AttachedAs {
-    Virtio,
-    Scsi,
+/// A disk for a running machine.
+pub(super) fn attach(request: Attach, service: &Service, caller: &Identity) -> Result<Command> {
+    caller.allow_all(Permission::Administer)?;
+    let machine = disk(service, caller, &request.address)?;
+    check_running(service, &request.to)?;
+    request.name.as_deref().map(attach::check_name).transpose()?;
+    Ok(Command::new("attach", machine, &request))
 }
 
-/// A disk for a running machine. Administrators of all machines only.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Attach {
-    /// MACHINE/POINT/DISK, read-only; or live/SESSION/DISK, writable.
-    address: String,
-    /// libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, on the service's host.
-    to: String,
-    /// Its name, at most 20 characters; MACHINE-DISK or SESSION-DISK if absent.
-    name: Option<String>,
-    /// virtio if absent.
-    device: Option<AttachedAs>,
-}
-
-impl Attach {
-    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        caller.allow_all(Permission::Administer)?;
-        let (machine, address) = disk(service, caller, &self.address)?;
-        check_running(service, &self.to)?;
-        self.name.as_deref().map(attach::check_name).transpose()?;
-        let device = self.device.map(|device| match device {
-            AttachedAs::Virtio => "virtio",
-            AttachedAs::Scsi => "scsi",
-        });
-        Ok(Command::new("attach", Some(machine))
-            .option("to", Some(self.to))
-            .option("as", self.name)
-            .option("device", device)
-            .words([address]))
-    }
-}
-
-/// An attached disk that is taken away. Administrators of all machines only.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Detach {
-    /// Its name.
-    name: String,
-    /// The machine, as it was attached.
-    from: String,
-}
-
-impl Detach {
-    pub(super) fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
-        caller.allow_all(Permission::Administer)?;
-        attach::check_name(&self.name)?;
-        check_running(service, &self.from)?;
-        Ok(Command::new("detach", None).option("from", Some(self.from)).words([self.name]))
-    }
+/// An attached disk that is taken away.
+pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> Result<Command> {
+    caller.allow_all(Permission::Administer)?;
+    attach::check_name(&request.name)?;
+    check_running(service, &request.from)?;
+    Ok(Command::new("detach", None::<String>, &request))
 }
 
 /// Checks a running machine. Those that the service boots have their monitors in its own folder: it uses them.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use coldrise_block::Result;
 use coldrise_inventory::Retention;
 use coldrise_recovery::virsh::Virsh;
+use coldrise_requests::{Backup, BackupOptions, CheckBoot, CommandLine, Prune, Verify};
 
 use super::copy;
 use super::job::{BootCheck, Job, JobKind};
@@ -88,55 +89,46 @@ fn expand(template: &str, machine: &str, disk: &str) -> String {
 
 /// The words of `coldrise backup`.
 pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
-    let mut words = vec!["backup".to_owned(), machine.to_owned()];
-    for (disk, template) in job.disks_of(machine) {
-        words.push(format!("{disk}={}", expand(template, machine, disk)));
-    }
-    words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
-    words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
-    words.extend(job.from.as_ref().map(|from| format!("--from={}", expand(from, machine, ""))));
-    if job.from.as_deref().is_some_and(|from| from.starts_with("libvirt")) {
+    let of_machine = |template: &String| expand(template, machine, "");
+    let disks = job.disks_of(machine).iter();
+    let request = Backup {
+        machine: machine.to_owned(),
+        disks: disks
+            .map(|(disk, from)| format!("{disk}={}", expand(from, machine, disk)))
+            .collect(),
+        rate_bytes_per_second: job.rate_bytes_per_second,
+    };
+    let is_libvirt = job.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
+    let options = BackupOptions {
+        from: job.from.as_ref().map(of_machine),
         // A run does not have the service's environment.
-        words.extend(Virsh::local(None).ok().map(|virsh| format!("--connect={}", virsh.uri())));
-    }
-    words.extend(job.push.then(|| "--push".to_owned()));
-    words.extend(job.quiesce.then(|| "--quiesce".to_owned()));
-    if let Some(agent) = &job.agent {
-        words.extend(["--quiesce".to_owned(), format!("--agent={}", expand(agent, machine, ""))]);
-    }
-    words.extend(job.rate_bytes_per_second.map(|rate| format!("--rate={rate}")));
-    words
+        connect: Virsh::local(None).ok().filter(|_| is_libvirt).map(|virsh| virsh.uri().to_owned()),
+        push: job.push,
+        quiesce: job.quiesce || job.agent.is_some(),
+        agent: job.agent.as_ref().map(of_machine).map(Into::into),
+        config: job.config.as_ref().map(of_machine).map(Into::into),
+        bitmap: job.bitmap.clone(),
+    };
+    CommandLine::new("backup").with(&request).with(&options).words()
 }
 
 /// The words of `coldrise check-boot`.
 pub(super) fn check_boot(check: Option<&BootCheck>, address: &str) -> Vec<String> {
-    let mut words = vec!["check-boot".to_owned(), address.to_owned()];
-    let rung = check.and_then(|check| check.until);
-    words.extend(rung.map(|rung| format!("--until={}", rung.word())));
-    let port = check.and_then(|check| check.check_port);
-    words.extend(port.map(|port| format!("--check-port={port}")));
-    words
+    let (until, check_port) = check.map_or((None, None), |check| (check.until, check.check_port));
+    let request = CheckBoot { address: address.to_owned(), until, check_port };
+    CommandLine::new("check-boot").with(&request).words()
 }
 
 /// The words of `coldrise prune`; without machines it concerns all.
-pub(crate) fn prune<'a>(
-    rules: &Retention,
-    machines: impl IntoIterator<Item = &'a str>,
-) -> Vec<String> {
-    let counts = [
-        ("last", rules.keep_last),
-        ("hourly", rules.keep_hourly),
-        ("daily", rules.keep_daily),
-        ("weekly", rules.keep_weekly),
-        ("monthly", rules.keep_monthly),
-        ("yearly", rules.keep_yearly),
-    ];
-    let mut words = vec!["prune".to_owned()];
-    let given = counts.iter().filter_map(|(name, count)| Some((name, (*count)?)));
-    words.extend(given.map(|(name, count)| format!("--keep-{name}={count}")));
-    words.extend(rules.keep_within.map(|span| format!("--keep-within={span}")));
-    words.extend(machines.into_iter().map(str::to_owned));
-    words
+pub(super) fn prune(rules: &Retention, machines: &[&String]) -> Vec<String> {
+    let machines = machines.iter().map(|name| (*name).clone()).collect();
+    let request = Prune { machines: Some(machines), rules: rules.clone() };
+    CommandLine::new("prune").with(&request).words()
+}
+
+/// The words of `coldrise verify`.
+fn verify(address: Option<String>, sample: Option<f64>) -> Vec<String> {
+    CommandLine::new("verify").with(&Verify { address, sample }).words()
 }
 
 /// The runs of one occurrence: machine and words. `known` are the machines that have points, or those
@@ -144,8 +136,6 @@ pub(crate) fn prune<'a>(
 pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
     let matching =
         || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
-    let verify =
-        |more: Option<String>| std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>();
     match job.kind {
         JobKind::Backup => {
             // A named machine that does not run fails, which is told; a pattern means those that run.
@@ -158,14 +148,14 @@ pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<S
         JobKind::Prune => {
             let rules = job.retention.clone().unwrap_or_default();
             if job.concerns_all() {
-                return vec![(None, prune(&rules, []))];
+                return vec![(None, prune(&rules, &[]))];
             }
-            let named: Vec<&str> = matching().map(String::as_str).collect();
+            let named: Vec<&String> = matching().collect();
             // Without names it would concern all.
             if named.is_empty() {
                 Vec::new()
             } else {
-                vec![(None, prune(&rules, named))]
+                vec![(None, prune(&rules, &named))]
             }
         }
         JobKind::Copy if job.concerns_all() => vec![(None, copy::words(job, None))],
@@ -173,10 +163,10 @@ pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<S
             matching().map(|name| (Some(name.clone()), copy::words(job, Some(name)))).collect()
         }
         JobKind::Verify if job.concerns_all() => {
-            vec![(None, verify(job.sample_percent.map(|percent| format!("--sample={percent}"))))]
+            vec![(None, verify(None, job.sample_percent))]
         }
         JobKind::Verify => matching()
-            .map(|name| (Some(name.clone()), verify(Some(format!("{name}/latest")))))
+            .map(|name| (Some(name.clone()), verify(Some(format!("{name}/latest")), None)))
             .collect(),
         JobKind::CheckBoot => matching()
             .map(|name| {

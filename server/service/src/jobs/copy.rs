@@ -7,6 +7,7 @@ use std::path::Path;
 
 use coldrise_block::Result;
 use coldrise_replica::{parse_prefix, CopyTarget, RateWindow, RateWindows, TargetCopies};
+use coldrise_requests::CommandLine;
 use coldrise_runs::State;
 use coldrise_store::MachineName;
 use rusqlite::Connection;
@@ -122,17 +123,16 @@ impl Job {
 
 /// The words of `coldrise copy`, for one machine or for all.
 pub(super) fn words(job: &Job, machine: Option<&str>) -> Vec<String> {
-    let mut words = vec!["copy".to_owned()];
-    let option = |name: &str, value: &str| format!("--{name}={value}");
-    words.extend(job.to.as_ref().map(|to| format!("{TO}{to}")));
-    words.extend(job.to_passphrase_file.as_ref().map(|f| option("to-passphrase-file", f)));
-    words.extend(job.prefix.as_ref().map(|prefix| option("prefix", prefix)));
-    words.extend(job.last.map(|last| option("last", &last.to_string())));
-    words.extend(job.all.then(|| "--all".to_owned()));
-    words.extend(job.rate_bytes_per_second.map(|rate| option("rate", &rate.to_string())));
-    words.extend(job.rate_windows.iter().map(|window| option("window", window)));
-    words.extend(machine.map(str::to_owned));
-    words
+    let line = CommandLine::new("copy")
+        .option("to", job.to.as_ref())
+        .option("to-passphrase-file", job.to_passphrase_file.as_ref())
+        .option("prefix", job.prefix.as_ref())
+        .option("last", job.last)
+        .flag("all", job.all)
+        .option("rate", job.rate_bytes_per_second);
+    let line =
+        job.rate_windows.iter().fold(line, |line, window| line.option("window", Some(window)));
+    machine.into_iter().fold(line, CommandLine::argument).words()
 }
 
 /// Where the run with these words copies to.

@@ -162,7 +162,7 @@ impl Queue {
         self.queue_copies(sql, machine, now_ms)?;
         let mut followers = Vec::new();
         if let Some(rules) = &job.retention {
-            followers.push((JobKind::Prune, commands::prune(rules, [machine])));
+            followers.push((JobKind::Prune, commands::prune(rules, &[&machine.to_owned()])));
         }
         if let Some(check) = &job.boot_check {
             let kind = JobKind::CheckBoot.word();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, Result};
-use coldrise_inventory::Retention;
+use coldrise_inventory::{BootStage, Retention};
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
 use serde::{Deserialize, Serialize};
@@ -40,32 +40,6 @@ pub(crate) enum JobKind {
     Copy,
 }
 
-/// A rung of the boot check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Rung {
-    Started,
-    Firmware,
-    Kernel,
-    Userspace,
-    Login,
-    Service,
-}
-
-impl Rung {
-    /// The word of `--until`.
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Rung::Started => "started",
-            Rung::Firmware => "firmware",
-            Rung::Kernel => "kernel",
-            Rung::Userspace => "userspace",
-            Rung::Login => "login",
-            Rung::Service => "service",
-        }
-    }
-}
-
 /// When a backup is followed by a boot check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -100,7 +74,7 @@ pub(crate) struct BootCheck {
     pub(crate) when: BootCheckTime,
     /// The rung to reach; login if absent, or service with `check_port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) until: Option<Rung>,
+    pub(crate) until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]

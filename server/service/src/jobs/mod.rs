@@ -36,7 +36,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use commands::{backup, check_rate, check_source, prune};
+pub(crate) use commands::{backup, check_rate, check_source};
 pub(crate) use conditions::{conditions, Condition, KnownMachine, Severity};
 pub(crate) use dispatcher::Dispatcher;
 pub(crate) use ended::copy_failures;

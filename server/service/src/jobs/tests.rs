@@ -183,7 +183,7 @@ fn missed_times_are_made_up_for_once() {
     let rows = queue.database.queue_rows().unwrap();
     let machines: Vec<_> = rows.iter().map(|row| row.machine.as_deref().unwrap()).collect();
     assert_eq!(machines, ["web01", "web02"]);
-    assert_eq!(rows[0].arguments, ["backup", "web01", "vda=raw:/srv/web01-vda.img"]);
+    assert_eq!(rows[0].arguments, ["backup", "--", "web01", "vda=raw:/srv/web01-vda.img"]);
     let next = queue.database.job("nightly").unwrap().next_due_ms;
     assert_eq!(next, Some(now + 3_600_000));
     // The next time finds them still waiting: they are not queued twice.

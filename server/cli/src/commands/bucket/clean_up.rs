@@ -3,19 +3,19 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{going, RetentionPlan};
+use coldrise_inventory::{going, Retention, RetentionPlan};
+use coldrise_requests::{parse_target, Target};
 use coldrise_session::{judge, Published};
 use coldrise_store::bucket::{BucketRepository, TidyReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
 use super::{find, open_for, parse_url, tell_damaged};
-use crate::commands::prune::{plan_text, RuleArguments};
+use crate::commands::prune::plan_text;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{parse_target, Target};
 use crate::units::{show_count, show_size};
 
 /// Remove restore points from a bucket, and return the space that no other one needs.
@@ -38,7 +38,6 @@ pub(crate) struct ForgetArguments {
 ///
 /// A copy that runs refuses this, and so does one that was killed in the last quarter of an hour.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 pub(crate) struct PruneArguments {
     /// The bucket: s3://BUCKET/PREFIX.
     #[arg(value_name = "BUCKET", value_parser = parse_url)]
@@ -49,7 +48,7 @@ pub(crate) struct PruneArguments {
     machines: Vec<MachineName>,
 
     #[command(flatten)]
-    rules: RuleArguments,
+    rules: Retention,
 
     /// Only show which points would be removed.
     #[arg(long, short = 'n')]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_requests::Fold;
 use coldrise_session::{Catalog, FoldReport};
 use coldrise_store::{Address, DiskDocument, PointDocument, PointOrigin, Repository, WriteOptions};
 use serde::Serialize;
@@ -26,15 +27,14 @@ use coldrise_hosting::signals::cancel_flag;
 /// on the chunks. Folding is optional.
 #[derive(Debug, Args)]
 pub(crate) struct FoldArguments {
-    /// Fold only these restore points: MACHINE/POINT. Default: all synthetic restore points.
-    #[arg(value_name = "ADDRESS")]
-    addresses: Vec<Address>,
+    #[command(flatten)]
+    request: Fold,
 
     /// Keep running in the background and fold points as they are sealed, one after the other,
     /// at the lowest priority. A backup or another command that writes to the repository
     /// interrupts it within about a second, and is never refused because of it. Ctrl-C or
     /// SIGTERM ends it; it can be killed at any moment.
-    #[arg(long, conflicts_with = "addresses")]
+    #[arg(long, conflicts_with = "address")]
     watch: bool,
 
     /// With --watch: seconds between two searches for points to fold.
@@ -73,7 +73,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<
         return Ok(report(invocation, done));
     }
     let writer = invocation.access()?.open_for_writing()?;
-    let points = chosen(writer.repository(), &arguments.addresses)?;
+    let addresses = arguments.request.addresses.iter().map(|text| Address::parse(text));
+    let addresses = addresses.collect::<Result<Vec<_>>>()?;
+    let points = chosen(writer.repository(), &addresses)?;
     let view = ProgressView::new(invocation);
     for point in &points {
         let address = format!("{}/{}", point.machine, point.point);

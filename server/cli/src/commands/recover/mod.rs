@@ -20,6 +20,7 @@ use coldrise_recovery::libvirt::{
 };
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::virsh::Virsh;
+use coldrise_requests::{parse_network, Hypervisor, Recover};
 use coldrise_session::{check_offered, SessionDocument, SessionNotes};
 use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};
 use serde::Serialize;
@@ -55,86 +56,33 @@ const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --
 /// When the machine is to stay, coldrise move moves its disks to production storage while it runs.
 #[derive(Debug, Args)]
 pub(crate) struct RecoverArguments {
-    /// MACHINE/POINT; or live/SESSION, to go on with a recovered machine.
-    #[arg(value_name = "MACHINE/POINT|live/SESSION")]
-    address: Address,
-
-    /// libvirt on this host; vcenter:HOST or esxi:HOST, with a port if it is not 443.
-    #[arg(long, value_name = "HYPERVISOR", value_parser = parse_hypervisor, required_unless_present = "undo")]
-    to: Option<Hypervisor>,
-
-    /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
-    /// unless --discard is given.
-    #[arg(long, conflicts_with_all = ["to", "name", "new_uuid", "network", "socket", "socket_owner", "connect"])]
-    undo: bool,
-
-    /// With --undo: discard the machine's writes.
-    #[arg(long, requires = "undo")]
-    discard: bool,
-
-    /// URI of libvirt on this host.
-    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
-    connect: String,
-
-    /// Name of the machine, and of the session. Default: the stored name; under vCenter and ESXi with the
-    /// ending -recovered.
-    #[arg(long, value_name = "NAME")]
-    name: Option<SessionName>,
-
-    /// Give the machine a new UUID and new network addresses, so that it can run beside the original.
-    /// Without --name its name gets the ending -recovered.
-    #[arg(long)]
-    new_uuid: bool,
+    #[command(flatten)]
+    request: Recover,
 
     /// Leave the stored configuration alone but for the kind of firmware, and give the machine plain hardware: 2
     /// processors, 2 GiB.
-    #[arg(long)]
+    #[arg(long, display_order = 6)]
     default_hardware: bool,
 
-    /// Network cards: none (no link), same (as stored), or the name of a network of libvirt.
-    #[arg(long, value_name = "none|same|NETWORK", default_value = "none", value_parser = parse_network)]
-    network: NetworkChoice,
-
     /// Path of the NBD server's socket. Default: in /run/coldrise, or in the user's runtime folder.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "undo")]
     socket: Option<PathBuf>,
 
     /// Owner of the socket. Default for root: libvirt-qemu or qemu, if there is such a user.
-    #[arg(long, value_name = "USER[:GROUP]")]
+    #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "undo")]
     socket_owner: Option<SocketOwner>,
 
     #[command(flatten)]
     vsphere: vsphere::VsphereOptions,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Hypervisor {
-    /// QEMU under libvirt.
-    Libvirt,
-    /// vCenter or ESXi, at `HOST` or `HOST:PORT`.
-    Vsphere(String),
-}
-
-fn parse_hypervisor(text: &str) -> Result<Hypervisor> {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || ".-_:[]".contains(c);
-    match text.split_once(':') {
-        None if text == "libvirt" => Ok(Hypervisor::Libvirt),
-        Some(("vcenter" | "esxi", server)) if !server.is_empty() && server.chars().all(is_part) => {
-            Ok(Hypervisor::Vsphere(server.to_owned()))
-        }
-        _ => {
-            let text = format!("{text}: give libvirt, vcenter:HOST or esxi:HOST");
-            Err(Error::new(ErrorKind::InvalidInput, text))
-        }
+impl RecoverArguments {
+    fn name(&self) -> Result<Option<SessionName>> {
+        self.request.name.as_deref().map(SessionName::parse).transpose()
     }
-}
 
-fn parse_network(text: &str) -> Result<NetworkChoice> {
-    match text {
-        "none" => Ok(NetworkChoice::None),
-        "same" => Ok(NetworkChoice::Same),
-        "" => Err(Error::new(ErrorKind::InvalidInput, "give none, same or the name of a network")),
-        name => Ok(NetworkChoice::Named(name.to_owned())),
+    fn network(&self) -> Result<NetworkChoice> {
+        self.request.network.as_deref().map_or(Ok(NetworkChoice::None), parse_network)
     }
 }
 
@@ -150,25 +98,28 @@ struct Recovered<'a> {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Result<Report> {
-    if arguments.undo {
-        return place::undo(invocation, &arguments);
+    let address = arguments.request.address.parse()?;
+    if arguments.request.undo {
+        return place::undo(invocation, &address, &arguments);
     }
-    if let Some(Hypervisor::Vsphere(server)) = &arguments.to {
-        return vsphere::run(invocation, server, &arguments);
+    let to = arguments.request.to.as_deref().map(str::parse).transpose()?;
+    if let Some(Hypervisor::Vsphere(server)) = to {
+        return vsphere::run(invocation, &server, &address, &arguments);
     }
-    Virsh::local(Some(&arguments.connect))?;
+    let connect = arguments.request.connect.as_deref().unwrap_or_default();
+    Virsh::local(Some(connect))?;
     let mut signals = ChildSignals::catch()?;
     let owner_for = |connect: &str| match arguments.socket_owner {
         Some(owner) => Ok(Some(owner)),
         None => place::default_owner(connect),
     };
     let repository = invocation.open()?;
-    let (prepared, owner) = match &arguments.address {
+    let (prepared, owner) = match &address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(invocation, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
             // Before anything is published.
-            let owner = owner_for(&arguments.connect)?;
+            let owner = owner_for(connect)?;
             (publish(invocation, &repository, &arguments, &origin)?, owner)
         }
         Address::Live { session, disk: None } => {
@@ -231,18 +182,19 @@ fn publish(
     origin: &Origin,
 ) -> Result<Prepared> {
     let point = origin.document();
-    let virsh = Virsh::new(&arguments.connect);
+    let connect = arguments.request.connect.as_deref().unwrap_or_default();
+    let virsh = Virsh::new(connect);
     let free = |domain: &DomainXml| check_free(&virsh, domain);
     // A first pass: the session has no name yet.
     let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
     free(&domain(arguments, point, "x", std::path::Path::new("/x"), nowhere)?)?;
-    let session = origin.publish(invocation, repository, arguments.name.clone())?;
+    let session = origin.publish(invocation, repository, arguments.name()?)?;
     let done = place::socket(arguments.socket.as_deref(), &session.name).and_then(|socket| {
-        let variables = VariablesPlace::of(&arguments.connect, &session, &socket);
+        let variables = VariablesPlace::of(connect, &session, &socket);
         let domain = domain(arguments, point, session.name.as_str(), &socket, variables)?;
         domain.remarks.iter().for_each(|remark| invocation.remark(remark));
         let note = RecoveryNote {
-            connect: arguments.connect.clone(),
+            connect: connect.to_owned(),
             name: domain.name,
             socket,
             xml: domain.text,
@@ -275,9 +227,9 @@ fn domain(
     let uefi = firmware::installed();
     let disks = point.disks.iter();
     let options = DomainOptions {
-        name: arguments.name.as_ref().map(SessionName::as_str),
-        has_new_uuid: arguments.new_uuid,
-        network: &arguments.network,
+        name: arguments.request.name.as_deref(),
+        has_new_uuid: arguments.request.new_uuid,
+        network: &arguments.network()?,
         disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
         socket,
         has_kvm: has_kvm.is_ok(),

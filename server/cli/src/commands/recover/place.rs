@@ -87,8 +87,12 @@ pub(super) fn default_owner(uri: &str) -> Result<Option<SocketOwner>> {
 }
 
 /// `recover --undo`.
-pub(super) fn undo(invocation: &Invocation, arguments: &RecoverArguments) -> Result<Report> {
-    let (address, discard) = (&arguments.address, arguments.discard);
+pub(super) fn undo(
+    invocation: &Invocation,
+    address: &Address,
+    arguments: &RecoverArguments,
+) -> Result<Report> {
+    let discard = arguments.request.discard;
     let Address::Live { session, disk: None } = address else {
         let text = format!("{address}: --undo takes live/SESSION");
         return Err(Error::new(ErrorKind::InvalidInput, text));

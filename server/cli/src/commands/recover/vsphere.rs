@@ -48,6 +48,7 @@ struct Recovery<'a> {
 pub(super) fn run(
     invocation: &Invocation,
     server: &str,
+    address: &Address,
     arguments: &RecoverArguments,
 ) -> Result<Report> {
     let signals = RefCell::new(ChildSignals::catch()?);
@@ -57,7 +58,7 @@ pub(super) fn run(
         was_cancelled.get()
     };
     let repository = invocation.open()?;
-    let mut recovery = match &arguments.address {
+    let mut recovery = match address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(invocation, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
@@ -94,7 +95,7 @@ fn publish<'a>(
     is_cancelled: &'a dyn Fn() -> bool,
 ) -> Result<Recovery<'a>> {
     let options = &arguments.vsphere;
-    let has_network = match &arguments.network {
+    let has_network = match arguments.network()? {
         NetworkChoice::None => false,
         NetworkChoice::Same => true,
         NetworkChoice::Named(name) => {
@@ -106,11 +107,11 @@ fn publish<'a>(
     };
     let access = options.access(server)?;
     let vsphere = Vsphere::login(&access, is_cancelled)?;
-    let hosts = vsphere.choose_hosts(&options.host)?;
+    let hosts = vsphere.choose_hosts(&arguments.request.hosts)?;
     let nfs_host = options.nfs_host(&hosts)?.to_string();
-    let session = origin.publish(invocation, repository, arguments.name.clone())?.name;
-    let name = match &arguments.name {
-        Some(name) => name.to_string(),
+    let session = origin.publish(invocation, repository, arguments.name()?)?.name;
+    let name = match &arguments.request.name {
+        Some(name) => name.clone(),
         // The lost machine usually is in the inventory still.
         None => format!("{}-recovered", origin.document().machine),
     };
@@ -123,7 +124,7 @@ fn publish<'a>(
         nfs_host,
         nfs_path: format!("{PATH}/live"),
         has_network,
-        has_new_uuid: arguments.new_uuid,
+        has_new_uuid: arguments.request.new_uuid,
         phase: VspherePhase::Starting,
     };
     match SessionNotes::of(repository, &session).and_then(|notes| note.write(&notes)) {
@@ -265,7 +266,7 @@ pub(super) fn undo(
     }
     arguments.vsphere.override_access(&mut note.access)?;
     let mut end = MachineEnd::Unknown(note.access.server.clone());
-    if !arguments.vsphere.without_server {
+    if !arguments.request.without_server {
         let tell = |text: &str| invocation.remark(text);
         let steps = Steps { session, notes: &notes, tell: &tell, is_cancelled: &|| false };
         end = match Vsphere::login(&note.access, steps.is_cancelled)?.undo(&steps, &note)? {
@@ -274,7 +275,7 @@ pub(super) fn undo(
         };
     }
     drop(lock);
-    let discard = arguments.discard;
+    let discard = arguments.request.discard;
     let sealed = place::end_session(repository, session, discard, CLOSE_PATIENCE)?;
     Ok(place::undone(invocation, session, (&note.name, end), sealed, discard))
 }

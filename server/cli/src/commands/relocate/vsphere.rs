@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::vsphere::{move_machine, VsphereMoveRequest, VsphereNote};
-use coldrise_store::Repository;
+use coldrise_requests::Move;
+use coldrise_store::{Repository, SessionName};
 use serde_json::json;
 
-use super::MoveArguments;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
@@ -16,12 +16,11 @@ use crate::report::Report;
 pub(super) fn run(
     invocation: &Invocation,
     repository: &Arc<Repository>,
-    arguments: &MoveArguments,
+    (session, request): (&SessionName, &Move),
     note: &VsphereNote,
     cancel: &AtomicBool,
 ) -> Result<Report> {
-    let session = &arguments.session;
-    if !arguments.targets.is_empty() {
+    if !request.targets.is_empty() {
         let text =
             format!("{} runs at {}, which moves it to a datastore", note.name, note.access.server);
         let advice = format!("coldrise move live/{session} --to DATASTORE");
@@ -31,7 +30,7 @@ pub(super) fn run(
     let done = move_machine(&VsphereMoveRequest {
         repository,
         session,
-        target: arguments.to.as_deref(),
+        target: request.to.as_deref(),
         cancel,
         progress: &view,
         tell: &|text| invocation.remark(text),
