@@ -16,7 +16,7 @@ use super::names::check_name;
 use super::reader::ClientFilesReader;
 use super::tree::{FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
 use super::writer::ClientFiles;
-use crate::document::SessionDocument;
+use crate::session_folder::document::SessionDocument;
 
 /// Maximum size of all files in one restore point, in bytes.
 const MAX_CARRIED_BYTES: u64 = 4 << 20;

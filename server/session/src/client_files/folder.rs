@@ -13,9 +13,9 @@ use coldrise_block::{
 use coldrise_store::{LayerId, Repository};
 
 use super::tree::{FileId, FileKind, FileTree};
-use crate::document::SessionDocument;
 use crate::paths::{map_path, remove_folder, SessionPaths};
-use crate::side_file::SideFileKey;
+use crate::session_folder::document::SessionDocument;
+use crate::session_folder::side_file::SideFileKey;
 
 /// Maximum size of a content stored as a document, in bytes. A larger one becomes a layer.
 pub const MAX_SMALL_BYTES: u64 = 1 << 20;

@@ -30,6 +30,7 @@ mod file;
 mod folder;
 mod names;
 mod reader;
+pub(crate) mod sealed;
 mod tree;
 mod writer;
 

@@ -11,9 +11,9 @@ use parking_lot::{Mutex, RwLock};
 use super::file::ClientFile;
 use super::folder::FilesFolder;
 use super::tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
-use crate::document::SessionDocument;
 use crate::layer::Poison;
-use crate::lock::FileLock;
+use crate::locks::file_lock::FileLock;
+use crate::session_folder::document::SessionDocument;
 
 /// State that all files of a session share.
 pub(super) struct Shared {

@@ -50,6 +50,8 @@
 mod format;
 mod keys;
 mod map;
+#[allow(unsafe_code)]
+mod mapping;
 mod mark;
 mod open;
 mod parked;
@@ -82,7 +84,7 @@ pub(crate) use mark::SealFacts;
 pub(crate) use open::{layer_damage, ReadMode};
 pub(crate) use read::{ReadOptions, Stripe};
 
-use crate::lock::FileLock;
+use crate::locks::file_lock::FileLock;
 use format::RECORD_BYTES;
 use keys::NoncePrefix;
 use map::BlockMap;

@@ -22,8 +22,8 @@ use super::sync::{Marking, SyncState};
 use super::windows::Windows;
 use super::write::OpenCells;
 use super::{Layer, LayerFile, Poison, Writer, STRIPES};
-use crate::lock::FileLock;
-use crate::mapping::SharedWords;
+use crate::layer::mapping::SharedWords;
+use crate::locks::file_lock::FileLock;
 
 /// Number of looks at an unreadable mark: its writer may be writing it.
 const MARK_LOOKS: u32 = 3;
@@ -101,7 +101,7 @@ impl Layer {
         let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
         let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
-        let facts = recovery::settle(&layer, &found, &nonces)?;
+        let facts = recovery::finish_interrupted(&layer, &found, &nonces)?;
         // The closed mark must be replaced, durably, before a write can make it wrong. The other
         // mark is replaced, too; the next sync makes that durable.
         let key = layer.keys.marks();

@@ -16,13 +16,13 @@ use coldrise_store::{
 };
 use parking_lot::Mutex;
 
-use crate::addresses::{point_disk, session_disk};
-use crate::document::{SessionDisk, SessionDocument};
-use crate::inventory::{check_cancel, has_ended, Inventory};
+use crate::disks::point_disk::sealed_layers;
 use crate::layer::Layer;
-use crate::live::check_top;
+use crate::live_disk::check_top;
 use crate::paths::layer_path;
-use crate::point_disk::sealed_layers;
+use crate::points::inventory::{check_cancel, has_ended, Inventory};
+use crate::session_folder::addresses::{point_disk, session_disk};
+use crate::session_folder::document::{SessionDisk, SessionDocument};
 
 /// All threads together read a layer that takes more than this on the repository's disk, in bytes.
 const LARGE_BYTES: u64 = 64 << 20;

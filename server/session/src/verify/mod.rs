@@ -24,10 +24,10 @@ use coldrise_store::{
 };
 use serde::Serialize;
 
-use crate::catalog::Catalog;
-use crate::inventory::Inventory;
-use crate::read_lease::ReadLease;
-use crate::session::session;
+use crate::points::catalog::Catalog;
+use crate::points::inventory::Inventory;
+use crate::points::read_lease::ReadLease;
+use crate::sessions::session::session;
 pub use layers::LayerReport;
 use recent::RecentInventory;
 

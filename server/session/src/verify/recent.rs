@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use coldrise_store::{MachineName, PointDocument, PointOrigin, RecentDisks, VerifiedDisk};
 
-use crate::inventory::{disks_of_point, Inventory};
+use crate::points::inventory::{disks_of_point, Inventory};
 
 /// The part of an [`Inventory`] that was stored since a given time.
 pub struct RecentInventory {
