@@ -1,6 +1,6 @@
-//! Who writes to a bucket, who tidies it, and who makes a repository in it.
+//! Who writes to a bucket, who compacts it, and who makes a repository in it.
 //!
-//! A tidy removes what no point needs; a writer may have found just that, and name it in the next point. So they never
+//! A compaction removes what no point needs; a writer may have found just that, and name it in the next point. So they never
 //! run at the same time. There is no lock in an object store: each puts an object of its own in `busy/` first, and then looks for
 //! those that exclude it. If both begin at once, at least one sees the other. What was not renewed for [`FORGOTTEN`] is of a
 //! process that was killed. All times are the server's.
@@ -13,17 +13,17 @@ use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::in_parallel::in_parallel;
-use super::objects::Objects;
+use super::pack_reader::REQUESTS;
 use super::probe::unusable;
-use super::shelf::REQUESTS;
 use coldrise_block::hex;
+use coldrise_objects::Objects;
 
 pub(super) const FOLDER: &str = "busy/";
 /// An object is renewed in this time.
 const RENEWAL: Duration = Duration::from_secs(60);
 /// One that was not renewed for this time is of a killed process.
 const FORGOTTEN: Duration = Duration::from_secs(15 * 60);
-/// A writer that could not renew its object for this time adds no point: a tidy may have run.
+/// A writer that could not renew its object for this time adds no point: a compaction may have run.
 const LATE: Duration = Duration::from_secs(10 * 60);
 
 /// The content of an object whose process has ended, and may not remove it.
@@ -33,7 +33,7 @@ const ENDED: &[u8] = b"ended";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Writer,
-    Tidier,
+    Compactor,
     /// Makes a repository.
     Founder,
 }
@@ -42,15 +42,15 @@ impl Role {
     fn prefix(self) -> &'static str {
         match self {
             Role::Writer => "busy/w-",
-            Role::Tidier => "busy/t-",
+            Role::Compactor => "busy/t-",
             Role::Founder => "busy/i-",
         }
     }
 
     fn others(self) -> &'static [Role] {
         match self {
-            Role::Writer => &[Role::Tidier],
-            Role::Tidier => &[Role::Writer, Role::Tidier],
+            Role::Writer => &[Role::Compactor],
+            Role::Compactor => &[Role::Writer, Role::Compactor],
             Role::Founder => &[Role::Founder],
         }
     }
@@ -76,7 +76,7 @@ impl Busy {
     /// store.
     pub(super) fn begin(objects: &Arc<dyn Objects>, role: Role) -> Result<Busy> {
         let mut number = [0; 8];
-        crate::aead::random(&mut number)?;
+        coldrise_store::random(&mut number)?;
         let name = format!("{}{}", role.prefix(), hex::encode(&number));
         let at = (Instant::now(), SystemTime::now());
         let renewed = Arc::new((Mutex::new(Renewed { at, is_over: false }), Condvar::new()));
@@ -110,7 +110,7 @@ impl Busy {
             };
             let what = match found {
                 Role::Writer => "a copy writes to it",
-                Role::Tidier => "space in it is being returned",
+                Role::Compactor => "space in it is being returned",
                 Role::Founder => "another coldrise bucket init makes a repository in it",
             };
             let minutes = FORGOTTEN.as_secs() / 60;
@@ -120,7 +120,7 @@ impl Busy {
             );
             return Err(Error::new(ErrorKind::Busy, text).advise("try again later"));
         }
-        if role == Role::Tidier {
+        if role == Role::Compactor {
             // Left by keys that may remove nothing. Some stores keep every object for a time.
             in_parallel(&over, REQUESTS, |other| {
                 if let Err(error) = self.objects.delete(&other.name) {

@@ -18,17 +18,17 @@ use super::pack::{
     assemble, damaged, id_of, number_of, object_name, Name, PackNumber, Tables, FOLDER,
     MOST_PACK_BYTES,
 };
+use super::pack_reader::REQUESTS;
 use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
-use super::shelf::REQUESTS;
 use super::walk::Reached;
 use super::BucketRepository;
 
 /// A pack is put anew only if that returns so many bytes.
 const LEAST_RETURNED_BYTES: u64 = 256 << 10;
 
-/// What a tidy has done.
+/// What a compaction has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct TidyReport {
+pub struct CompactReport {
     /// Packs that are there now.
     pub packs: u64,
     /// Their size, in bytes.
@@ -57,10 +57,10 @@ impl BucketRepository {
     /// # Errors
     /// `Busy` if a copy writes to the bucket; `Corrupt` if a point or a map cannot be read, or all points have vanished: then
     /// nothing is removed; errors of reaching the store.
-    pub fn tidy(&self, is_meant: bool) -> Result<TidyReport> {
-        let busy = Busy::begin(&self.shelf.objects, Role::Tidier)?;
+    pub fn compact(&self, is_meant: bool) -> Result<CompactReport> {
+        let busy = Busy::begin(&self.reader.objects, Role::Compactor)?;
         // Before the points are read: what is put later is not looked at.
-        let listed = self.shelf.objects.list(FOLDER)?;
+        let listed = self.reader.objects.list(FOLDER)?;
         let mut reached = Reached::default();
         let points = self.all_points()?;
         if let Some((name, why)) = self.damaged_points().first_key_value() {
@@ -79,7 +79,7 @@ impl BucketRepository {
         }
         for point in points {
             for disk in &point.disks {
-                reached.add(&self.shelf, disk.root).map_err(|error| {
+                reached.add(&self.reader, disk.root).map_err(|error| {
                     error.context(format_args!("{}/{}/{}", point.machine, point.point, disk.name))
                 })?;
             }
@@ -91,10 +91,10 @@ impl BucketRepository {
         });
         let packs: Vec<_> = packs.collect();
         busy.check()?;
-        let kept = in_parallel(&packs, REQUESTS, |used| self.tidy_pack(&busy, used))?;
+        let kept = in_parallel(&packs, REQUESTS, |used| self.compact_pack(&busy, used))?;
         self.remove_lost_files(&busy)?;
         self.remove_lost_traces(&busy)?;
-        let mut report = TidyReport::default();
+        let mut report = CompactReport::default();
         for (before, kept_bytes) in packs.iter().zip(kept) {
             report.packs += u64::from(kept_bytes > 0);
             report.size_bytes += kept_bytes;
@@ -106,13 +106,13 @@ impl BucketRepository {
     }
 
     /// Returns the size that a pack has then.
-    fn tidy_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
+    fn compact_pack(&self, busy: &Busy, used: &Used) -> Result<u64> {
         if used.places.is_empty() {
             busy.check_time()?;
-            self.shelf.objects.delete(&object_name(used.pack))?;
+            self.reader.objects.delete(&object_name(used.pack))?;
             return Ok(0);
         }
-        let table = self.shelf.table(used.pack)?;
+        let table = self.reader.table(used.pack)?;
         let size = |place| table.range(place).map_or(0, |range| range.end - range.start);
         let needed: u64 =
             (0..table.count()).filter(|place| used.places.contains(*place as u32)).map(size).sum();
@@ -142,40 +142,40 @@ impl BucketRepository {
         is_kept: impl Fn(usize) -> bool,
     ) -> Result<u64> {
         let name = object_name(pack);
-        let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
-        let seals = &self.shelf.seals;
-        let table = Tables::of(seals, pack, &content).map_err(|error| error.context(&name))?.table;
+        let content = self.reader.objects.get(&name, MOST_PACK_BYTES)?;
+        let keys = &self.reader.keys;
+        let table = Tables::of(keys, pack, &content).map_err(|error| error.context(&name))?.table;
         let (mut sizes, mut names, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let mut chunk = vec![0; seals.chunk_size()];
+        let mut chunk = vec![0; keys.chunk_size()];
         for place in 0..table.count() {
             let id = id_of(pack, place);
             let range = table.range(place).filter(|_| is_kept(place)).unwrap_or(0..0);
             let value = content.get(range.start as usize..range.end as usize).unwrap_or_default();
             names.push(match range.is_empty() {
                 true => Name::default(),
-                false => seals.identify(id, value, &mut chunk).ok_or_else(|| {
+                false => keys.identify(id, value, &mut chunk).ok_or_else(|| {
                     damaged("a value that is needed cannot be read").context(&name)
                 })?,
             });
             sizes.push(value.len() as u32);
             values.extend_from_slice(value);
         }
-        let anew = assemble(seals, pack, &sizes, &names, &values)?;
+        let anew = assemble(keys, pack, &sizes, &names, &values)?;
         let size_bytes = anew.len() as u64;
         // A copy that was let in meanwhile may count on what is removed.
         busy.check_time()?;
-        self.shelf.objects.put(&name, anew)?;
+        self.reader.objects.put(&name, anew)?;
         Ok(size_bytes)
     }
 
     /// Removes traces of machines without points.
     fn remove_lost_traces(&self, busy: &Busy) -> Result<()> {
-        let points = self.shelf.objects.list(POINTS)?;
-        for trace in self.shelf.objects.list(TRACES_FOLDER)? {
+        let points = self.reader.objects.list(POINTS)?;
+        for trace in self.reader.objects.list(TRACES_FOLDER)? {
             let folder = trace.name.replacen(TRACES_FOLDER, POINTS, 1) + "/";
             if !points.iter().any(|point| point.name.starts_with(&folder)) {
                 busy.check_time()?;
-                self.shelf.objects.delete(&trace.name)?;
+                self.reader.objects.delete(&trace.name)?;
             }
         }
         Ok(())
@@ -183,9 +183,9 @@ impl BucketRepository {
 
     /// Removes files of points that are not there.
     fn remove_lost_files(&self, busy: &Busy) -> Result<()> {
-        let files = self.shelf.objects.list(FILES_FOLDER)?;
+        let files = self.reader.objects.list(FILES_FOLDER)?;
         let points: HashSet<_> = self
-            .shelf
+            .reader
             .objects
             .list(POINTS)?
             .into_iter()
@@ -193,7 +193,7 @@ impl BucketRepository {
             .collect();
         for file in files.iter().filter(|listed| !points.contains(&listed.name)) {
             busy.check_time()?;
-            self.shelf.objects.delete(&file.name)?;
+            self.reader.objects.delete(&file.name)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::tests::{open, point, random, Bucket};
 use super::*;
-use crate::{BackupTarget, PointDocument, WriteOptions};
+use coldrise_store::{BackupTarget, PointDocument, WriteOptions};
 
 #[test]
 fn a_base_that_lost_something_is_none() {
@@ -106,16 +106,16 @@ fn one_bad_document_leaves_the_others() {
     );
     assert_eq!(repository.verify(BucketCheck::Full).unwrap().damaged[0].address, name);
     // Nobody knows what it needs.
-    assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.compact(false).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(repository.remove_damaged_points().unwrap(), 1);
-    repository.tidy(false).unwrap();
+    repository.compact(false).unwrap();
     assert!(bucket.content(&first).unwrap() == content);
     // All points vanish: that is no reason to remove the rest.
     bucket.memory.delete(&repository.name_of_point(&first.machine, &first.point)).unwrap();
     let repository = open(&bucket.memory);
-    assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.compact(false).unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(repository.verify(BucketCheck::Full).unwrap().other_packs > 0);
-    repository.tidy(true).unwrap();
+    repository.compact(true).unwrap();
     // But for what is not a pack.
     assert_eq!(bucket.memory.count("packs/"), 1);
 }
@@ -136,7 +136,7 @@ fn another_key_writes_nothing() {
     assert_eq!(begun.map(|_| ()).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(repository.verify(BucketCheck::Mend).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(repository.remove_damaged_points().unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(repository.tidy(false).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(repository.compact(false).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(bucket.memory.count(""), before);
     // One of two is noticed at once.
     bucket.memory.put(CONFIG, kept).unwrap();
@@ -152,13 +152,13 @@ fn a_writer_that_may_not_remove_anything_blocks_nobody() {
     bucket.add(1, None, &random(1, 100));
     assert_eq!(bucket.memory.count("busy/"), 1);
     bucket.memory.refuses_removal.store(false, Ordering::Relaxed);
-    bucket.repository.tidy(false).unwrap();
+    bucket.repository.compact(false).unwrap();
     assert_eq!(bucket.memory.count("busy/"), 0);
     // Nor does one whose time lies ahead.
     bucket.memory.clock_minutes.fetch_add(600, Ordering::Relaxed);
     bucket.memory.put("busy/w-ahead", Vec::new()).unwrap();
     bucket.memory.clock_minutes.fetch_sub(600, Ordering::Relaxed);
-    bucket.repository.tidy(false).unwrap();
+    bucket.repository.compact(false).unwrap();
 }
 
 #[test]

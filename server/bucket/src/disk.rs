@@ -4,21 +4,22 @@ use std::sync::Arc;
 
 use coldrise_block::{check_range, Disk, Extent, ReadContext, ReadSource, Result};
 
-use super::shelf::{Shelf, Wanted};
-use crate::map::{
-    extents_of, for_each_difference, slot_of, subtree_chunks, MapRoot, Page, PageSource, Place,
+use super::pack_reader::{PackReader, Wanted};
+use coldrise_store::format::{
+    extents_of, for_each_difference, slot_of, subtree_chunks, Page, PageSource, Place,
 };
+use coldrise_store::MapRoot;
 
 /// A disk of a point in a bucket, read-only. All calls may come from many threads at once.
 pub struct BucketDisk {
-    shelf: Arc<Shelf>,
+    reader: Arc<PackReader>,
     root: MapRoot,
     size_bytes: u64,
 }
 
 impl BucketDisk {
-    pub(super) fn new(shelf: Arc<Shelf>, root: MapRoot, size_bytes: u64) -> BucketDisk {
-        BucketDisk { shelf, root, size_bytes }
+    pub(super) fn new(reader: Arc<PackReader>, root: MapRoot, size_bytes: u64) -> BucketDisk {
+        BucketDisk { reader, root, size_bytes }
     }
 
     /// Where this disk differs from `from`, a disk of the same bucket: offset and length in bytes, ascending, in whole
@@ -27,9 +28,9 @@ impl BucketDisk {
     /// # Errors
     /// `Corrupt` for damaged pages; errors of reaching the store.
     pub fn changed_since(&self, from: &BucketDisk) -> Result<Vec<(u64, u64)>> {
-        let chunk_size = self.shelf.seals.chunk_size() as u64;
+        let chunk_size = self.reader.keys.chunk_size() as u64;
         let mut changed = Vec::new();
-        for_each_difference(&*self.shelf, from.root, self.root, &mut |range| {
+        for_each_difference(&*self.reader, from.root, self.root, &mut |range| {
             let start = range.first.saturating_mul(chunk_size).min(self.size_bytes);
             let end = (range.first + range.count).saturating_mul(chunk_size).min(self.size_bytes);
             if start < end {
@@ -50,14 +51,14 @@ impl BucketDisk {
             return Ok(Place { id: 0, known_chunks: u64::MAX - index });
         }
         let top = self.root.levels() - 1;
-        let mut page = self.shelf.page(self.root.page(), top)?;
+        let mut page = self.reader.page(self.root.page(), top)?;
         for level in (1..=top).rev() {
             let child = slot(&page, index, level);
             if child == 0 {
                 let span = subtree_chunks(level);
                 return Ok(Place { id: 0, known_chunks: span - index % span });
             }
-            page = self.shelf.page(child, level - 1)?;
+            page = self.reader.page(child, level - 1)?;
         }
         let id = slot(&page, index, 0);
         *leaf = Some((leaf_number, page));
@@ -73,7 +74,7 @@ impl Disk for BucketDisk {
     fn read(&self, buffer: &mut [u8], offset_bytes: u64, context: &mut ReadContext) -> Result<()> {
         check_range(self.size_bytes, offset_bytes, buffer.len() as u64)?;
         context.begin_wait()?;
-        let chunk_size = self.shelf.seals.chunk_size();
+        let chunk_size = self.reader.keys.chunk_size();
         // Whole chunks are decoded in place; at the ends, parts of them are copied.
         let mut ends: Vec<(u64, usize, &mut [u8])> = Vec::new();
         let mut wanted = Vec::new();
@@ -95,7 +96,7 @@ impl Disk for BucketDisk {
         let mut whole = vec![vec![0; chunk_size]; ends.len()];
         wanted
             .extend(ends.iter().zip(&mut whole).map(|((id, ..), chunk)| Wanted { id: *id, chunk }));
-        self.shelf.read(wanted)?;
+        self.reader.read(wanted)?;
         for ((_, skip, part), chunk) in ends.into_iter().zip(whole) {
             part.copy_from_slice(&chunk[skip..skip + part.len()]);
         }
@@ -104,7 +105,7 @@ impl Disk for BucketDisk {
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         check_range(self.size_bytes, offset_bytes, length_bytes)?;
-        let chunk_size = self.shelf.seals.chunk_size() as u64;
+        let chunk_size = self.reader.keys.chunk_size() as u64;
         let mut leaf = None;
         extents_of(chunk_size, (offset_bytes, offset_bytes + length_bytes), limit, |index| {
             self.place(index, &mut leaf)

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use coldrise_block::Result;
 
 use super::disk::BucketDisk;
-use super::shelf::Shelf;
+use super::pack_reader::PackReader;
 use super::writer::{BucketWriter, Stored};
-use crate::chunk::is_zero;
-use crate::map::{MapBuilder, MapRoot, Page, PageId, PageSink, PageSource};
-use crate::writer::{check_size, end_of_write};
-use crate::{DiskTarget, WriteCounts};
+use coldrise_store::format::is_zero;
+use coldrise_store::format::{check_size, end_of_write};
+use coldrise_store::format::{MapBuilder, Page, PageId, PageSink, PageSource};
+use coldrise_store::MapRoot;
+use coldrise_store::{DiskTarget, WriteCounts};
 
 /// Content that is stored at once, in bytes.
 const STEP_BYTES: usize = 1 << 20;
@@ -31,7 +32,7 @@ pub(super) struct BucketDiskWriter<'a> {
 
 /// The pages below a map that is being made.
 struct Pages<'a> {
-    shelf: &'a Shelf,
+    reader: &'a PackReader,
     /// Those that were made for a disk that has grown, and are not in the bucket yet.
     grown: HashMap<PageId, Page>,
 }
@@ -40,7 +41,7 @@ impl PageSource for Pages<'_> {
     fn page(&self, id: PageId, level: u8) -> Result<Page> {
         match self.grown.get(&id) {
             Some(page) => Ok(Arc::clone(page)),
-            None => self.shelf.page(id, level),
+            None => self.reader.page(id, level),
         }
     }
 }
@@ -68,12 +69,12 @@ impl<'a> BucketDiskWriter<'a> {
         size_bytes: u64,
     ) -> Result<BucketDiskWriter<'a>> {
         check_size(size_bytes)?;
-        let shelf = &*writer.shelf;
-        let chunk_size = shelf.seals.chunk_size();
+        let reader = &*writer.reader;
+        let chunk_size = reader.keys.chunk_size();
         let chunks = size_bytes.div_ceil(chunk_size as u64);
         let mut sink = Sink { writer, kept: Some(HashMap::new()) };
-        let builder = MapBuilder::new(base, chunks, shelf, &mut sink)?;
-        let pages = Pages { shelf, grown: sink.kept.unwrap_or_default() };
+        let builder = MapBuilder::new(base, chunks, reader, &mut sink)?;
+        let pages = Pages { reader, grown: sink.kept.unwrap_or_default() };
         Ok(BucketDiskWriter {
             writer,
             base,
@@ -128,8 +129,8 @@ impl<'a> BucketDiskWriter<'a> {
         if used == 0 || self.next_offset > start || self.base.page() == 0 {
             return Ok(());
         }
-        let shelf = Arc::clone(&self.writer.shelf);
-        let base = BucketDisk::new(shelf, self.base, start + self.chunk_size as u64);
+        let reader = Arc::clone(&self.writer.reader);
+        let base = BucketDisk::new(reader, self.base, start + self.chunk_size as u64);
         let mut chunk = vec![0; self.chunk_size];
         coldrise_block::Disk::read_at(&base, &mut chunk, start)?;
         if is_zero(&chunk[used..]) {

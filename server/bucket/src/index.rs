@@ -3,7 +3,7 @@
 //! It is a database in the directory of the repository that is copied, and a cache: without it, it is made anew from the
 //! packs' names. A copy begins by comparing it with the list of packs.
 //!
-//! When a pack has vanished, or has another size or time, a tidy was there, or something was lost. Then what points lead to is looked at
+//! When a pack has vanished, or has another size or time, a compaction was there, or something was lost. Then what points lead to is looked at
 //! before one of them becomes a base: the generation grows, and a point counts as whole for one generation only.
 
 use std::collections::{HashMap, HashSet};
@@ -13,13 +13,13 @@ use std::path::Path;
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use super::in_parallel::in_parallel;
-use super::objects::Listed;
 use super::pack::{
     id_of, number_of, parts_of, Name, Pack, PackNumber, Table, Tables, FOLDER, NAME_BYTES,
 };
-use super::shelf::{Shelf, REQUESTS};
-use crate::log_directory::LogDirectory;
-use crate::rocks::{Database, Family, ReadMode};
+use super::pack_reader::{PackReader, REQUESTS};
+use coldrise_objects::Listed;
+use coldrise_store::format::LogDirectory;
+use coldrise_store::format::{Database, Family, ReadMode};
 
 /// Packs whose names are read at once.
 const STEP_PACKS: usize = 64;
@@ -31,15 +31,15 @@ const GENERATION_KEY: &[u8] = b"generation";
 
 /// A pack as a list shows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Shown {
+struct ListedPack {
     size_bytes: u64,
     /// By the server's clock; 0 if it is not known yet.
     modified_ms: u64,
 }
 
-impl Shown {
+impl ListedPack {
     /// Whether this is what was shown before, as far as that is known.
-    fn is_same(self, before: Shown) -> bool {
+    fn is_same(self, before: ListedPack) -> bool {
         self.size_bytes == before.size_bytes
             && (before.modified_ms == 0 || self.modified_ms == before.modified_ms)
     }
@@ -66,12 +66,12 @@ impl Index {
     ///
     /// # Errors
     /// `Busy` if another process has it; errors of reaching the store, and of the drive.
-    pub(super) fn open(folder: &Path, shelf: &Shelf) -> Result<Index> {
+    pub(super) fn open(folder: &Path, reader: &PackReader) -> Result<Index> {
         let what = || format!("making {}", folder.display());
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).context(what)?;
         let lock = std::fs::File::create(folder.join("lock")).context(what)?;
         let Some(lock) = HeldLock::take(lock).context(what)? else {
-            let text = format!("another copy to {} runs here", shelf.objects.place());
+            let text = format!("another copy to {} runs here", reader.objects.place());
             return Err(Error::new(ErrorKind::Busy, text).advise("wait for its end"));
         };
         let log = LogDirectory::create()?;
@@ -80,7 +80,7 @@ impl Index {
             Some(database) => database,
             None => {
                 if path.exists() {
-                    tracing::warn!("the index of {} is rebuilt", shelf.objects.place());
+                    tracing::warn!("the index of {} is rebuilt", reader.objects.place());
                     std::fs::remove_dir_all(&path).context(what)?;
                 }
                 let database = Database::open_primary(&path, log.path(), true)?;
@@ -92,20 +92,20 @@ impl Index {
         };
         let (packs, changed) = Default::default();
         let mut index = Index { database, packs, changed, generation: 0, _log: log, _lock: lock };
-        index.update(shelf)?;
+        index.update(reader)?;
         Ok(index)
     }
 
     /// Compares with the packs that are there.
-    fn update(&mut self, shelf: &Shelf) -> Result<()> {
-        let listed = shelf.objects.list(FOLDER)?;
+    fn update(&mut self, reader: &PackReader) -> Result<()> {
+        let listed = reader.objects.list(FOLDER)?;
         let shown = |listed: Listed| {
             let Listed { name, size_bytes, modified_ms } = listed;
-            Some((number_of(&name)?, Shown { size_bytes, modified_ms }))
+            Some((number_of(&name)?, ListedPack { size_bytes, modified_ms }))
         };
-        let there: HashMap<PackNumber, Shown> = listed.into_iter().filter_map(shown).collect();
+        let there: HashMap<PackNumber, ListedPack> = listed.into_iter().filter_map(shown).collect();
         let known = self.known()?;
-        let has_changed = |(pack, (before, _)): (&PackNumber, &(Shown, bool))| {
+        let has_changed = |(pack, (before, _)): (&PackNumber, &(ListedPack, bool))| {
             there.get(pack).is_none_or(|found| !found.is_same(*before))
         };
         self.generation = self.number(GENERATION_KEY)?;
@@ -135,12 +135,12 @@ impl Index {
         }
         self.database.write(batch, false)?;
         for news in news.chunks(STEP_PACKS) {
-            self.learn(shelf, news)?;
+            self.learn(reader, news)?;
         }
         if self.packs.is_empty() && !news.is_empty() {
             let text = format!(
                 "{}: none of its {} packs opens with its repository.json: it may be another repository's",
-                shelf.objects.place(),
+                reader.objects.place(),
                 news.len()
             );
             return Err(Error::new(ErrorKind::Corrupt, text).advise("put the right one back"));
@@ -149,8 +149,12 @@ impl Index {
     }
 
     /// Takes over the names of packs. Each as it is shown, and whether it was another one before.
-    fn learn(&mut self, shelf: &Shelf, news: &[(PackNumber, Shown, bool)]) -> Result<()> {
-        let tables = in_parallel(news, REQUESTS, |(pack, ..)| match shelf.tables(*pack) {
+    fn learn(
+        &mut self,
+        reader: &PackReader,
+        news: &[(PackNumber, ListedPack, bool)],
+    ) -> Result<()> {
+        let tables = in_parallel(news, REQUESTS, |(pack, ..)| match reader.tables(*pack) {
             // What it has is stored again. A verify tells of it.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!("{}", error.full_message());
@@ -164,7 +168,7 @@ impl Index {
             let mut batch = self.database.batch();
             for (place, name) in names.iter().flatten().enumerate() {
                 if *name != NO_NAME && has(place) {
-                    self.put(&mut batch, shelf, name, id_of(*pack, place))?;
+                    self.put(&mut batch, reader, name, id_of(*pack, place))?;
                 }
             }
             // Without any index before, too, it may have been put anew.
@@ -180,7 +184,7 @@ impl Index {
     }
 
     /// The packs whose names are there, as they were shown, and whether they have changed.
-    fn known(&self) -> Result<HashMap<PackNumber, (Shown, bool)>> {
+    fn known(&self) -> Result<HashMap<PackNumber, (ListedPack, bool)>> {
         let mut known = HashMap::new();
         let mut cursor = self.database.cursor(Family::State, ReadMode::Cached)?;
         cursor.seek(&[])?;
@@ -214,7 +218,7 @@ impl Index {
     }
 
     /// Whether a value is there, as far as lists and tables say.
-    pub(super) fn has(&self, shelf: &Shelf, id: u64) -> Result<bool> {
+    pub(super) fn has(&self, reader: &PackReader, id: u64) -> Result<bool> {
         let (pack, place) = parts_of(id);
         if !self.packs.contains(&pack) {
             return Ok(false);
@@ -222,7 +226,7 @@ impl Index {
         if !self.changed.contains(&pack) {
             return Ok(true);
         }
-        Ok(has_value(&*shelf.table(pack)?, place, self.size_of(pack)?))
+        Ok(has_value(&*reader.table(pack)?, place, self.size_of(pack)?))
     }
 
     fn size_of(&self, pack: PackNumber) -> Result<u64> {
@@ -233,42 +237,42 @@ impl Index {
 
     fn put(
         &self,
-        batch: &mut crate::rocks::Batch<'_>,
-        shelf: &Shelf,
+        batch: &mut coldrise_store::format::Batch<'_>,
+        reader: &PackReader,
         name: &Name,
         id: u64,
     ) -> Result<()> {
         let mut entry = [0; 16];
         entry[..8].copy_from_slice(&id.to_be_bytes());
-        entry[8..].copy_from_slice(&shelf.seals.index_tag(name, id));
+        entry[8..].copy_from_slice(&reader.keys.index_tag(name, id));
         batch.put(Family::Dedup, name, &entry)
     }
 
     /// The value with that content, if it is there.
-    pub(super) fn find(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
-        match self.entry(shelf, name)? {
-            Some(id) => Ok(self.has(shelf, id)?.then_some(id)),
+    pub(super) fn find(&self, reader: &PackReader, name: &Name) -> Result<Option<u64>> {
+        match self.entry(reader, name)? {
+            Some(id) => Ok(self.has(reader, id)?.then_some(id)),
             None => Ok(None),
         }
     }
 
     /// The entry of a content. A damaged one is none.
-    fn entry(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
+    fn entry(&self, reader: &PackReader, name: &Name) -> Result<Option<u64>> {
         let Some(entry) = self.database.get(Family::Dedup, name, ReadMode::Cached)? else {
             return Ok(None);
         };
         let Some((id, tag)) = entry.split_first_chunk::<8>() else { return Ok(None) };
         let id = u64::from_be_bytes(*id);
-        Ok((*tag == shelf.seals.index_tag(name, id)).then_some(id))
+        Ok((*tag == reader.keys.index_tag(name, id)).then_some(id))
     }
 
     /// Adds a pack that is in the bucket now.
-    pub(super) fn add(&mut self, shelf: &Shelf, pack: &Pack) -> Result<()> {
+    pub(super) fn add(&mut self, reader: &PackReader, pack: &Pack) -> Result<()> {
         let mut batch = self.database.batch();
         for (place, name) in pack.names.iter().enumerate().filter(|(_, name)| **name != NO_NAME) {
-            self.put(&mut batch, shelf, name, id_of(pack.number, place))?;
+            self.put(&mut batch, reader, name, id_of(pack.number, place))?;
         }
-        let shown = Shown { size_bytes: pack.size_bytes, modified_ms: 0 };
+        let shown = ListedPack { size_bytes: pack.size_bytes, modified_ms: 0 };
         put_pack(&mut batch, pack.number, shown, false)?;
         self.database.write(batch, false)?;
         self.packs.insert(pack.number);
@@ -277,9 +281,9 @@ impl Index {
 }
 
 fn put_pack(
-    batch: &mut crate::rocks::Batch<'_>,
+    batch: &mut coldrise_store::format::Batch<'_>,
     pack: PackNumber,
-    shown: Shown,
+    shown: ListedPack,
     is_changed: bool,
 ) -> Result<()> {
     let mut value = shown.size_bytes.to_be_bytes().to_vec();
@@ -288,12 +292,12 @@ fn put_pack(
     batch.put(Family::State, &pack.to_be_bytes(), &value)
 }
 
-fn parse_pack(value: &[u8]) -> Option<(Shown, bool)> {
+fn parse_pack(value: &[u8]) -> Option<(ListedPack, bool)> {
     let (size_bytes, rest) = value.split_first_chunk::<8>()?;
     let (modified_ms, flag) = rest.split_first_chunk::<8>()?;
     let size_bytes = u64::from_be_bytes(*size_bytes);
     let modified_ms = u64::from_be_bytes(*modified_ms);
-    Some((Shown { size_bytes, modified_ms }, flag == [1]))
+    Some((ListedPack { size_bytes, modified_ms }, flag == [1]))
 }
 
 /// Whether a pack of that size has the value at a place.

@@ -2,28 +2,31 @@
 
 use coldrise_block::Result;
 
-use crate::aead::document;
-use crate::chunk::{ChunkCodec, ChunkId, EncoderState};
-use crate::keys::Keys;
-use crate::map::{page_value, parse_page_value, PageId};
-use crate::repository_config::RepositoryConfig;
-use crate::{MachineName, Passphrase, RepositoryId};
 use coldrise_block::hex;
+use coldrise_store::format::document;
+use coldrise_store::format::Keys;
+use coldrise_store::format::RepositoryConfig;
+use coldrise_store::format::{page_value, parse_page_value, PageId};
+use coldrise_store::format::{ChunkCodec, ChunkId, EncoderState};
+use coldrise_store::{MachineName, Passphrase, RepositoryId};
 
 use super::pack::{Name, NAME_BYTES};
 
 /// The keys and parameters of a bucket's repository.
-pub(super) struct Seals {
+pub(super) struct BucketKeys {
     pub(super) config: RepositoryConfig,
     keys: Keys,
     codec: ChunkCodec,
 }
 
-impl Seals {
-    pub(super) fn new(config: RepositoryConfig, passphrase: Option<&Passphrase>) -> Result<Seals> {
+impl BucketKeys {
+    pub(super) fn new(
+        config: RepositoryConfig,
+        passphrase: Option<&Passphrase>,
+    ) -> Result<BucketKeys> {
         let keys = Keys::new(&*config.master(passphrase)?, config.is_encrypted())?;
         let codec = ChunkCodec::new(config.id, config.compression, config.chunk_size_bytes);
-        Ok(Seals { config, keys, codec })
+        Ok(BucketKeys { config, keys, codec })
     }
 
     pub(super) fn id(&self) -> &RepositoryId {
@@ -35,11 +38,11 @@ impl Seals {
     }
 
     pub(super) fn encrypt(&self, purpose: &str, plaintext: &[u8]) -> Result<Vec<u8>> {
-        document::encrypt(&self.keys.documents, &self.config.id.0, purpose, plaintext)
+        document::encrypt(&self.keys.documents, self.config.id.as_bytes(), purpose, plaintext)
     }
 
     pub(super) fn decrypt(&self, purpose: &str, bytes: &[u8]) -> Result<Vec<u8>> {
-        document::decrypt(&self.keys.documents, &self.config.id.0, purpose, bytes)
+        document::decrypt(&self.keys.documents, self.config.id.as_bytes(), purpose, bytes)
     }
 
     /// The name of a chunk's content.

@@ -6,7 +6,7 @@
 //!   points/MACHINE/TIME    a point's document
 //!   files/MACHINE/TIME     the files that it carries, if any
 //!   traces/MACHINE         what it reads first at a boot
-//!   busy/…                 who writes, tidies or makes the repository
+//!   busy/…                 who writes, compacts or makes the repository
 //! ```
 //!
 //! Chunks, pages, maps and documents have the form that they have in a directory; docs/on-disk-format.md describes packs. There is no
@@ -15,22 +15,22 @@
 //! # Invariants
 //!
 //! 1. A point's document is put last: all that it leads to is in the bucket then.
-//! 2. The content of a value's number never changes. A tidy removes values that no point leads to, never others.
-//! 3. A tidy and a writer never run at the same time ([`busy`]).
+//! 2. The content of a value's number never changes. A compaction removes values that no point leads to, never others.
+//! 3. A compaction and a writer never run at the same time ([`busy`]).
 //! 4. Names of machines, points, disks and contents are not readable without the passphrase. Sizes, times and the number of points are.
+#![forbid(unsafe_code)]
 
 mod busy;
+mod compact;
 mod disk;
 mod disk_writer;
 mod in_parallel;
 mod index;
-mod objects;
+mod keys;
 mod pack;
+mod pack_reader;
 mod points;
 mod probe;
-mod seals;
-mod shelf;
-mod tidy;
 mod uploads;
 mod verify;
 mod walk;
@@ -41,19 +41,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_objects::Objects;
 use parking_lot::Mutex;
 
 use self::busy::{Busy, Role};
-use self::seals::Seals;
-use self::shelf::Shelf;
-use crate::map::MapRoot;
-use crate::passphrase::ReadOnce;
-use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
-use crate::{Compression, DiskDocument, InitOptions, PassphraseSource, RepositoryId};
+use self::keys::BucketKeys;
+use self::pack_reader::PackReader;
+use coldrise_store::format::ReadOnce;
+use coldrise_store::format::{RepositoryConfig, MAX_FILE_BYTES};
+use coldrise_store::MapRoot;
+use coldrise_store::{Compression, DiskDocument, InitOptions, PassphraseSource, RepositoryId};
 
+pub use self::compact::CompactReport;
 pub use self::disk::BucketDisk;
-pub use self::objects::{Listed, Objects};
-pub use self::tidy::TidyReport;
 pub use self::verify::{BucketCheck, BucketDamage, BucketVerifyReport};
 pub use self::writer::BucketWriter;
 
@@ -63,7 +63,7 @@ const CONFIG_COPY: &str = "repository.copy.json";
 
 /// A repository in a bucket.
 pub struct BucketRepository {
-    shelf: Arc<Shelf>,
+    reader: Arc<PackReader>,
     /// The one of the two objects with its parameters that is missing or damaged.
     lost_configuration: Option<&'static str>,
     /// Documents of points that could not be read, and why.
@@ -124,41 +124,41 @@ impl BucketRepository {
     ) -> Result<Arc<BucketRepository>> {
         let passphrase = ReadOnce::new(passphrase);
         let opened = configuration(&*objects)
-            .and_then(|(config, lost)| Ok((Seals::new(config, passphrase.get()?)?, lost)));
-        let (seals, lost_configuration) = opened.map_err(|error| error.context(objects.place()))?;
+            .and_then(|(config, lost)| Ok((BucketKeys::new(config, passphrase.get()?)?, lost)));
+        let (keys, lost_configuration) = opened.map_err(|error| error.context(objects.place()))?;
         if let Some(name) = lost_configuration {
             tracing::warn!(
                 "{}: {name} is damaged or missing, the other one is used",
                 objects.place()
             );
         }
-        let shelf = Arc::new(Shelf::new(objects, seals));
-        Ok(Arc::new(BucketRepository { shelf, lost_configuration, damaged: Mutex::default() }))
+        let reader = Arc::new(PackReader::new(objects, keys));
+        Ok(Arc::new(BucketRepository { reader, lost_configuration, damaged: Mutex::default() }))
     }
 
     /// The repository's id.
     pub fn id(&self) -> &RepositoryId {
-        self.shelf.seals.id()
+        self.reader.keys.id()
     }
 
     /// The size of every chunk, in bytes.
     pub fn chunk_size_bytes(&self) -> u32 {
-        self.shelf.seals.config.chunk_size_bytes
+        self.reader.keys.config.chunk_size_bytes
     }
 
     /// How chunks are compressed.
     pub fn compression(&self) -> Compression {
-        self.shelf.seals.config.compression
+        self.reader.keys.config.compression
     }
 
     /// Whether a passphrase opens it.
     pub fn is_encrypted(&self) -> bool {
-        self.shelf.seals.config.is_encrypted()
+        self.reader.keys.config.is_encrypted()
     }
 
     /// Where it is: `s3://bucket/prefix`.
     pub fn place(&self) -> &str {
-        self.shelf.objects.place()
+        self.reader.objects.place()
     }
 
     /// A disk of one of its points.
@@ -167,7 +167,7 @@ impl BucketRepository {
     }
 
     fn disk_of(&self, root: MapRoot, size_bytes: u64) -> BucketDisk {
-        BucketDisk::new(Arc::clone(&self.shelf), root, size_bytes)
+        BucketDisk::new(Arc::clone(&self.reader), root, size_bytes)
     }
 }
 

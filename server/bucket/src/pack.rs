@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::seals::Seals;
+use super::keys::BucketKeys;
 
 /// The number of a pack: random, from 1 to 2^47.
 pub(super) type PackNumber = u64;
@@ -58,7 +58,7 @@ pub(super) fn number_of(name: &str) -> Option<PackNumber> {
 /// A random number for a pack.
 pub(super) fn random_number() -> Result<PackNumber> {
     let mut bytes = [0; 8];
-    crate::aead::random(&mut bytes)?;
+    coldrise_store::random(&mut bytes)?;
     Ok((u64::from_le_bytes(bytes) >> (64 - PACK_BITS)).max(1))
 }
 
@@ -114,8 +114,8 @@ impl PackBuilder {
         self.values.extend_from_slice(value);
     }
 
-    pub(super) fn finish(self, seals: &Seals) -> Result<Pack> {
-        let content = assemble(seals, self.number, &self.sizes, &self.names, &self.values)?;
+    pub(super) fn finish(self, keys: &BucketKeys) -> Result<Pack> {
+        let content = assemble(keys, self.number, &self.sizes, &self.names, &self.values)?;
         let size_bytes = content.len() as u64;
         Ok(Pack { number: self.number, names: self.names, size_bytes, content })
     }
@@ -123,15 +123,15 @@ impl PackBuilder {
 
 /// The content of a pack.
 pub(super) fn assemble(
-    seals: &Seals,
+    keys: &BucketKeys,
     number: PackNumber,
     sizes: &[u32],
     names: &[Name],
     values: &[u8],
 ) -> Result<Vec<u8>> {
     let sizes: Vec<u8> = sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
-    let sizes = seals.encrypt(&sizes_purpose(number), &sizes)?;
-    let names = seals.encrypt(&names_purpose(number), names.as_flattened())?;
+    let sizes = keys.encrypt(&sizes_purpose(number), &sizes)?;
+    let names = keys.encrypt(&names_purpose(number), names.as_flattened())?;
     let mut content = Vec::with_capacity(HEAD_BYTES + sizes.len() + names.len() + values.len());
     content.extend_from_slice(MAGIC);
     content.extend_from_slice(&VERSION.to_le_bytes());
@@ -202,12 +202,12 @@ impl Table {
     /// # Errors
     /// `Corrupt`.
     pub(super) fn open(
-        seals: &Seals,
+        keys: &BucketKeys,
         number: PackNumber,
         head: &Head,
         sizes: &[u8],
     ) -> Result<Table> {
-        let sizes = seals.decrypt(&sizes_purpose(number), sizes)?;
+        let sizes = keys.decrypt(&sizes_purpose(number), sizes)?;
         if sizes.len() % 4 != 0 || sizes.len() / 4 > MOST_VALUES {
             return Err(damaged("its sizes have an unknown form"));
         }
@@ -250,14 +250,14 @@ impl Tables {
     /// # Errors
     /// `Corrupt` if the sizes are damaged: then none of the values can be found.
     pub(super) fn open(
-        seals: &Seals,
+        keys: &BucketKeys,
         number: PackNumber,
         head: &Head,
         sizes: &[u8],
         names: &[u8],
     ) -> Result<Tables> {
-        let table = Table::open(seals, number, head, sizes)?;
-        let names = seals.decrypt(&names_purpose(number), names).ok();
+        let table = Table::open(keys, number, head, sizes)?;
+        let names = keys.decrypt(&names_purpose(number), names).ok();
         let names = names.filter(|names| names.len() == table.count() * NAME_BYTES);
         let name = |bytes: &[u8]| {
             let mut name = [0; NAME_BYTES];
@@ -272,11 +272,11 @@ impl Tables {
     ///
     /// # Errors
     /// As for [`Tables::open`].
-    pub(super) fn of(seals: &Seals, number: PackNumber, content: &[u8]) -> Result<Tables> {
+    pub(super) fn of(keys: &BucketKeys, number: PackNumber, content: &[u8]) -> Result<Tables> {
         let head = Head::parse(content)?;
         let part = |range: &Range<u64>| {
             content.get(range.start as usize..range.end as usize).unwrap_or_default()
         };
-        Tables::open(seals, number, &head, part(&head.sizes), part(&head.names))
+        Tables::open(keys, number, &head, part(&head.sizes), part(&head.names))
     }
 }

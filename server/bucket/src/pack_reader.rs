@@ -9,11 +9,11 @@ use quick_cache::sync::Cache;
 use quick_cache::Weighter;
 
 use super::in_parallel::in_parallel;
-use super::objects::Objects;
+use super::keys::BucketKeys;
 use super::pack::{damaged, object_name, parts_of, Head, PackNumber, Table, Tables, HEAD_BYTES};
-use super::seals::Seals;
-use crate::cache::PageCache;
-use crate::map::{Page, PageId, PageSource};
+use coldrise_objects::Objects;
+use coldrise_store::format::PageCache;
+use coldrise_store::format::{Page, PageId, PageSource};
 
 const VERIFY: &str = "coldrise bucket verify shows what it affects";
 
@@ -47,9 +47,9 @@ impl Weighter<(PackNumber, u64), Arc<Vec<u8>>> for Bytes {
 }
 
 /// The values of a bucket, and what is kept of them in memory.
-pub(super) struct Shelf {
+pub(super) struct PackReader {
     pub(super) objects: Arc<dyn Objects>,
-    pub(super) seals: Seals,
+    pub(super) keys: BucketKeys,
     tables: Cache<PackNumber, Arc<Table>, Bytes>,
     /// Parts of packs, by number and block.
     blocks: Cache<(PackNumber, u64), Arc<Vec<u8>>, Bytes>,
@@ -69,11 +69,11 @@ struct Request<'a> {
     chunks: Vec<(Range<u64>, Wanted<'a>)>,
 }
 
-impl Shelf {
-    pub(super) fn new(objects: Arc<dyn Objects>, seals: Seals) -> Shelf {
-        Shelf {
+impl PackReader {
+    pub(super) fn new(objects: Arc<dyn Objects>, keys: BucketKeys) -> PackReader {
+        PackReader {
             objects,
-            seals,
+            keys,
             tables: Cache::with_weighter(4096, TABLE_CACHE_BYTES, Bytes),
             blocks: Cache::with_weighter(256, BLOCK_CACHE_BYTES, Bytes),
             pages: PageCache::new(PAGE_CACHE_BYTES),
@@ -123,7 +123,7 @@ impl Shelf {
         Ok(requests)
     }
 
-    /// Reads the chunks of a request. If one is not where it was, a tidy may have put the pack anew: looks again.
+    /// Reads the chunks of a request. If one is not where it was, a compaction may have put the pack anew: looks again.
     fn fetch(&self, request: &mut Request<'_>) -> Result<()> {
         match self.try_fetch(request) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -153,7 +153,7 @@ impl Shelf {
             let place = (range.start - start) as usize..(range.end - start) as usize;
             let is_read = content
                 .get(place)
-                .is_some_and(|value| self.seals.decode(wanted.id, value, wanted.chunk).is_ok());
+                .is_some_and(|value| self.keys.decode(wanted.id, value, wanted.chunk).is_ok());
             if !is_read {
                 let text = format!("{name}: value {} is damaged", parts_of(wanted.id).1);
                 return Err(Error::new(ErrorKind::Corrupt, text).advise(VERIFY));
@@ -180,7 +180,7 @@ impl Shelf {
         }
         let (head, first) = self.head(pack)?;
         let sizes = self.part(pack, &head.sizes, &first)?;
-        let table = Table::open(&self.seals, pack, &head, &sizes);
+        let table = Table::open(&self.keys, pack, &head, &sizes);
         let table = Arc::new(table.map_err(|error| error.context(object_name(pack)))?);
         self.tables.insert(pack, Arc::clone(&table));
         Ok(table)
@@ -194,7 +194,7 @@ impl Shelf {
         let (head, first) = self.head(pack)?;
         let sizes = self.part(pack, &head.sizes, &first)?;
         let names = self.part(pack, &head.names, &first)?;
-        Tables::open(&self.seals, pack, &head, &sizes, &names)
+        Tables::open(&self.keys, pack, &head, &sizes, &names)
             .map_err(|error| error.context(object_name(pack)))
     }
 
@@ -242,7 +242,7 @@ impl Shelf {
             let part = content.get(from as usize..to);
             value.extend_from_slice(part.ok_or_else(|| damaged("it is too short"))?);
         }
-        let page: Page = match self.seals.page(id, level, &value) {
+        let page: Page = match self.keys.page(id, level, &value) {
             Ok(slots) => slots.into(),
             Err(_) => {
                 let text = format!("{}: the page {place} is damaged", object_name(pack));
@@ -265,7 +265,7 @@ impl Shelf {
     }
 }
 
-impl PageSource for Shelf {
+impl PageSource for PackReader {
     fn page(&self, id: PageId, level: u8) -> Result<Page> {
         match self.pages.get(id, level) {
             Some(page) => Ok(page),

@@ -6,11 +6,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::in_parallel::in_parallel;
 use super::pack::NAME_BYTES;
-use super::shelf::REQUESTS;
+use super::pack_reader::REQUESTS;
 use super::BucketRepository;
-use crate::aead::document;
-use crate::{MachineName, PointDocument, PointFiles, PointName};
 use coldrise_block::hex;
+use coldrise_store::format::document;
+use coldrise_store::{MachineName, PointDocument, PointFiles, PointName};
 
 pub(super) const FOLDER: &str = "points/";
 pub(super) const FILES_FOLDER: &str = "files/";
@@ -51,7 +51,7 @@ impl BucketRepository {
     /// # Errors
     /// As for [`BucketRepository::machines`].
     pub fn points(&self, machine: &MachineName) -> Result<Vec<PointDocument>> {
-        self.points_below(&format!("{FOLDER}{}/", self.shelf.seals.folder_of(machine)))
+        self.points_below(&format!("{FOLDER}{}/", self.reader.keys.folder_of(machine)))
     }
 
     /// All points, those of one machine together, oldest first. Damaged ones are left out, and noted.
@@ -70,7 +70,7 @@ impl BucketRepository {
 
     /// The names of documents of points. What else lies there is not ours.
     fn names_below(&self, prefix: &str) -> Result<Vec<String>> {
-        let listed = self.shelf.objects.list(prefix)?;
+        let listed = self.reader.objects.list(prefix)?;
         Ok(listed.into_iter().map(|listed| listed.name).filter(|name| is_name(name)).collect())
     }
 
@@ -108,7 +108,7 @@ impl BucketRepository {
             ));
         }
         for name in names.keys() {
-            self.shelf.objects.delete(name)?;
+            self.reader.objects.delete(name)?;
             self.damaged.lock().remove(name);
         }
         Ok(names.len() as u64)
@@ -120,11 +120,11 @@ impl BucketRepository {
 
     /// `None` if it was removed meanwhile.
     fn read_point(&self, name: &str) -> Result<Option<PointDocument>> {
-        let content = match self.shelf.objects.get(name, MOST_DOCUMENT_BYTES) {
+        let content = match self.reader.objects.get(name, MOST_DOCUMENT_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read?,
         };
-        let opened = self.shelf.seals.decrypt(&purpose(name), &content).and_then(|text| {
+        let opened = self.reader.keys.decrypt(&purpose(name), &content).and_then(|text| {
             serde_json::from_slice::<PointDocument>(&text).map_err(|error| {
                 let text = "the point's document has an unknown form";
                 Error::with_source(ErrorKind::Corrupt, text, error)
@@ -157,44 +157,44 @@ impl BucketRepository {
             return Ok(None);
         }
         let name = self.name_of(FILES_FOLDER, &point.machine, &point.point);
-        let content = self.shelf.objects.get(&name, MOST_DOCUMENT_BYTES);
+        let content = self.reader.objects.get(&name, MOST_DOCUMENT_BYTES);
         let content = content.map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, format!("{name} is missing")),
             _ => error,
         })?;
-        let opened = self.shelf.seals.decrypt(&purpose(&name), &content);
+        let opened = self.reader.keys.decrypt(&purpose(&name), &content);
         opened.map(Some).map_err(|error| error.context(name))
     }
 
     /// What a point's document says of files.
     pub fn facts_of_files(&self, count: usize, size_bytes: u64, files: &[u8]) -> PointFiles {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        PointFiles { count, size_bytes, hash: self.shelf.seals.hash_of_files(files) }
+        PointFiles { count, size_bytes, hash: self.reader.keys.hash_of_files(files) }
     }
 
     pub(super) fn put_point(&self, point: &PointDocument, files: Option<&[u8]>) -> Result<()> {
         point.check()?;
         if let Some(files) = files {
             let name = self.name_of(FILES_FOLDER, &point.machine, &point.point);
-            self.shelf.objects.put(&name, self.shelf.seals.encrypt(&purpose(&name), files)?)?;
+            self.reader.objects.put(&name, self.reader.keys.encrypt(&purpose(&name), files)?)?;
         }
         let text = serde_json::to_vec(point).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "writing a point's document", error)
         })?;
         let name = self.name_of(FOLDER, &point.machine, &point.point);
-        self.shelf.objects.put(&name, self.shelf.seals.encrypt(&purpose(&name), &text)?)
+        self.reader.objects.put(&name, self.reader.keys.encrypt(&purpose(&name), &text)?)
     }
 
-    /// Removes a point. Its data stays until the bucket is tidied.
+    /// Removes a point. Its data stays until the bucket is compacted.
     ///
     /// # Errors
     /// Errors of reaching the store, and its refusals.
     pub fn remove_point(&self, point: &PointDocument) -> Result<()> {
-        self.shelf.objects.delete(&self.name_of(FOLDER, &point.machine, &point.point))?;
+        self.reader.objects.delete(&self.name_of(FOLDER, &point.machine, &point.point))?;
         match point.files {
             Some(_) => {
                 let name = self.name_of(FILES_FOLDER, &point.machine, &point.point);
-                self.shelf.objects.delete(&name)
+                self.reader.objects.delete(&name)
             }
             None => Ok(()),
         }
@@ -206,7 +206,7 @@ impl BucketRepository {
     /// Errors of reaching the store, and its refusals.
     pub fn put_boot_trace(&self, machine: &MachineName, trace: &[u8]) -> Result<()> {
         let name = self.trace_of(machine);
-        self.shelf.objects.put(&name, self.shelf.seals.encrypt(&purpose(&name), trace)?)
+        self.reader.objects.put(&name, self.reader.keys.encrypt(&purpose(&name), trace)?)
     }
 
     /// What a machine reads first at a boot, if that is known.
@@ -215,18 +215,18 @@ impl BucketRepository {
     /// `Corrupt` if it is damaged; errors of reaching the store.
     pub fn boot_trace(&self, machine: &MachineName) -> Result<Option<Vec<u8>>> {
         let name = self.trace_of(machine);
-        match self.shelf.objects.get(&name, MOST_DOCUMENT_BYTES) {
+        match self.reader.objects.get(&name, MOST_DOCUMENT_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            read => self.shelf.seals.decrypt(&purpose(&name), &read?).map(Some),
+            read => self.reader.keys.decrypt(&purpose(&name), &read?).map(Some),
         }
     }
 
     fn trace_of(&self, machine: &MachineName) -> String {
-        format!("{TRACES_FOLDER}{}", self.shelf.seals.folder_of(machine))
+        format!("{TRACES_FOLDER}{}", self.reader.keys.folder_of(machine))
     }
 
     fn name_of(&self, folder: &str, machine: &MachineName, point: &PointName) -> String {
-        let machine = self.shelf.seals.folder_of(machine);
+        let machine = self.reader.keys.folder_of(machine);
         format!("{folder}{machine}/{}", hex::encode(&point.sort_key()))
     }
 }

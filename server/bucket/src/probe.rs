@@ -2,7 +2,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::objects::Objects;
+use coldrise_objects::Objects;
 
 const CONTENT: &[u8] = b"Coldrise looks whether this store can be used. Remove this object.";
 

@@ -2,11 +2,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use coldrise_block::Disk;
+use coldrise_objects::Listed;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{BackupTarget, MachineName, PointDocument, PointName, PointOrigin, WriteOptions};
+use coldrise_store::{
+    BackupTarget, MachineName, PointDocument, PointName, PointOrigin, WriteOptions,
+};
 
 pub(super) const CHUNK: usize = 4096;
 
@@ -169,7 +172,7 @@ pub(super) fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocumen
         created_at_ms: u64::from(second) * 1000,
         origin: PointOrigin::Backup { sources: Vec::new() },
         disks: vec![DiskDocument {
-            name: crate::DiskName::parse("vda").unwrap(),
+            name: coldrise_store::DiskName::parse("vda").unwrap(),
             size_bytes,
             root,
             layers: Vec::new(),
@@ -303,13 +306,13 @@ fn a_copy_that_ends_anywhere_leaves_whole_points() {
         assert!(bucket.content(&again).unwrap() == changed, "{puts}");
         let report = repository.verify(BucketCheck::Full).unwrap();
         assert_eq!(report.damaged, []);
-        repository.tidy(false).unwrap();
+        repository.compact(false).unwrap();
         assert!(bucket.content(&again).unwrap() == changed, "{puts}");
     }
 }
 
 #[test]
-fn a_tidy_returns_what_no_point_needs() {
+fn a_compaction_returns_what_no_point_needs() {
     let bucket = Bucket::new();
     let content = random(1, 500);
     let first = bucket.add(1, None, &content);
@@ -324,9 +327,9 @@ fn a_tidy_returns_what_no_point_needs() {
         disk.read_at(&mut content, 0).map(|()| content)
     };
     assert!(shown(&reader, &second).unwrap() == changed);
-    assert_eq!(bucket.repository.tidy(false).unwrap().returned_bytes, 0);
+    assert_eq!(bucket.repository.compact(false).unwrap().returned_bytes, 0);
     bucket.repository.remove_point(&first).unwrap();
-    let report = open(&bucket.memory).tidy(false).unwrap();
+    let report = open(&bucket.memory).compact(false).unwrap();
     assert!(report.returned_bytes > 430 * CHUNK as u64, "{report:?}");
     assert!(report.rewritten_packs == 1 && report.removed_packs >= 1, "{report:?}");
     assert!(bucket.content(&second).unwrap() == changed);
@@ -339,15 +342,15 @@ fn a_tidy_returns_what_no_point_needs() {
 }
 
 #[test]
-fn a_copy_and_a_tidy_exclude_each_other() {
+fn a_copy_and_a_compaction_exclude_each_other() {
     let bucket = Bucket::new();
     let writer = bucket.writer().unwrap();
-    let refused = bucket.repository.tidy(false).unwrap_err();
+    let refused = bucket.repository.compact(false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Busy);
     let second = bucket.writer().map(|_| ()).unwrap_err();
     assert_eq!(second.kind(), ErrorKind::Busy, "one copy has the index");
     drop(writer);
-    bucket.repository.tidy(false).unwrap();
+    bucket.repository.compact(false).unwrap();
     assert_eq!(bucket.memory.count("busy/"), 0);
     // One that was killed is forgotten after a quarter of an hour.
     bucket.memory.put("busy/t-killed", Vec::new()).unwrap();

@@ -8,7 +8,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::pack::{object_name, Pack};
-use super::shelf::Shelf;
+use super::pack_reader::PackReader;
 
 /// Packs that are sent at the same time.
 const THREADS: usize = 4;
@@ -35,7 +35,7 @@ pub(super) struct Uploads {
 impl Uploads {
     /// `stored` is called for each pack that is in the bucket.
     pub(super) fn start(
-        shelf: &Arc<Shelf>,
+        reader: &Arc<PackReader>,
         stored: impl Fn(&Pack) -> Result<()> + Send + Sync + 'static,
     ) -> Uploads {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
@@ -44,8 +44,8 @@ impl Uploads {
         let (receiver, stored) = (Arc::new(Mutex::new(receiver)), Arc::new(stored));
         let thread = |_| {
             let (shared, receiver) = (Arc::clone(&shared), Arc::clone(&receiver));
-            let (shelf, stored) = (Arc::clone(shelf), Arc::clone(&stored));
-            std::thread::spawn(move || upload_all(&shelf, &receiver, &shared, &*stored))
+            let (reader, stored) = (Arc::clone(reader), Arc::clone(&stored));
+            std::thread::spawn(move || upload_all(&reader, &receiver, &shared, &*stored))
         };
         let threads = (0..THREADS).map(thread).collect();
         Uploads { shared, sender: Some(sender), threads }
@@ -96,7 +96,7 @@ impl Uploads {
 }
 
 fn upload_all(
-    shelf: &Shelf,
+    reader: &PackReader,
     receiver: &Mutex<Receiver<Pack>>,
     shared: &Shared,
     stored: &dyn Fn(&Pack) -> Result<()>,
@@ -110,7 +110,7 @@ fn upload_all(
             // Then nothing is sent any more.
             true => Ok(()),
             false => {
-                shelf.objects.put(&object_name(pack.number), content).and_then(|()| stored(&pack))
+                reader.objects.put(&object_name(pack.number), content).and_then(|()| stored(&pack))
             }
         };
         let mut state = shared.state.lock();

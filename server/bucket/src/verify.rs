@@ -10,10 +10,10 @@ use serde::Serialize;
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
 use super::pack::{id_of, number_of, object_name, PackNumber, Tables, FOLDER, MOST_PACK_BYTES};
-use super::shelf::REQUESTS;
+use super::pack_reader::REQUESTS;
 use super::walk::Reached;
 use super::BucketRepository;
-use crate::PointDocument;
+use coldrise_store::PointDocument;
 
 /// A disk of a point that cannot be read completely, or an object of the bucket that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -84,7 +84,7 @@ impl BucketRepository {
     /// is in the report.
     pub fn verify(&self, check: BucketCheck) -> Result<BucketVerifyReport> {
         let busy = match check {
-            BucketCheck::Mend => Some(Busy::begin(&self.shelf.objects, Role::Tidier)?),
+            BucketCheck::Mend => Some(Busy::begin(&self.reader.objects, Role::Compactor)?),
             BucketCheck::Quick | BucketCheck::Full => None,
         };
         let points = self.all_points()?;
@@ -92,7 +92,7 @@ impl BucketRepository {
         let lost = self.damaged_points().into_iter();
         report.damaged.extend(lost.map(|(address, reason)| BucketDamage { address, reason }));
         let (mut reached, readable) = self.reached(&points, &mut report)?;
-        let there = self.shelf.objects.list(FOLDER)?;
+        let there = self.reader.objects.list(FOLDER)?;
         let there: HashMap<_, _> = there
             .into_iter()
             .filter_map(|listed| Some((number_of(&listed.name)?, listed.size_bytes)))
@@ -141,7 +141,7 @@ impl BucketRepository {
             }
             if let Some(name) = self.lost_configuration {
                 busy.check()?;
-                self.shelf.objects.put(name, self.shelf.seals.config.to_text()?)?;
+                self.reader.objects.put(name, self.reader.keys.config.to_text()?)?;
                 report.put_back = Some(name.to_owned());
             }
             let packs = packs.iter().map(|(pack, _)| **pack).zip(&broken);
@@ -163,7 +163,7 @@ impl BucketRepository {
         let (mut reached, mut readable) = (Reached::default(), Vec::new());
         for point in points {
             for (at, disk) in point.disks.iter().enumerate() {
-                match reached.add(&self.shelf, disk.root) {
+                match reached.add(&self.reader, disk.root) {
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         report.damaged.push(damage(point, at, error.full_message()));
                     }
@@ -183,7 +183,7 @@ impl BucketRepository {
         size_bytes: u64,
         needed: &RoaringBitmap,
     ) -> Result<Broken> {
-        let Tables { table, names } = self.shelf.tables(pack)?;
+        let Tables { table, names } = self.reader.tables(pack)?;
         let is_missing =
             |place: &u32| table.range(*place as usize).is_none_or(|range| range.end > size_bytes);
         let missing = needed.iter().filter(is_missing).map(|place| missing(pack, place));
@@ -199,23 +199,23 @@ impl BucketRepository {
         read_bytes: &Mutex<u64>,
     ) -> Result<Broken> {
         let name = object_name(pack);
-        let content = self.shelf.objects.get(&name, MOST_PACK_BYTES)?;
+        let content = self.reader.objects.get(&name, MOST_PACK_BYTES)?;
         *read_bytes.lock() += content.len() as u64;
-        let tables = Tables::of(&self.shelf.seals, pack, &content);
+        let tables = Tables::of(&self.reader.keys, pack, &content);
         let Tables { table, names } = tables.map_err(|error| error.context(&name))?;
         let mut checked = needed.clone();
         if is_all {
             let there = (0..table.count()).filter(|place| table.range(*place).is_some());
             checked.extend(there.map(|place| place as u32));
         }
-        let mut chunk = vec![0; self.shelf.seals.chunk_size()];
+        let mut chunk = vec![0; self.reader.keys.chunk_size()];
         let mut broken = HashMap::new();
         for place in checked {
             let id = id_of(pack, place as usize);
             let range = table.range(place as usize);
             match range.and_then(|range| content.get(range.start as usize..range.end as usize)) {
                 None => broken.extend([missing(pack, place)]),
-                Some(value) if self.shelf.seals.authenticates(id, value, &mut chunk) => {}
+                Some(value) if self.reader.keys.authenticates(id, value, &mut chunk) => {}
                 Some(_) => {
                     broken.insert(id, format!("{name}: value {place} is damaged"));
                 }
@@ -230,7 +230,7 @@ impl BucketRepository {
     /// Errors of reaching the store: they say nothing about the packs.
     fn opens_any<'a>(&self, packs: impl Iterator<Item = &'a PackNumber>) -> Result<bool> {
         for pack in packs {
-            match self.shelf.tables(*pack) {
+            match self.reader.tables(*pack) {
                 Ok(_) => return Ok(true),
                 Err(error) if is_damage(&error) => {}
                 Err(error) => return Err(error),
@@ -245,13 +245,13 @@ impl BucketRepository {
         let nothing = RoaringBitmap::new();
         let again = match self.check_content(pack, &nothing, true, &Mutex::new(0)) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                let tables = self.shelf.tables(pack);
+                let tables = self.reader.tables(pack);
                 let is_known = !tables.is_err_and(|error| error.kind() == ErrorKind::Corrupt);
                 if is_known || !broken.values.contains_key(&id_of(pack, 0)) {
                     return Ok(Mended::Nothing);
                 }
                 busy.check_time()?;
-                self.shelf.objects.delete(&object_name(pack))?;
+                self.reader.objects.delete(&object_name(pack))?;
                 return Ok(Mended::Values);
             }
             checked => checked?,
@@ -286,7 +286,7 @@ impl BucketRepository {
         }
         for (point, at) in readable {
             let mut reached = Reached::default();
-            reached.add(&self.shelf, point.disks[*at].root)?;
+            reached.add(&self.reader, point.disks[*at].root)?;
             let mut found = broken().filter(|(id, _)| reached.contains(**id));
             if let Some((_, reason)) = found.next() {
                 let more = match found.count() {

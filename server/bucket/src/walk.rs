@@ -6,8 +6,9 @@ use coldrise_block::Result;
 use roaring::RoaringBitmap;
 
 use super::pack::{id_of, parts_of, PackNumber};
-use super::shelf::Shelf;
-use crate::map::{MapRoot, PageId, PageSource};
+use super::pack_reader::PackReader;
+use coldrise_store::format::{PageId, PageSource};
+use coldrise_store::MapRoot;
 
 /// The chunks and pages that were reached: of each pack the places. A page that several maps share is read once.
 #[derive(Default)]
@@ -20,10 +21,10 @@ impl Reached {
     ///
     /// # Errors
     /// `Corrupt` for a missing or damaged page; errors of reaching the store.
-    pub(super) fn add(&mut self, shelf: &Shelf, root: MapRoot) -> Result<()> {
+    pub(super) fn add(&mut self, reader: &PackReader, root: MapRoot) -> Result<()> {
         match root.page() {
             0 => Ok(()),
-            page => self.add_page(shelf, page, root.levels() - 1),
+            page => self.add_page(reader, page, root.levels() - 1),
         }
     }
 
@@ -42,16 +43,16 @@ impl Reached {
         self.packs.iter().flat_map(of_pack)
     }
 
-    fn add_page(&mut self, shelf: &Shelf, id: PageId, level: u8) -> Result<()> {
+    fn add_page(&mut self, reader: &PackReader, id: PageId, level: u8) -> Result<()> {
         if self.contains(id) {
             return Ok(());
         }
-        let page = shelf.page(id, level)?;
+        let page = reader.page(id, level)?;
         for slot in page.iter().copied().filter(|slot| *slot != 0) {
             if level == 0 {
                 self.insert(slot);
             } else {
-                self.add_page(shelf, slot, level - 1)?;
+                self.add_page(reader, slot, level - 1)?;
             }
         }
         // Last: a page counts as walked when all below it was.

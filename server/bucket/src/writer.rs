@@ -3,10 +3,10 @@
 //! # Order of writes, and crashes
 //!
 //! 1. Values go into packs, and packs into the bucket. *A crash leaves* packs that no point names. The next copy finds their
-//!    contents by the packs' names and does not send them again; a tidy removes what is still not named then.
+//!    contents by the packs' names and does not send them again; a compaction removes what is still not named then.
 //! 2. A pack that is there is added to the local index. *A crash leaves* an index without it: the next copy reads its names.
 //! 3. The end of a disk waits for all of its packs, and gives the map's root.
-//! 4. The files that a point carries, and then its document. *A crash leaves* files without a point, which a tidy removes.
+//! 4. The files that a point carries, and then its document. *A crash leaves* files without a point, which a compaction removes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,19 +20,19 @@ use super::disk_writer::BucketDiskWriter;
 use super::in_parallel::in_parallel;
 use super::index::Index;
 use super::pack::{Name, Pack, PackBuilder};
-use super::shelf::Shelf;
+use super::pack_reader::PackReader;
 use super::uploads::Uploads;
 use super::walk::Reached;
 use super::BucketRepository;
-use crate::chunk::EncoderState;
-use crate::map::MapRoot;
-use crate::{BackupTarget, DiskTarget, PointDocument, Repository, WriteOptions};
 use coldrise_block::hex;
+use coldrise_store::format::EncoderState;
+use coldrise_store::MapRoot;
+use coldrise_store::{BackupTarget, DiskTarget, PointDocument, Repository, WriteOptions};
 
 /// Writes points to a bucket. It sends some packs at once, and holds at most six in memory.
 pub struct BucketWriter {
     repository: Arc<BucketRepository>,
-    pub(super) shelf: Arc<Shelf>,
+    pub(super) reader: Arc<PackReader>,
     known: Arc<Known>,
     filling: Mutex<Filling>,
     encoders: Mutex<Vec<EncoderState>>,
@@ -63,7 +63,7 @@ impl BucketWriter {
     /// Begins to write. The index of the bucket's contents is in the directory of `local`.
     ///
     /// # Errors
-    /// `Busy` if the bucket is being tidied, or another copy of `local` writes to it; errors of reaching the store.
+    /// `Busy` if the bucket is being compacted, or another copy of `local` writes to it; errors of reaching the store.
     pub fn begin(repository: &Arc<BucketRepository>, local: &Repository) -> Result<BucketWriter> {
         let folder = local.path().join("buckets").join(hex::encode(repository.id().as_bytes()));
         BucketWriter::begin_in(repository, &folder)
@@ -73,18 +73,18 @@ impl BucketWriter {
         repository: &Arc<BucketRepository>,
         folder: &Path,
     ) -> Result<BucketWriter> {
-        let shelf = Arc::clone(&repository.shelf);
-        let busy = Busy::begin(&shelf.objects, Role::Writer)?;
-        let index = Mutex::new(Index::open(folder, &shelf)?);
+        let reader = Arc::clone(&repository.reader);
+        let busy = Busy::begin(&reader.objects, Role::Writer)?;
+        let index = Mutex::new(Index::open(folder, &reader)?);
         let known = Arc::new(Known { fresh: Mutex::default(), index });
         let uploads = {
-            let (known, shelf_here) = (Arc::clone(&known), Arc::clone(&shelf));
-            Uploads::start(&shelf, move |pack| known.add(&shelf_here, pack))
+            let (known, reader_here) = (Arc::clone(&known), Arc::clone(&reader));
+            Uploads::start(&reader, move |pack| known.add(&reader_here, pack))
         };
         let filling = Filling { chunks: PackBuilder::new()?, pages: PackBuilder::new()? };
         Ok(BucketWriter {
             repository: Arc::clone(repository),
-            shelf,
+            reader,
             known,
             filling: Mutex::new(filling),
             encoders: Mutex::default(),
@@ -110,13 +110,13 @@ impl BucketWriter {
         }
         let mut reached = Reached::default();
         for disk in &point.disks {
-            match reached.add(&self.shelf, disk.root) {
+            match reached.add(&self.reader, disk.root) {
                 Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
                 added => added?,
             }
         }
         for id in reached.ids() {
-            if !index.has(&self.shelf, id)? {
+            if !index.has(&self.reader, id)? {
                 return Ok(false);
             }
         }
@@ -131,9 +131,9 @@ impl BucketWriter {
 
     /// Stores chunks that have no other content than zeroes; few enough for one pack. What became of each.
     pub(super) fn store(&self, chunks: &[&[u8]]) -> Result<Vec<Stored>> {
-        let seals = &self.shelf.seals;
+        let keys = &self.reader.keys;
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
-        let names = in_parallel(chunks, threads, |chunk| Ok(seals.name_of(chunk)))?;
+        let names = in_parallel(chunks, threads, |chunk| Ok(keys.name_of(chunk)))?;
         let mut filling = self.filling.lock();
         if filling.chunks.is_full_for(chunks.len()) {
             self.send(&mut filling.chunks)?;
@@ -143,7 +143,7 @@ impl BucketWriter {
         for (chunk, name) in chunks.iter().zip(names) {
             let known = match numbered.get(&name) {
                 Some(id) => Some(*id),
-                None => self.known.find(&self.shelf, &name)?,
+                None => self.known.find(&self.reader, &name)?,
             };
             let id = known.unwrap_or(filling.chunks.next_id() + new.len() as u64);
             if known.is_none() {
@@ -154,8 +154,8 @@ impl BucketWriter {
         }
         let values = in_parallel(&new, threads, |(id, _, chunk)| {
             let kept = self.encoders.lock().pop();
-            let mut encoder = kept.map_or_else(|| seals.encoder(), Ok)?;
-            let value = seals.encode(&mut encoder, *id, chunk);
+            let mut encoder = kept.map_or_else(|| keys.encoder(), Ok)?;
+            let value = keys.encode(&mut encoder, *id, chunk);
             self.encoders.lock().push(encoder);
             value
         })?;
@@ -179,7 +179,7 @@ impl BucketWriter {
             self.send(&mut filling.pages)?;
         }
         let id = filling.pages.next_id();
-        let value = self.shelf.seals.page_value(id, level, slots)?;
+        let value = self.reader.keys.page_value(id, level, slots)?;
         filling.pages.add(Name::default(), &value);
         Ok(id)
     }
@@ -198,22 +198,22 @@ impl BucketWriter {
             return Ok(());
         }
         let full = std::mem::replace(filling, PackBuilder::new()?);
-        self.uploads.push(full.finish(&self.shelf.seals)?)
+        self.uploads.push(full.finish(&self.reader.keys)?)
     }
 }
 
 impl Known {
-    fn find(&self, shelf: &Shelf, name: &Name) -> Result<Option<u64>> {
+    fn find(&self, reader: &PackReader, name: &Name) -> Result<Option<u64>> {
         // In this order: what leaves `fresh` is in the index before.
         let fresh = self.fresh.lock().get(name).copied();
         match fresh {
             Some(id) => Ok(Some(id)),
-            None => self.index.lock().find(shelf, name),
+            None => self.index.lock().find(reader, name),
         }
     }
 
-    fn add(&self, shelf: &Shelf, pack: &Pack) -> Result<()> {
-        self.index.lock().add(shelf, pack)?;
+    fn add(&self, reader: &PackReader, pack: &Pack) -> Result<()> {
+        self.index.lock().add(reader, pack)?;
         let mut fresh = self.fresh.lock();
         for name in &pack.names {
             fresh.remove(name);

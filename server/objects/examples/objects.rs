@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_objects::{open, Settings};
-use coldrise_store::bucket::Objects;
+use coldrise_objects::Objects;
 
 const THREADS: usize = 8;
 

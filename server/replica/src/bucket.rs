@@ -12,7 +12,7 @@ use coldrise_ingest::RateLimit;
 use coldrise_inventory::{MachinePattern, Range};
 use coldrise_line::pair;
 use coldrise_session::{CarriedFiles, SharedWriter};
-use coldrise_store::bucket::{BucketDisk, BucketRepository, BucketWriter};
+use coldrise_bucket::{BucketDisk, BucketRepository, BucketWriter};
 use coldrise_store::{
     BackupTarget, DiskName, Horizon, MachineName, PointDocument, Repository, RepositoryId,
 };

@@ -20,7 +20,6 @@ mod advice;
 mod aead;
 mod allocator;
 mod attribution;
-pub mod bucket;
 mod cache;
 mod catalog;
 mod catch_up;
@@ -112,3 +111,20 @@ pub use verify::{
 pub use writer::{
     BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
 };
+
+/// The parts of a repository's format, for repositories that do not lie in a directory.
+pub mod format {
+    pub use crate::aead::document;
+    pub use crate::cache::PageCache;
+    pub use crate::chunk::{is_zero, ChunkCodec, ChunkId, EncoderState};
+    pub use crate::keys::Keys;
+    pub use crate::log_directory::LogDirectory;
+    pub use crate::map::{
+        extents_of, for_each_difference, page_value, parse_page_value, slot_of, subtree_chunks,
+        ChunkRange, MapBuilder, Page, PageId, PageSink, PageSource, Place,
+    };
+    pub use crate::passphrase::ReadOnce;
+    pub use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
+    pub use crate::rocks::{Batch, Cursor, Database, Family, Pinned, ReadMode};
+    pub use crate::writer::{check_size, end_of_write};
+}

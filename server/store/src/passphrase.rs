@@ -65,18 +65,19 @@ impl fmt::Debug for Passphrase {
 
 /// A passphrase that several steps need and that is read once: its source may be a pipe or a
 /// prompt.
-pub(crate) struct ReadOnce<'a> {
+pub struct ReadOnce<'a> {
     source: &'a PassphraseSource,
     read: std::cell::OnceCell<Option<Passphrase>>,
 }
 
 impl<'a> ReadOnce<'a> {
-    pub(crate) fn new(source: &'a PassphraseSource) -> ReadOnce<'a> {
+    /// Reads `source` when it is needed first.
+    pub fn new(source: &'a PassphraseSource) -> ReadOnce<'a> {
         ReadOnce { source, read: std::cell::OnceCell::new() }
     }
 
     /// Errors: as [`PassphraseSource::read`].
-    pub(crate) fn get(&self) -> Result<Option<&Passphrase>> {
+    pub fn get(&self) -> Result<Option<&Passphrase>> {
         if self.read.get().is_none() {
             let _ = self.read.set(self.source.read()?);
         }

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{going, RetentionPlan};
 use coldrise_session::{judge, Published};
-use coldrise_store::bucket::{BucketRepository, TidyReport};
+use coldrise_bucket::{BucketRepository, CompactReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
@@ -61,7 +61,7 @@ struct Forgotten {
     bucket: String,
     points: Vec<String>,
     damaged_points: u64,
-    tidied: TidyReport,
+    tidied: CompactReport,
     elapsed_ms: u64,
 }
 
@@ -73,7 +73,7 @@ struct Pruned {
     /// The objects of points that cannot be read: nothing is removed then.
     damaged: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tidied: Option<TidyReport>,
+    tidied: Option<CompactReport>,
 }
 
 pub(super) fn forget(
@@ -169,15 +169,15 @@ fn remove(
     bucket: &BucketRepository,
     points: &[PointDocument],
     is_meant: bool,
-) -> Result<TidyReport> {
+) -> Result<CompactReport> {
     points.iter().try_for_each(|point| bucket.remove_point(point))?;
-    bucket.tidy(is_meant).map_err(|error| match points.is_empty() {
+    bucket.compact(is_meant).map_err(|error| match points.is_empty() {
         true => error,
         false => error.context("the points are forgotten, but their space is not returned"),
     })
 }
 
-fn tidied_text(tidied: &TidyReport) -> String {
+fn tidied_text(tidied: &CompactReport) -> String {
     format!(
         "returned {} in {}, {} are there",
         show_size(tidied.returned_bytes),

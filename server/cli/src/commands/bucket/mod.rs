@@ -14,7 +14,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_objects::Settings;
-use coldrise_store::bucket::{BucketRepository, Objects};
+use coldrise_bucket::BucketRepository;
+use coldrise_objects::Objects;
 use coldrise_store::{Horizon, MachineName, PassphraseSource, PointDocument, PointSelector};
 
 use crate::invocation::Invocation;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_store::bucket::{BucketCheck, BucketVerifyReport};
+use coldrise_bucket::{BucketCheck, BucketVerifyReport};
 use serde::Serialize;
 
 use super::{open_for, parse_url};
