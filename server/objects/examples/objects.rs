@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_objects::{open, Settings};
 use coldrise_objects::Objects;
+use coldrise_objects::{open, Settings};
 
 const THREADS: usize = 8;
 

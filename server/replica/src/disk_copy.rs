@@ -9,13 +9,13 @@ use coldrise_store::{DiskDocument, MapRoot, PointDocument};
 
 use crate::changes::PointChanges;
 use crate::copy::Common;
-use crate::far::AnnouncedDisk;
+use crate::remote::AnnouncedDisk;
 use crate::source::CopySource;
 
 /// Maximum number of ranges that are announced of a point.
 const MAX_RANGES: usize = 16 << 10;
 
-/// The changes of a disk against its base at the far side.
+/// The changes of a disk against its base at the remote side.
 pub(crate) struct DiskCopy {
     pub(crate) source: PointChanges,
     /// The map of the base there.

@@ -75,8 +75,8 @@ pub use disks::length::Length;
 pub use disks::point_disk::open_point_disk;
 pub use fold::{fold, FoldReport};
 pub use incoming::{
-    coming_sentence, BegunCopy, BegunDisk, ByteRanges, Coming, ComingPoint, Differences,
-    FetchSocket, PieceSource,
+    incoming_sentence, ByteRanges, Differences, FetchSocket, IncomingContent, IncomingPoint,
+    PartialCopy, PartialDisk, PieceSource,
 };
 pub use live_disk::{open_live_disk, open_live_side_file};
 pub use locks::lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
@@ -86,7 +86,7 @@ pub use points::forget::{GivingUp, PointRemoval, Published};
 pub use points::in_use::{remove_unused_layers, InUse};
 pub use points::inventory::{damaged_sessions, Inventory};
 pub use points::prune::{judge, PointVerdict};
-pub use points::quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};
+pub use points::quarantine::{apply_quarantine, check_offered, set_quarantine, QuarantineReport};
 pub use points::read_lease::ReadLease;
 pub use points::usage::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
 pub use session_folder::document::{SessionDisk, SessionDocument};
@@ -94,7 +94,7 @@ pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{session_damage, SessionDamage};
 pub use session_folder::stamps::{session_stamps, waiting_points, SessionStamp};
 pub use sessions::owned::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
-pub use sessions::publish::{publish, publish_coming, publish_with_files};
+pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::seal::seal;
 pub use sessions::seal_report::SealReport;
 pub use sessions::session::{session, sessions, Session, SessionState};

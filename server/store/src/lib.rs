@@ -22,10 +22,12 @@ mod allocator;
 mod attribution;
 mod cache;
 mod catalog;
+mod catalog_scan;
 mod catch_up;
 mod chunk;
 mod chunked_disk;
 mod claim;
+mod clock_guard;
 mod compression;
 mod damage_list;
 mod dedup;
@@ -35,7 +37,6 @@ mod durable_commit;
 mod file_system;
 mod gc;
 mod high_water;
-mod horizon;
 mod keys;
 mod known_content;
 mod lock_holder;
@@ -56,7 +57,6 @@ mod retention;
 mod rocks;
 mod state;
 mod stats;
-mod survey;
 mod verify;
 mod writer;
 mod writer_lock;
@@ -71,10 +71,14 @@ pub use advice::advise_room;
 pub use aead::random;
 pub use allocator::return_free_memory;
 pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
+pub use catalog_scan::{
+    CatalogStamp, MachineId, MarkerFiles, ScanEntry, ScannedMachine, ScannedPoint,
+};
 pub use catch_up::CatchUpThread;
 pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use claim::Claim;
+pub use clock_guard::ClockGuard;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
@@ -83,7 +87,6 @@ pub use documents::{
     MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
-pub use horizon::Horizon;
 pub use lock_holder::lock_holder;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
@@ -101,9 +104,6 @@ pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
 pub use stats::{IndexMemory, StoreStats, StoredChunks};
-pub use survey::{
-    CatalogStamp, MachineId, MarkerFiles, SurveyEntry, SurveyedMachine, SurveyedPoint,
-};
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,
     VerifyReport,

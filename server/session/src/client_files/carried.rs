@@ -180,7 +180,7 @@ pub(crate) fn carry_idle(
     let files = Arc::new(ClientFilesReader::new(repository, document));
     let tree = files.tree()?;
     // Remove block maps of a killed writer: they would look like those of a running one.
-    FilesFolder::of(repository, document).tidy(&tree)?;
+    FilesFolder::of(repository, document).remove_unlisted(&tree)?;
     let open = |entry: &FileEntry| files.file(entry.id);
     gather(repository, &tree, &open, &|entry| files.looks(entry).map(|(modified, _)| modified))
 }

@@ -197,7 +197,7 @@ impl FilesFolder {
 
     /// Removes the remains of a crash: unfinished files, contents of files that are in no list, and
     /// block maps in shared memory. The caller holds the session's lock.
-    pub(crate) fn tidy(&self, tree: &FileTree) -> Result<()> {
+    pub(crate) fn remove_unlisted(&self, tree: &FileTree) -> Result<()> {
         let what = || format!("reading {}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

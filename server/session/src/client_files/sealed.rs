@@ -74,7 +74,7 @@ pub(crate) fn read(
 }
 
 /// Removes files that belong to none of these points.
-pub(crate) fn tidy(
+pub(crate) fn remove_others(
     repository: &Repository,
     place: &SessionPaths,
     sealed: &[PointDocument],

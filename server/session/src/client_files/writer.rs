@@ -50,7 +50,7 @@ impl ClientFiles {
                 FileTree::default()
             }
         };
-        folder.tidy(&tree)?;
+        folder.remove_unlisted(&tree)?;
         let shared = Shared {
             folder,
             poison,

@@ -1,13 +1,13 @@
 //! The end of the way: a session over a point that has arrived becomes an ordinary one.
 //!
 //! Order of writes: the point is in the catalog; then one synced replacement of `session.json` names its maps. A crash
-//! leaves the old document or the new one, and both read the same bytes: [`super::disk::ComingDisk`] reads the catalog's
+//! leaves the old document or the new one, and both read the same bytes: [`super::disk::IncomingDisk`] reads the catalog's
 //! point, too, once it is there.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository};
 
-use super::begun::BegunCopy;
+use super::partial::PartialCopy;
 use crate::locks::file_lock::FileLock;
 use crate::paths::SessionPaths;
 use crate::session_folder::document::SessionDocument;
@@ -15,11 +15,11 @@ use crate::session_folder::document::SessionDocument;
 /// The point of the catalog that a note is about, if it is complete.
 pub(super) fn cataloged(
     repository: &Repository,
-    begun: &BegunCopy,
+    partial: &PartialCopy,
 ) -> Result<Option<PointDocument>> {
-    match repository.point(&begun.machine, &begun.point) {
+    match repository.point(&partial.machine, &partial.point) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        found => Ok(Some(found?).filter(|point| point.created_at_ms == begun.created_at_ms)),
+        found => Ok(Some(found?).filter(|point| point.created_at_ms == partial.created_at_ms)),
     }
 }
 

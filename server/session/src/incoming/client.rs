@@ -9,7 +9,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
 use parking_lot::Mutex;
 
-use super::begun::{folder, BegunCopy};
+use super::partial::{folder, PartialCopy};
 use super::socket::{
     key, proof, socket_name, status, Greeting, Welcome, MAX_FETCH_BYTES, OF_FRONT_END, OF_RECEIVER,
 };
@@ -171,8 +171,8 @@ fn exchange(
 }
 
 /// Whether somebody answers at the socket of a point.
-pub(super) fn is_reachable(repository: &Repository, begun: &BegunCopy) -> bool {
-    let note = begun.path(repository);
+pub(super) fn is_reachable(repository: &Repository, partial: &PartialCopy) -> bool {
+    let note = partial.path(repository);
     let stream = connect(&folder(repository), &socket_name(&note), &key(repository, &note));
     matches!(stream, Ok(Some(_)))
 }

@@ -13,8 +13,8 @@ use coldrise_store::{DiskDocument, MapRoot, Repository};
 use parking_lot::{Mutex, RwLock};
 
 use super::arrival::arrived;
-use super::begun::{BegunCopy, BegunDisk};
 use super::client::{FetchClient, Fetched};
+use super::partial::{PartialCopy, PartialDisk};
 use super::ranges::ByteRanges;
 use super::socket::MAX_FETCH_BYTES;
 use crate::disks::point_disk::{base_disk, sealed_layers};
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Reads what is here from the noted maps, and the rest through the receiver's socket. Reading alone moves it to newer
 /// notes, and at last to the complete point.
-pub(super) struct ComingDisk {
+pub(super) struct IncomingDisk {
     repository: Arc<Repository>,
     session: SessionDocument,
     described: SessionDisk,
@@ -75,18 +75,18 @@ enum Place<'a> {
     Missing,
 }
 
-impl ComingDisk {
+impl IncomingDisk {
     /// # Errors
     /// Errors of the drive; those of a lease.
     pub(super) fn open(
         repository: &Arc<Repository>,
         session: &SessionDocument,
         described: &SessionDisk,
-    ) -> Result<ComingDisk> {
+    ) -> Result<IncomingDisk> {
         let index = session.disks.iter().position(|disk| disk.name == described.name);
-        let note = BegunCopy::path_of_session(repository, session)
+        let note = PartialCopy::path_of_session(repository, session)
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the session's point is complete"))?;
-        let disk = ComingDisk {
+        let disk = IncomingDisk {
             repository: Arc::clone(repository),
             session: session.clone(),
             described: described.clone(),
@@ -121,14 +121,14 @@ impl ComingDisk {
         }
         let next = loop {
             let stamp = self.stamp();
-            let Some(begun) = BegunCopy::of_session(&self.repository, &self.session)? else {
+            let Some(partial) = PartialCopy::of_session(&self.repository, &self.session)? else {
                 // Its point is in the catalog before the note ends.
                 match self.whole()? {
                     Some(view) => break view,
                     None => return Ok(false),
                 }
             };
-            let Some(disk) = begun.disks.iter().find(|disk| disk.name == self.described.name)
+            let Some(disk) = partial.disks.iter().find(|disk| disk.name == self.described.name)
             else {
                 return Ok(false);
             };
@@ -138,7 +138,7 @@ impl ComingDisk {
                 continue;
             }
             self.repository.catch_up()?;
-            let content = Content::Part(self.part(&begun, disk)?);
+            let content = Content::Part(self.part(&partial, disk)?);
             break View { stamp, content, _hold: Some(hold) };
         };
         *self.view.write() = Arc::new(next);
@@ -163,10 +163,10 @@ impl ComingDisk {
         self.lease.hold_all(served.collect())
     }
 
-    fn part(&self, begun: &BegunCopy, disk: &BegunDisk) -> Result<Part> {
+    fn part(&self, partial: &PartialCopy, disk: &PartialDisk) -> Result<Part> {
         let size_bytes = self.described.size_bytes;
-        let announced = begun.announced(&self.repository)?;
-        let differences = announced.and_then(|point| point.differences_of(begun, disk).cloned());
+        let announced = partial.announced(&self.repository)?;
+        let differences = announced.and_then(|point| point.differences_of(partial, disk).cloned());
         let map = |root| base_disk(&self.repository, root, size_bytes);
         Ok(Part {
             map: map(disk.root),
@@ -276,7 +276,7 @@ impl View {
     }
 }
 
-impl Disk for ComingDisk {
+impl Disk for IncomingDisk {
     fn size_bytes(&self) -> u64 {
         self.described.size_bytes
     }

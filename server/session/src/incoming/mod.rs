@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   the process that receives the copy                   a front end
-//!     begun/HASH        what has arrived (a map)  ◀── reads ── ComingDisk, below the session's layers
+//!     begun/HASH        what has arrived (a map)  ◀─ reads ─ IncomingDisk, below the session's layers
 //!     begun/HASH.point  what differs from the base ◀─ reads ──   │
 //!     begun/HASH.socket ◀──────────── asks for the rest ─────────┘
 //!        └─▶ the other site, over the line; keeps what comes
@@ -39,9 +39,9 @@
 //! missing, until a copy of it goes on.
 
 mod arrival;
-mod begun;
 mod client;
 mod disk;
+mod partial;
 mod ranges;
 mod socket;
 
@@ -57,13 +57,13 @@ use crate::hexadecimal;
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 
 pub(crate) use arrival::{check_arrived, finish_arrival};
-pub use begun::{BegunCopy, BegunDisk};
+pub use partial::{PartialCopy, PartialDisk};
 pub use ranges::ByteRanges;
 pub use socket::{FetchSocket, PieceSource};
 
 /// A point as its source announces it, before it is copied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComingPoint {
+pub struct IncomingContent {
     /// As it will be in the catalog; its disks name no content yet.
     pub document: PointDocument,
     /// Of each disk, in the document's order.
@@ -84,26 +84,26 @@ pub struct Differences {
 
 /// A point that is on its way here.
 #[derive(Clone, Debug)]
-pub struct Coming {
+pub struct IncomingPoint {
     /// What has arrived.
-    pub begun: BegunCopy,
+    pub partial: PartialCopy,
     /// What was announced.
-    pub point: ComingPoint,
+    pub point: IncomingContent,
 }
 
-impl Coming {
+impl IncomingPoint {
     /// All points that are on their way.
     ///
     /// # Errors
     /// Errors of the drive, and of reading the catalog.
-    pub fn all(repository: &Repository) -> Result<Vec<Coming>> {
+    pub fn all(repository: &Repository) -> Result<Vec<IncomingPoint>> {
         let mut all = Vec::new();
-        for begun in BegunCopy::all(repository)? {
-            if arrival::cataloged(repository, &begun)?.is_some() {
+        for partial in PartialCopy::all(repository)? {
+            if arrival::cataloged(repository, &partial)?.is_some() {
                 continue;
             }
-            let announced = begun.announced(repository)?;
-            all.extend(announced.map(|point| Coming { begun, point }));
+            let announced = partial.announced(repository)?;
+            all.extend(announced.map(|point| IncomingPoint { partial, point }));
         }
         Ok(all)
     }
@@ -113,22 +113,22 @@ impl Coming {
     /// # Errors
     /// Errors of the drive.
     pub fn stamp(repository: &Repository) -> Result<Option<SystemTime>> {
-        BegunCopy::stamp(repository)
+        PartialCopy::stamp(repository)
     }
 
     /// One of them: the newest of the machine for `latest`.
     ///
     /// # Errors
-    /// As for [`Coming::all`].
+    /// As for [`IncomingPoint::all`].
     pub fn find(
         repository: &Repository,
         machine: &MachineName,
         selector: &PointSelector,
-    ) -> Result<Option<Coming>> {
-        let mut all = Coming::all(repository)?;
-        all.retain(|coming| coming.begun.machine == *machine);
+    ) -> Result<Option<IncomingPoint>> {
+        let mut all = IncomingPoint::all(repository)?;
+        all.retain(|incoming| incoming.partial.machine == *machine);
         Ok(match selector {
-            PointSelector::Exact(point) => all.into_iter().find(|c| c.begun.point == *point),
+            PointSelector::Exact(point) => all.into_iter().find(|c| c.partial.point == *point),
             PointSelector::Latest(0) => all.pop(),
             PointSelector::Latest(_) => None,
         })
@@ -137,21 +137,21 @@ impl Coming {
     /// The point on its way over which a session is.
     ///
     /// # Errors
-    /// As for [`Coming::all`].
+    /// As for [`IncomingPoint::all`].
     pub fn of_session(
         repository: &Repository,
         session: &SessionDocument,
-    ) -> Result<Option<Coming>> {
-        let Some(begun) = BegunCopy::of_session(repository, session)? else { return Ok(None) };
-        if arrival::cataloged(repository, &begun)?.is_some() {
+    ) -> Result<Option<IncomingPoint>> {
+        let Some(partial) = PartialCopy::of_session(repository, session)? else { return Ok(None) };
+        if arrival::cataloged(repository, &partial)?.is_some() {
             return Ok(None);
         }
-        Ok(begun.announced(repository)?.map(|point| Coming { begun, point }))
+        Ok(partial.announced(repository)?.map(|point| IncomingPoint { partial, point }))
     }
 
     /// The sum of the sizes of the disks.
     pub fn size_bytes(&self) -> u64 {
-        self.begun.disks.iter().map(|disk| disk.size_bytes).sum()
+        self.partial.disks.iter().map(|disk| disk.size_bytes).sum()
     }
 
     /// The sum of what has not arrived yet. Pieces that were fetched out of turn count as missing.
@@ -167,43 +167,43 @@ impl Coming {
     }
 
     /// What differs from the bases behind an offset of each disk.
-    fn differing_bytes(&self, behind: impl Fn(&BegunDisk) -> u64) -> u64 {
-        let differing = |disk: &BegunDisk| match self.point.differences_of(&self.begun, disk) {
+    fn differing_bytes(&self, behind: impl Fn(&PartialDisk) -> u64) -> u64 {
+        let differing = |disk: &PartialDisk| match self.point.differences_of(&self.partial, disk) {
             Some(ranges) => ranges.bytes_behind(behind(disk)),
             None => disk.size_bytes.saturating_sub(behind(disk)),
         };
-        self.begun.disks.iter().map(differing).sum()
+        self.partial.disks.iter().map(differing).sum()
     }
 
     /// Whether the other site is connected now, so that what is missing can be fetched.
     pub fn is_reachable(&self, repository: &Repository) -> bool {
-        client::is_reachable(repository, &self.begun)
+        client::is_reachable(repository, &self.partial)
     }
 
     /// The error of everything that needs a restore point: `NotFound`.
     pub(crate) fn not_complete(&self) -> Error {
         let text = format!(
             "{}/{} is incomplete: {} % of what differs is here",
-            self.begun.machine,
-            self.begun.point,
+            self.partial.machine,
+            self.partial.point,
             self.percent_here()
         );
         Error::new(ErrorKind::NotFound, text).advise(format!(
             "wait for the end of the copy; coldrise list shows how much has arrived. \
              publish, boot and recover do not wait for it. If it comes no more: coldrise forget {}/{}",
-            self.begun.machine, self.begun.point
+            self.partial.machine, self.partial.point
         ))
     }
 
     /// Looks again whether it is on its way. The caller holds the documents' lock: whoever removes the note of a point
     /// that is given up reads the sessions first.
     pub(crate) fn confirm(&self, repository: &Repository) -> Result<()> {
-        match BegunCopy::known(repository, &self.begun)? {
+        match PartialCopy::known(repository, &self.partial)? {
             Some(_) => Ok(()),
             None => {
                 let text = format!(
                     "{}/{} is not on its way any more: see coldrise list",
-                    self.begun.machine, self.begun.point
+                    self.partial.machine, self.partial.point
                 );
                 Err(Error::new(ErrorKind::NotFound, text))
             }
@@ -211,14 +211,14 @@ impl Coming {
     }
 }
 
-impl ComingPoint {
+impl IncomingContent {
     /// What of a noted disk may differ from its base; `None` if that is unknown, because the note is of another base.
     pub(crate) fn differences_of(
         &self,
-        begun: &BegunCopy,
-        disk: &BegunDisk,
+        partial: &PartialCopy,
+        disk: &PartialDisk,
     ) -> Option<&ByteRanges> {
-        let place = begun.disks.iter().position(|other| other.name == disk.name)?;
+        let place = partial.disks.iter().position(|other| other.name == disk.name)?;
         let announced = self.document.disks.get(place)?;
         let differences = self.differences.get(place)?;
         let is_same = (&announced.name, announced.size_bytes, differences.base)
@@ -236,14 +236,14 @@ pub(crate) fn session_base(
     if session.coming_created_at_ms.is_none() {
         return Ok(base_disk(repository, described.root, described.size_bytes));
     }
-    Ok(Arc::new(disk::ComingDisk::open(repository, session, described)?))
+    Ok(Arc::new(disk::IncomingDisk::open(repository, session, described)?))
 }
 
 /// What is missing of a session's point, for people; `None` if its point is complete.
 ///
 /// # Errors
-/// As for [`Coming::all`].
-pub fn coming_sentence(
+/// As for [`IncomingPoint::all`].
+pub fn incoming_sentence(
     repository: &Arc<Repository>,
     session: &SessionDocument,
 ) -> Result<Option<String>> {
@@ -252,22 +252,22 @@ pub fn coming_sentence(
     if session.coming_created_at_ms.is_none() || arrival::arrived(repository, session)?.is_some() {
         return Ok(None);
     }
-    Ok(Some(match Coming::of_session(repository, session)? {
-        Some(coming) => format!("session {name}: {}", coming.sentence(repository)),
+    Ok(Some(match IncomingPoint::of_session(repository, session)? {
+        Some(incoming) => format!("session {name}: {}", incoming.sentence(repository)),
         None => format!(
             "session {name}: the note about the copy of {address} is gone or damaged: what has not been read is missing"
         ),
     }))
 }
 
-impl Coming {
+impl IncomingPoint {
     /// How much is here and what follows, for people.
     pub fn sentence(&self, repository: &Repository) -> String {
         let missing_mib = self.missing_bytes().div_ceil(1 << 20);
         let here = format!(
             "{}/{} is still on its way here: {} % of what differs is here, {missing_mib} MiB are missing",
-            self.begun.machine,
-            self.begun.point,
+            self.partial.machine,
+            self.partial.point,
             self.percent_here()
         );
         match self.is_reachable(repository) {

@@ -24,7 +24,7 @@ use coldrise_store::Repository;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::begun::{folder, BegunCopy};
+use super::partial::{folder, PartialCopy};
 use crate::sockets::local_socket::{send, Answers, LocalSocket};
 use crate::sockets::writer_messages::{is_proof, nonce, Nonce};
 
@@ -73,11 +73,11 @@ impl FetchSocket {
     /// Errors of the operating system.
     pub fn listen(
         repository: &Repository,
-        begun: &BegunCopy,
+        partial: &PartialCopy,
         source: Arc<dyn PieceSource>,
     ) -> Result<FetchSocket> {
         let streams = Arc::new(Streams::default());
-        let note = begun.path(repository);
+        let note = partial.path(repository);
         let answers =
             FetchAnswers { key: key(repository, &note), source, streams: Arc::clone(&streams) };
         let socket = LocalSocket::listen(&folder(repository), &socket_name(&note), answers)?;

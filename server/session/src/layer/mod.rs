@@ -54,11 +54,11 @@ mod map;
 mod mapping;
 mod mark;
 mod open;
-mod parked;
 mod read;
 mod recovery;
 mod slots;
 mod sync;
+mod unopened;
 mod windows;
 mod write;
 
@@ -88,9 +88,9 @@ use crate::locks::file_lock::FileLock;
 use format::RECORD_BYTES;
 use keys::NoncePrefix;
 use map::BlockMap;
-use parked::Parked;
 use slots::Slots;
 use sync::SyncState;
+use unopened::Unopened;
 use windows::Windows;
 use write::OpenCells;
 
@@ -115,9 +115,9 @@ impl std::ops::Deref for Layer {
 
 /// The file of a layer, shared by its owner and the layer's own thread.
 pub(crate) struct LayerFile {
-    /// The open file. For a parked layer every read and write through it fails.
+    /// The open file. For an unopened layer every read and write through it fails.
     file: Arc<File>,
-    parked: Option<Parked>,
+    unopened: Option<Unopened>,
     path: PathBuf,
     keys: LayerKeys,
     map: BlockMap,

@@ -12,13 +12,13 @@ use coldrise_store::{
 
 use crate::client_files::sealed;
 use crate::client_files::CarriedFiles;
-use crate::incoming::Coming;
+use crate::incoming::IncomingPoint;
 use crate::locks::file_lock::FileLock;
 use crate::paths::SessionPaths;
 use crate::points::in_use::remove_layers;
 use crate::session_folder::addresses::{point_name, session_name};
 use crate::session_folder::document::SessionDocument;
-use crate::session_folder::ended::tidy;
+use crate::session_folder::ended::remove_remains;
 use crate::session_folder::rollback_guard::heal_progress;
 
 /// Every restore point of a repository.
@@ -93,7 +93,7 @@ impl Catalog {
     }
 
     /// One point of a machine. `latest` skips quarantined points and points dated in the future:
-    /// see [`Horizon`](coldrise_store::Horizon).
+    /// see [`ClockGuard`](coldrise_store::Horizon).
     ///
     /// # Errors
     /// `NotFound`, naming the existing machines or points, or saying that the point is still on its
@@ -117,8 +117,8 @@ impl Catalog {
     ) -> Result<PointDocument> {
         let PointSelector::Latest(back) = selector else { return self.point(machine, selector) };
         let points = self.points(machine)?.into_iter().rev();
-        let horizon = self.repository.horizon(machine)?;
-        let mut counted = points.filter(|point| !horizon.is_passed_over(&point.point));
+        let clock_guard = self.repository.clock_guard(machine)?;
+        let mut counted = points.filter(|point| !clock_guard.is_passed_over(&point.point));
         match counted.nth(*back as usize) {
             Some(point) => Ok(point),
             None => Err(self.missing(machine, selector)?),
@@ -179,9 +179,9 @@ impl Catalog {
             PointSelector::Latest(back) => {
                 let mut sealed = self.sealed()?;
                 sealed.retain(|point| point.machine == *machine);
-                // Read the horizon after `catch_up`.
-                let horizon = self.repository.horizon(machine)?;
-                let counts = |point: &PointName| !horizon.is_passed_over(point);
+                // Read the guard after `catch_up`.
+                let clock_guard = self.repository.clock_guard(machine)?;
+                let counts = |point: &PointName| !clock_guard.is_passed_over(point);
                 match self.newest(machine, &sealed, *back as usize, &counts)? {
                     // All points are dated in the future. That says nothing about the clock, so all
                     // of them count.
@@ -251,8 +251,8 @@ impl Catalog {
     /// As for [`Catalog::points`].
     pub fn future_warning(&self, machine: &MachineName) -> Result<Option<String>> {
         let points = self.points(machine)?;
-        let horizon = self.repository.horizon(machine)?;
-        Ok(horizon.warning(machine, points.iter().map(|point| &point.point)))
+        let clock_guard = self.repository.clock_guard(machine)?;
+        Ok(clock_guard.warning(machine, points.iter().map(|point| &point.point)))
     }
 
     /// The points that must exist and are missing, of one machine or of all. Each machine's points
@@ -309,8 +309,8 @@ impl Catalog {
         }
         // `latest` means a point on its way only if the machine has no restore point.
         if points.is_empty() || matches!(selector, PointSelector::Exact(_)) {
-            if let Some(coming) = Coming::find(&self.repository, machine, selector)? {
-                return Ok(coming.not_complete());
+            if let Some(incoming) = IncomingPoint::find(&self.repository, machine, selector)? {
+                return Ok(incoming.not_complete());
             }
         }
         if points.is_empty() {
@@ -407,8 +407,8 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<EnteredPoints> {
             document.sealed.clear();
             document.write(repository, &place)?;
         }
-        sealed::tidy(repository, &place, &document.sealed)?;
-        tidy(repository, &place, &document)?;
+        sealed::remove_others(repository, &place, &document.sealed)?;
+        remove_remains(repository, &place, &document)?;
         if !document.is_ended {
             heal_progress(repository, &place, &document);
             entered.markers += u64::from(repository.mark(&session_name(&document))?);

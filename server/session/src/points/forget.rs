@@ -14,7 +14,7 @@ use coldrise_store::{
     Claim, MachineName, PointDocument, PointName, Repository, RepositoryWriter, SessionName,
 };
 
-use crate::incoming::{BegunCopy, Coming};
+use crate::incoming::{IncomingPoint, PartialCopy};
 use crate::locks::file_lock::FileLock;
 use crate::points::catalog::enter_sealed_points;
 use crate::session_folder::document::SessionDocument;
@@ -52,8 +52,8 @@ impl Published {
     ///
     /// # Errors
     /// `Busy` if a session is over it.
-    pub fn check_unused(&self, coming: &Coming) -> Result<()> {
-        let BegunCopy { machine, point, .. } = &coming.begun;
+    pub fn check_unused(&self, incoming: &IncomingPoint) -> Result<()> {
+        let PartialCopy { machine, point, .. } = &incoming.partial;
         match self.from(machine, point).first() {
             None => Ok(()),
             Some(session) => {
@@ -91,24 +91,25 @@ impl Published {
 /// Points on their way that are given up. Nothing more arrives of them until this is dropped: who receives one has its machine's
 /// claim, and would go on with maps that a gc frees.
 pub struct GivingUp {
-    points: Vec<Coming>,
+    points: Vec<IncomingPoint>,
     _claims: Vec<Claim>,
 }
 
 impl GivingUp {
     /// # Errors
     /// `Busy` while one of them is copied or a session is over it; errors of the drive.
-    pub fn begin(repository: &Repository, points: Vec<Coming>) -> Result<GivingUp> {
-        let machines: BTreeSet<_> = points.iter().map(|coming| &coming.begun.machine).collect();
+    pub fn begin(repository: &Repository, points: Vec<IncomingPoint>) -> Result<GivingUp> {
+        let machines: BTreeSet<_> =
+            points.iter().map(|incoming| &incoming.partial.machine).collect();
         let claims = machines.into_iter().map(|machine| repository.claim_machine(machine));
         let claims = claims.collect::<Result<_>>()?;
         let published = Published::read(repository)?;
-        points.iter().try_for_each(|coming| published.check_unused(coming))?;
+        points.iter().try_for_each(|incoming| published.check_unused(incoming))?;
         Ok(GivingUp { points, _claims: claims })
     }
 
     /// The points.
-    pub fn points(&self) -> &[Coming] {
+    pub fn points(&self) -> &[IncomingPoint] {
         &self.points
     }
 
@@ -122,8 +123,8 @@ impl GivingUp {
         }
         let _documents = FileLock::documents(repository)?;
         let published = Published::read(repository)?;
-        self.points.iter().try_for_each(|coming| published.check_unused(coming))?;
-        self.points.iter().try_for_each(|coming| coming.begun.remove(repository))
+        self.points.iter().try_for_each(|incoming| published.check_unused(incoming))?;
+        self.points.iter().try_for_each(|incoming| incoming.partial.remove(repository))
     }
 }
 

@@ -14,7 +14,7 @@ use coldrise_store::{
     DiskDocument, LayerId, MachineName, MapRoot, PointName, Repository, RepositoryWriter,
 };
 
-use crate::incoming::BegunCopy;
+use crate::incoming::PartialCopy;
 use crate::locks::file_lock::FileLock;
 use crate::locks::lease::read_leases;
 use crate::paths::{layer_path, SessionPaths};
@@ -33,7 +33,7 @@ pub struct InUse {
 }
 
 impl InUse {
-    /// Everything that a restore point, a session, a running program or a begun copy needs.
+    /// Everything that a restore point, a session, a running program or a partial copy needs.
     ///
     /// # Errors
     /// As for [`InUse::without`].
@@ -52,13 +52,13 @@ impl InUse {
         is_gone: impl Fn(&MachineName, &PointName) -> bool,
     ) -> Result<InUse> {
         // Before the catalog: a point is there before its note is removed.
-        let begun = BegunCopy::roots(repository)?;
+        let partial = PartialCopy::roots(repository)?;
         let marked = repository.marked()?;
         let documents = FileLock::documents(repository)?;
         let sessions = of_sessions(repository, &documents, &is_gone)?;
         drop(documents);
         let mut in_use = sessions.with_the_rest(repository, &marked, &is_gone)?;
-        in_use.roots.extend(begun);
+        in_use.roots.extend(partial);
         Ok(in_use)
     }
 

@@ -45,7 +45,7 @@ pub struct QuarantineReport {
 ///
 /// # Errors
 /// The errors of writing to the catalog.
-pub fn settle_quarantine(
+pub fn apply_quarantine(
     writer: &RepositoryWriter,
     affected: &[Affected],
     is_marking: bool,

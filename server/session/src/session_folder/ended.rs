@@ -9,7 +9,7 @@ use coldrise_store::Repository;
 /// Removes the parts that an ended session no longer needs: top layers that are in no point, and
 /// files that clients wrote beside the disks. Removes the folder once all points are in the
 /// catalog. The caller holds the documents' lock.
-pub(crate) fn tidy(
+pub(crate) fn remove_remains(
     repository: &Repository,
     place: &SessionPaths,
     document: &SessionDocument,

@@ -13,13 +13,13 @@ use coldrise_block::{sync_directory, Error, ErrorKind, Result};
 use coldrise_store::{LayerId, PointDocument, Repository, SessionName, LATEST};
 
 use crate::client_files::{begin_files, CarriedFiles};
-use crate::incoming::Coming;
+use crate::incoming::IncomingPoint;
 use crate::locks::file_lock::FileLock;
 use crate::paths::{prepare_mark, SessionPaths};
 use crate::points::catalog::Catalog;
 use crate::session_folder::addresses::session_name;
 use crate::session_folder::document::{damage, SessionDisk, SessionDocument, SessionFiles};
-use crate::session_folder::ended::tidy;
+use crate::session_folder::ended::remove_remains;
 use crate::session_folder::top_layers::create_tops;
 
 /// Publishes a point under a name. Without a name, uses the machine's name and the first free
@@ -55,17 +55,17 @@ pub fn publish_with_files(
 ///
 /// # Errors
 /// As for [`publish_with_files`]; `NotFound` if it is not on its way any more.
-pub fn publish_coming(
+pub fn publish_incoming(
     repository: &Arc<Repository>,
-    coming: &Coming,
+    incoming: &IncomingPoint,
     name: Option<SessionName>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    let point = &coming.point.document;
+    let point = &incoming.point.document;
     match Catalog::new(repository).confirm(point) {
         Ok(arrived) => publish_with_files(repository, &arrived, name, arrange),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            publish_subject(repository, point, Some(coming), name, None, arrange)
+            publish_subject(repository, point, Some(incoming), name, None, arrange)
         }
         Err(error) => Err(error),
     }
@@ -82,25 +82,25 @@ pub(crate) fn publish_bounded(
     publish_subject(repository, point, None, name, limit, arrange)
 }
 
-/// Publishes a point of the catalog, or one that is `coming`.
+/// Publishes a point of the catalog, or one that is `incoming`.
 fn publish_subject(
     repository: &Arc<Repository>,
     point: &PointDocument,
-    coming: Option<&Coming>,
+    incoming: Option<&IncomingPoint>,
     name: Option<SessionName>,
     limit: Option<u64>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    let carried = match coming {
-        Some(coming) if coming.point.files.is_empty() => CarriedFiles::default(),
-        Some(coming) => CarriedFiles::decode(&coming.point.files)?,
+    let carried = match incoming {
+        Some(incoming) if incoming.point.files.is_empty() => CarriedFiles::default(),
+        Some(incoming) => CarriedFiles::decode(&incoming.point.files)?,
         None => Catalog::new(repository).files(point)?,
     };
     repository.keep_room_for_gc()?;
     let _documents = FileLock::documents(repository)?;
     // A deletion reads the sessions under this lock, after it has removed the point.
-    let point = &match coming {
-        Some(coming) => coming.confirm(repository).map(|()| point.clone())?,
+    let point = &match incoming {
+        Some(incoming) => incoming.confirm(repository).map(|()| point.clone())?,
         None => Catalog::new(repository).confirm(point)?,
     };
     let name = match name {
@@ -124,7 +124,7 @@ fn publish_subject(
         }
         // The ended session exists only for its restore points, until they are in the catalog: they
         // move to the new document.
-        tidy(repository, &place, &there)?;
+        remove_remains(repository, &place, &there)?;
         sealed = there.sealed;
     }
     // An ended session of this name may have points that the catalog does not have yet.
@@ -154,7 +154,7 @@ fn publish_subject(
         files: Some(SessionFiles::default()),
         sealed,
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
-        coming_created_at_ms: coming.map(|_| point.created_at_ms),
+        coming_created_at_ms: incoming.map(|_| point.created_at_ms),
         is_ended: false,
         revision: 0,
     };

@@ -98,9 +98,9 @@ fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
     let session = Session::open(repository, &document.name).unwrap();
     let disk = session.disk(&document.disks[0].name).unwrap();
     let (mut sealed, mut given_up) = (1, 0);
-    let begun = Instant::now();
+    let start = Instant::now();
     seal(repository, &document.name, Duration::from_secs(30)).unwrap();
-    let duration = begun.elapsed();
+    let duration = start.elapsed();
     for round in 0.. {
         disk.write_at(&[round as u8; 4096], 0).unwrap();
         // From zero to twice the duration of a seal here.

@@ -287,9 +287,9 @@ impl Session {
                 stack.layers.pop();
                 let _ = remove_if_present(&layer_path(&self.repository, &emptied[i]));
             }
-            // A layer that another thread still uses is not parked until the next seal.
+            // A layer that another thread still uses stays open until the next seal.
             for layer in stack.layers.iter_mut().filter_map(Arc::get_mut) {
-                if let Err(error) = layer.park() {
+                if let Err(error) = layer.close_until_read() {
                     tracing::warn!(error = %error.full_message(), "a sealed layer stays open");
                 }
             }

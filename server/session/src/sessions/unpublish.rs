@@ -12,7 +12,7 @@ use crate::locks::owner_lock::check_not_owned;
 use crate::paths::SessionPaths;
 use crate::session_folder::addresses::{point_name, session_name};
 use crate::session_folder::document::SessionDocument;
-use crate::session_folder::ended::tidy;
+use crate::session_folder::ended::remove_remains;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::forget_old_maps;
 use crate::sessions::seal::{check_layers, commit, idle_facts};
@@ -79,7 +79,7 @@ pub fn unpublish(
         repository.unmark(&marker)?;
     }
     if let Some(ended) = ended {
-        tidy(repository, &place, &ended)?;
+        remove_remains(repository, &place, &ended)?;
     }
     Ok(sealed)
 }

@@ -429,14 +429,14 @@ mod tests {
             let mut found = share_out(101, threads, odd).unwrap();
             found.sort_unstable();
             assert_eq!(found, (0..101).filter(|number| number % 2 == 1).collect::<Vec<_>>());
-            let begun = AtomicU64::new(0);
+            let started = AtomicU64::new(0);
             let failing = |_number: u64| -> Result<Option<()>> {
-                begun.fetch_add(1, Ordering::Relaxed);
+                started.fetch_add(1, Ordering::Relaxed);
                 Err(Error::new(ErrorKind::Interrupted, "cancelled"))
             };
             let error = share_out(1000, threads, failing).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Interrupted);
-            assert!(begun.into_inner() <= threads as u64);
+            assert!(started.into_inner() <= threads as u64);
         }
     }
 

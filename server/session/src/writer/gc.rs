@@ -15,7 +15,7 @@ use coldrise_store::{GcOptions, GcProgress, GcReport, MaxUnused, RepositoryWrite
 use serde::{Deserialize, Serialize};
 
 use crate::boot_trace::remove_other_traces;
-use crate::incoming::BegunCopy;
+use crate::incoming::PartialCopy;
 use crate::points::catalog::enter_sealed_points;
 use crate::points::in_use::{remove_unused_layers, InUse};
 use crate::sockets::local_socket::{ask, send};
@@ -44,14 +44,15 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
     // number.
     let layers = remove_unused_layers(writer)?;
     enter_sealed_points(writer)?;
-    BegunCopy::forget_old(writer.repository())?;
+    PartialCopy::forget_old(writer.repository())?;
     let in_use = InUse::collect(writer.repository())?;
     let reachable = writer
         .repository()
         .reachable(in_use.roots, options.cancel)
         .context(|| "cannot determine everything that is in use, so nothing was deleted")?;
     let mut machines = writer.repository().machines()?;
-    machines.extend(BegunCopy::all(writer.repository())?.into_iter().map(|begun| begun.machine));
+    machines
+        .extend(PartialCopy::all(writer.repository())?.into_iter().map(|partial| partial.machine));
     remove_other_traces(writer.repository(), &machines)?;
     Ok(Collected { reclaimed: writer.collect_garbage(reachable, options)?, layers })
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_bucket::{BucketRepository, CompactReport};
 use coldrise_inventory::{going, RetentionPlan};
 use coldrise_session::{judge, Published};
-use coldrise_bucket::{BucketRepository, CompactReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 

@@ -11,9 +11,7 @@ use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{check_source, heal, SourceSpec};
-use coldrise_session::{
-    joined, settle_quarantine, InUse, Inventory, ProgressSum, QuarantineReport,
-};
+use coldrise_session::{apply_quarantine, joined, InUse, Inventory, ProgressSum, QuarantineReport};
 use coldrise_store::{
     Affected, CatalogDamage, Coverage, Reachable, ReopenReport, RepairReport, Repository,
     RepositoryWriter, VerifyOptions,
@@ -259,7 +257,7 @@ fn settle(
 ) -> Result<QuarantineReport> {
     let mut affected = writer.unhealed(&inventory.disks(), cancel)?;
     affected.extend_from_slice(lost);
-    settle_quarantine(writer, &affected, is_marking)
+    apply_quarantine(writer, &affected, is_marking)
 }
 
 /// The session that the name of damage contains: `live/trial/vda`, `a layer of live/trial/vda`.

@@ -1,4 +1,4 @@
-//! The far side of a copy over a line: takes what a source sends, and stores it.
+//! The remote side of a copy over a line: takes what a source sends, and stores it.
 //!
 //! # Invariants
 //!
@@ -12,9 +12,9 @@
 //! 6. What has arrived of a point is made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
 //!    the same point, from the same base, goes on there.
 
-mod begun;
 mod disk;
 mod fetch;
+mod partial;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
-use coldrise_session::{BegunCopy, CarriedFiles, Catalog, SharedWriter};
+use coldrise_session::{CarriedFiles, Catalog, PartialCopy, SharedWriter};
 use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Reachable};
 
-use self::begun::ComingState;
 use self::disk::{OpenDisk, Step};
 use self::fetch::Fetches;
+use self::partial::IncomingState;
 use super::fetch::other_version;
-use super::heard::Heard;
+use super::fetch_progress::FetchProgress;
 use super::messages::{
     broken, send, Answer, Ask, Failure, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION,
 };
 use super::unpack::Unpacker;
-use super::FarSide;
+use super::Remote;
 
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -55,26 +55,26 @@ pub(super) struct Terms<'a> {
     pub(super) only: &'a [MachineName],
 }
 
-/// Takes copies over `line` until it ends. `first` is a message that was received before; of a fetch, `heard` hears how it goes.
+/// Takes copies over `line` until it ends. `first` is a message that was received before; of a fetch, `fetch_progress` hears how it goes.
 ///
 /// # Errors
 /// Errors of the line and of the repository; `Interrupted` once `cancel` is set.
 pub(super) fn receive(
     line: &dyn Line,
-    far: &SharedWriter<'_>,
+    remote: &SharedWriter<'_>,
     terms: Terms<'_>,
     first: Option<Ask>,
-    heard: Option<&mut Heard<'_>>,
+    fetch_progress: Option<&mut FetchProgress<'_>>,
     cancel: &AtomicBool,
 ) -> Result<()> {
     let allowed = match terms.prefix.is_empty() {
         true => None,
-        false => Some(reachable_of(far, terms.prefix, cancel)?),
+        false => Some(reachable_of(remote, terms.prefix, cancel)?),
     };
     let fetches = Arc::new(Fetches::default());
     let mut receiver = Receiver {
         line,
-        far,
+        remote,
         terms,
         allowed,
         claim: None,
@@ -82,12 +82,12 @@ pub(super) fn receive(
         disk: None,
         unpacker: Unpacker::default(),
         finished: Vec::new(),
-        coming: None,
+        incoming: None,
         fetches: Arc::clone(&fetches),
         has_finished: false,
         last_note: Instant::now(),
         added: 0,
-        heard,
+        fetch_progress,
     };
     if let Some(ask) = first {
         let answered = receiver.answer(ask, &[]);
@@ -103,8 +103,8 @@ pub(super) fn receive(
 }
 
 /// The chunks to which the points of the link's machines refer.
-fn reachable_of(far: &SharedWriter<'_>, prefix: &str, cancel: &AtomicBool) -> Result<Reachable> {
-    let repository = far.repository()?;
+fn reachable_of(remote: &SharedWriter<'_>, prefix: &str, cancel: &AtomicBool) -> Result<Reachable> {
+    let repository = remote.repository()?;
     let catalog = Catalog::new(&repository);
     let mut roots = Vec::new();
     for machine in catalog.machines()?.iter().filter(|name| name.as_str().starts_with(prefix)) {
@@ -116,7 +116,7 @@ fn reachable_of(far: &SharedWriter<'_>, prefix: &str, cancel: &AtomicBool) -> Re
 
 struct Receiver<'a, 'h> {
     line: &'a dyn Line,
-    far: &'a SharedWriter<'a>,
+    remote: &'a SharedWriter<'a>,
     terms: Terms<'a>,
     allowed: Option<Reachable>,
     claim: Option<(MachineName, Claim)>,
@@ -126,14 +126,14 @@ struct Receiver<'a, 'h> {
     /// Maps that were written on this line, and the sizes of their disks.
     finished: Vec<(MapRoot, u64)>,
     /// The point that is coming.
-    coming: Option<ComingState>,
+    incoming: Option<IncomingState>,
     fetches: Arc<Fetches>,
     /// Whether a disk was finished since the last note.
     has_finished: bool,
     last_note: Instant,
     /// Points that were added on this line.
     added: usize,
-    heard: Option<&'a mut Heard<'h>>,
+    fetch_progress: Option<&'a mut FetchProgress<'h>>,
 }
 
 impl<'h> Receiver<'_, 'h> {
@@ -147,7 +147,7 @@ impl<'h> Receiver<'_, 'h> {
 
     fn converse(&mut self, cancel: &AtomicBool) -> Result<()> {
         let mut parts = Parts::default();
-        while !self.heard.as_ref().is_some_and(|heard| heard.is_over()) {
+        while !self.fetch_progress.as_ref().is_some_and(|fetch_progress| fetch_progress.is_over()) {
             if cancel.load(Ordering::Relaxed) {
                 self.line.close();
                 return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
@@ -218,8 +218,8 @@ impl<'h> Receiver<'_, 'h> {
         }
     }
 
-    fn heard(&mut self) -> Result<&mut Heard<'h>> {
-        self.heard.as_deref_mut().ok_or_else(|| broken("its progress was not requested"))
+    fn fetch_progress(&mut self) -> Result<&mut FetchProgress<'h>> {
+        self.fetch_progress.as_deref_mut().ok_or_else(|| broken("its progress was not requested"))
     }
 
     fn answer(&mut self, ask: Ask, attachment: &[u8]) -> Result<()> {
@@ -227,18 +227,18 @@ impl<'h> Receiver<'_, 'h> {
         let answer = match ask {
             Ask::Hello { version, .. } if version != VERSION => return Err(other_version()),
             Ask::Hello { .. } => Answer::Welcome {
-                repository: self.far.id()?,
-                chunk_size_bytes: self.far.repository()?.chunk_size_bytes(),
+                repository: self.remote.id()?,
+                chunk_size_bytes: self.remote.repository()?.chunk_size_bytes(),
             },
             Ask::Claim { machine } => {
                 let machine = self.own(&machine)?;
-                (self.claim, self.coming) = (None, None);
+                (self.claim, self.incoming) = (None, None);
                 self.fetches.forget();
-                let repository = self.far.repository()?;
+                let repository = self.remote.repository()?;
                 let claim = repository.claim_machine(&machine)?;
                 if let Some(allowed) = &mut self.allowed {
-                    let all = BegunCopy::all(&repository)?.into_iter();
-                    let own = all.filter(|begun| begun.machine == machine);
+                    let all = PartialCopy::all(&repository)?.into_iter();
+                    let own = all.filter(|partial| partial.machine == machine);
                     let disks = own.flat_map(|begun| begun.disks);
                     let roots = disks.flat_map(|disk| [disk.root, disk.fetched]);
                     allowed.join(&repository.reachable(roots, &AtomicBool::new(false))?);
@@ -249,10 +249,10 @@ impl<'h> Receiver<'_, 'h> {
             Ask::Points { machine } => return self.send_points(&machine),
             Ask::Keep { machine, point } => {
                 let machine = self.own(&machine)?;
-                let found = self.far.repository()?.point(&machine, &point);
+                let found = self.remote.repository()?.point(&machine, &point);
                 self.kept = match found {
                     Err(error) if error.kind() == ErrorKind::NotFound => None,
-                    found => Some(found?).filter(|found| self.far.keep(found).unwrap_or(false)),
+                    found => Some(found?).filter(|found| self.remote.keep(found).unwrap_or(false)),
                 };
                 Answer::Kept { is_there: self.kept.is_some() }
             }
@@ -274,8 +274,8 @@ impl<'h> Receiver<'_, 'h> {
                 self.added += 1;
                 Answer::Added
             }
-            Ask::Told { told } => return self.heard()?.hear(told, added),
-            Ask::Ended { result } => return self.heard()?.end(result),
+            Ask::Told { told } => return self.fetch_progress()?.hear(told, added),
+            Ask::Ended { result } => return self.fetch_progress()?.end(result),
             Ask::Fetch { .. } => return Err(broken("a fetch in the middle of a copy")),
         };
         send(self.line, &answer, &[])
@@ -283,7 +283,7 @@ impl<'h> Receiver<'_, 'h> {
 
     /// The points of a machine, without what the source does not need.
     fn send_points(&self, machine: &MachineName) -> Result<()> {
-        let mut points = self.far.points(&self.own(machine)?)?;
+        let mut points = self.remote.points(&self.own(machine)?)?;
         for point in &mut points {
             point.machine = machine.clone();
             point.configuration = None;
@@ -320,22 +320,22 @@ impl<'h> Receiver<'_, 'h> {
         document.quarantine = None;
         document.files = None;
         self.check_absent(&document.machine, &document.point)?;
-        let announced = self.coming.as_ref().map(|coming| coming.files.as_slice());
+        let announced = self.incoming.as_ref().map(|incoming| incoming.files.as_slice());
         let files = if files.is_empty() { announced.unwrap_or_default() } else { files };
         let files = match files.is_empty() {
             true => CarriedFiles::default(),
             false => CarriedFiles::decode(files)?,
         };
-        let stored = self.far.add_point(document, &files)?;
+        let stored = self.remote.add_point(document, &files)?;
         self.finished.clear();
-        if let Some(coming) = self.coming.take() {
+        if let Some(incoming) = self.incoming.take() {
             // Front ends find the point in the catalog from now on.
-            coming.begun.remove(&*self.far.repository()?)?;
+            incoming.partial.remove(&*self.remote.repository()?)?;
             self.fetches.forget();
         }
         if let Some(allowed) = &mut self.allowed {
             let roots = stored.disks.iter().map(|disk| disk.root);
-            allowed.join(&self.far.repository()?.reachable(roots, &AtomicBool::new(false))?);
+            allowed.join(&self.remote.repository()?.reachable(roots, &AtomicBool::new(false))?);
         }
         Ok(())
     }

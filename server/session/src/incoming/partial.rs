@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   begun/HASH         the note: what has arrived. Replaced every few seconds
-//!   begun/HASH.point   the point as the source announced it: see `ComingPoint`
+//!   begun/HASH.point   the point as the source announced it: see `IncomingContent`
 //! ```
 //!
 //! # Order of writes
@@ -24,7 +24,7 @@ use coldrise_store::{DiskName, MachineName, MadeIn, MapRoot, PointName, Reposito
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{ByteRanges, ComingPoint};
+use super::{ByteRanges, IncomingContent};
 use crate::session_folder::document::SessionDocument;
 
 /// A gc forgets older notes that no session needs, by the time of the file.
@@ -36,7 +36,7 @@ const POINT: &str = "point";
 
 /// A point that has arrived in part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BegunCopy {
+pub struct PartialCopy {
     /// The machine here.
     pub machine: MachineName,
     /// Where the point was made.
@@ -46,12 +46,12 @@ pub struct BegunCopy {
     /// Its time, in milliseconds since 1970.
     pub created_at_ms: u64,
     /// Its disks.
-    pub disks: Vec<BegunDisk>,
+    pub disks: Vec<PartialDisk>,
 }
 
 /// A disk that has arrived in part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BegunDisk {
+pub struct PartialDisk {
     /// Its name.
     pub name: DiskName,
     /// Its size, in bytes.
@@ -68,10 +68,10 @@ pub struct BegunDisk {
     pub fetched_zeroes: ByteRanges,
 }
 
-impl BegunDisk {
+impl PartialDisk {
     /// A disk of which nothing has arrived.
-    pub fn new(name: DiskName, size_bytes: u64, base: Option<MapRoot>) -> BegunDisk {
-        BegunDisk {
+    pub fn new(name: DiskName, size_bytes: u64, base: Option<MapRoot>) -> PartialDisk {
+        PartialDisk {
             name,
             size_bytes,
             base,
@@ -83,9 +83,9 @@ impl BegunDisk {
     }
 }
 
-impl BegunCopy {
+impl PartialCopy {
     /// Whether both are the same point.
-    pub fn is_same_point(&self, other: &BegunCopy) -> bool {
+    pub fn is_same_point(&self, other: &PartialCopy) -> bool {
         (&self.machine, &self.made_in, &self.point, self.created_at_ms)
             == (&other.machine, &other.made_in, &other.point, other.created_at_ms)
     }
@@ -94,12 +94,12 @@ impl BegunCopy {
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn known(repository: &Repository, coming: &BegunCopy) -> Result<Option<BegunCopy>> {
-        let path = coming.path(repository);
+    pub fn known(repository: &Repository, incoming: &PartialCopy) -> Result<Option<PartialCopy>> {
+        let path = incoming.path(repository);
         match age(&path)? {
             Some(age) if age < USED_FOR => {
-                let known: Option<BegunCopy> = read(repository, &path)?;
-                Ok(known.filter(|known| known.is_same_point(coming)))
+                let known: Option<PartialCopy> = read(repository, &path)?;
+                Ok(known.filter(|known| known.is_same_point(incoming)))
             }
             _ => Ok(None),
         }
@@ -112,8 +112,8 @@ impl BegunCopy {
     pub(crate) fn of_session(
         repository: &Repository,
         session: &SessionDocument,
-    ) -> Result<Option<BegunCopy>> {
-        match BegunCopy::path_of_session(repository, session) {
+    ) -> Result<Option<PartialCopy>> {
+        match PartialCopy::path_of_session(repository, session) {
             Some(path) => read(repository, &path),
             None => Ok(None),
         }
@@ -132,8 +132,8 @@ impl BegunCopy {
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn all(repository: &Repository) -> Result<Vec<BegunCopy>> {
-        let mut found: Vec<BegunCopy> = Vec::new();
+    pub fn all(repository: &Repository) -> Result<Vec<PartialCopy>> {
+        let mut found: Vec<PartialCopy> = Vec::new();
         for path in notes(repository)? {
             if age(&path)?.is_some_and(|age| age < USED_FOR) {
                 found.extend(read(repository, &path)?);
@@ -172,9 +172,9 @@ impl BegunCopy {
     ///
     /// # Errors
     /// `InvalidInput` if it is too large; errors of the drive.
-    pub fn announce(&self, repository: &Repository, point: &ComingPoint) -> Result<()> {
+    pub fn announce(&self, repository: &Repository, point: &IncomingContent) -> Result<()> {
         let path = self.path(repository).with_extension(POINT);
-        match read::<ComingPoint>(repository, &path)? {
+        match read::<IncomingContent>(repository, &path)? {
             Some(known) if known == *point => Ok(()),
             _ => write(repository, &path, point),
         }
@@ -184,7 +184,7 @@ impl BegunCopy {
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn announced(&self, repository: &Repository) -> Result<Option<ComingPoint>> {
+    pub fn announced(&self, repository: &Repository) -> Result<Option<IncomingContent>> {
         read(repository, &self.path(repository).with_extension(POINT))
     }
 
@@ -206,7 +206,7 @@ impl BegunCopy {
     /// # Errors
     /// Errors of the drive.
     pub fn forget_others(&self, repository: &Repository) -> Result<()> {
-        for other in BegunCopy::all(repository)? {
+        for other in PartialCopy::all(repository)? {
             if other.machine == self.machine
                 && !other.is_same_point(self)
                 && !other.is_published(repository)?
@@ -234,8 +234,8 @@ impl BegunCopy {
     pub(crate) fn roots(repository: &Repository) -> Result<Vec<MapRoot>> {
         let mut roots = Vec::new();
         for path in notes(repository)? {
-            let begun: Option<BegunCopy> = read(repository, &path)?;
-            let disks = begun.iter().flat_map(|begun| &begun.disks);
+            let partial: Option<PartialCopy> = read(repository, &path)?;
+            let disks = partial.iter().flat_map(|partial| &partial.disks);
             roots.extend(disks.flat_map(|disk| [disk.root, disk.fetched]));
         }
         Ok(roots)
@@ -247,8 +247,9 @@ impl BegunCopy {
             if age(&path)?.is_none_or(|age| age < FORGOTTEN_AFTER) {
                 continue;
             }
-            let begun: Option<BegunCopy> = read(repository, &path)?;
-            let is_published = begun.map(|begun| begun.is_published(repository)).transpose()?;
+            let partial: Option<PartialCopy> = read(repository, &path)?;
+            let is_published =
+                partial.map(|partial| partial.is_published(repository)).transpose()?;
             if is_published != Some(true) {
                 remove(&path)?;
                 sync_directory(&folder(repository))?;
@@ -326,9 +327,9 @@ fn read<T: DeserializeOwned>(repository: &Repository, path: &Path) -> Result<Opt
         sealed => sealed.context(|| format!("reading {}", path.display()))?,
     };
     let json = repository.decrypt_document(&purpose(path), &sealed);
-    let begun = json.ok().and_then(|json| serde_json::from_slice(&json).ok());
-    if begun.is_none() {
+    let partial = json.ok().and_then(|json| serde_json::from_slice(&json).ok());
+    if partial.is_none() {
         tracing::warn!("{} is damaged: that copy starts from the beginning", path.display());
     }
-    Ok(begun)
+    Ok(partial)
 }

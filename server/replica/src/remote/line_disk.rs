@@ -5,13 +5,13 @@ use std::sync::Arc;
 use coldrise_block::{Disk, Result};
 use coldrise_store::{DiskTarget, MapRoot, WriteCounts};
 
-use super::line_far::LineFar;
+use super::line_remote::LineRemote;
 use super::messages::{broken, Answer, Ask, Names, BATCH_BYTES, ZEROES};
 use super::pack::Batch;
 
 /// Cuts what is written into pieces, names them, and offers them in batches.
 pub(super) struct LineDisk<'a> {
-    far: &'a LineFar,
+    remote: &'a LineRemote,
     size_bytes: u64,
     chunk_bytes: usize,
     names: Names,
@@ -28,17 +28,17 @@ pub(super) struct LineDisk<'a> {
 impl LineDisk<'_> {
     /// A disk of which what lies before `end_bytes` is there already.
     pub(super) fn new(
-        far: &LineFar,
+        remote: &LineRemote,
         size_bytes: u64,
         end_bytes: u64,
         base: Option<Arc<dyn Disk>>,
     ) -> LineDisk<'_> {
         use coldrise_store::BackupTarget;
         LineDisk {
-            far,
+            remote,
             size_bytes,
-            chunk_bytes: far.chunk_size_bytes() as usize,
-            names: Names { number: far.next_number(), ..Names::default() },
+            chunk_bytes: remote.chunk_size_bytes() as usize,
+            names: Names { number: remote.next_number(), ..Names::default() },
             batch: empty(&base),
             base,
             end_bytes,
@@ -50,7 +50,7 @@ impl LineDisk<'_> {
     /// Counts what was passed over. Offsets ascend.
     fn reach(&mut self, start_bytes: u64, end_bytes: u64) {
         let unchanged_bytes = start_bytes.saturating_sub(self.end_bytes);
-        self.far.count(|traffic| traffic.unchanged_bytes += unchanged_bytes);
+        self.remote.count(|traffic| traffic.unchanged_bytes += unchanged_bytes);
         self.end_bytes = end_bytes.max(self.end_bytes);
     }
 
@@ -63,7 +63,7 @@ impl LineDisk<'_> {
             self.batch.bytes.resize(start + self.chunk_bytes, 0);
             name = *blake3::hash(&self.batch.bytes[start..]).as_bytes();
         } else {
-            self.far.count(|traffic| traffic.zero_bytes += piece.len() as u64);
+            self.remote.count(|traffic| traffic.zero_bytes += piece.len() as u64);
         }
         self.batch.pieces.push(start..self.batch.bytes.len());
         self.batch.offsets.push(offset_bytes);
@@ -78,10 +78,10 @@ impl LineDisk<'_> {
     /// Sends what is gathered.
     fn offer(&mut self) -> Result<()> {
         if !self.batch.pieces.is_empty() {
-            let next = Names { number: self.far.next_number(), ..Names::default() };
+            let next = Names { number: self.remote.next_number(), ..Names::default() };
             let names = std::mem::replace(&mut self.names, next);
             let batch = std::mem::replace(&mut self.batch, empty(&self.base));
-            self.far.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
+            self.remote.offer(names.number, batch, names.encode(self.chunk_bytes as u64))?;
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ impl LineDisk<'_> {
     fn end_hole(&mut self) -> Result<()> {
         match self.hole.take() {
             Some((offset_bytes, length_bytes)) => {
-                self.far.tell(&Ask::Hole { offset_bytes, length_bytes }, &[])
+                self.remote.tell(&Ask::Hole { offset_bytes, length_bytes }, &[])
             }
             None => Ok(()),
         }
@@ -114,14 +114,14 @@ impl DiskTarget for LineDisk<'_> {
             self.add(offset_bytes, piece)?;
             offset_bytes += piece.len() as u64;
         }
-        self.far.gathered(self.batch.bytes.len());
+        self.remote.gathered(self.batch.bytes.len());
         Ok(())
     }
 
     fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
         self.offer()?;
         self.reach(offset_bytes, offset_bytes + length_bytes);
-        self.far.count(|traffic| traffic.zero_bytes += length_bytes);
+        self.remote.count(|traffic| traffic.zero_bytes += length_bytes);
         match &mut self.hole {
             Some((start, length)) if *start + *length == offset_bytes => *length += length_bytes,
             _ => {
@@ -139,7 +139,7 @@ impl DiskTarget for LineDisk<'_> {
     fn finish(mut self: Box<Self>) -> Result<(MapRoot, WriteCounts)> {
         self.end_hole()?;
         self.offer()?;
-        let answer = self.far.ask(&Ask::Finish, &[])?;
+        let answer = self.remote.ask(&Ask::Finish, &[])?;
         self.is_over = true;
         self.reach(self.size_bytes, self.size_bytes);
         match answer {
@@ -152,9 +152,9 @@ impl DiskTarget for LineDisk<'_> {
 impl Drop for LineDisk<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.far.forget_batches();
+            self.remote.forget_batches();
             // The other side gives a disk up with the line, too.
-            let _ = self.far.tell(&Ask::Abandon, &[]);
+            let _ = self.remote.tell(&Ask::Abandon, &[]);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the two ends of a copy over a line say to each other.
 //!
 //! ```text
-//! source                                       far side
+//! source                                       remote side
 //!   hello                            ─▶        ◀─ welcome: chunk size
 //!   claim, points, keep              ─▶        ◀─ answers
 //!   announce: the point, what of it  ─▶        ◀─ announced: where to go on; the first disk is started there
@@ -15,10 +15,10 @@
 //!   READ (fetch), at any time        ◀─        ─▶ DATA (fetch): a part of the announced point, out of turn
 //! ```
 //!
-//! The side that dials is the source, or begins with *fetch*: then it is the far side (fetch.rs).
+//! The side that dials is the source, or begins with *fetch*: then it is the remote side (fetch.rs).
 //!
-//! A *piece* is an aligned range of the far side's chunk size; its name is its BLAKE3, all zeroes for a piece of zeroes.
-//! CONTENT is specified in content.rs. Names and plaintext are inside TLS only. The far side checks each content against its name.
+//! A *piece* is an aligned range of the remote side's chunk size; its name is its BLAKE3, all zeroes for a piece of zeroes.
+//! CONTENT is specified in content.rs. Names and plaintext are inside TLS only. The remote side checks each content against its name.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, MAX_BODY_BYTES};
@@ -27,8 +27,8 @@ use coldrise_store::{MachineName, MapRoot, PointDocument, PointName, RepositoryI
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::fetch::{FetchRequest, Told};
-use super::{Begun, Traffic};
+use super::fetch::{FetchReport, FetchRequest};
+use super::{PartialMap, Traffic};
 
 /// Changes with every message.
 pub(super) const VERSION: u32 = 6;
@@ -43,7 +43,7 @@ pub(super) const CONTENT: u8 = 6;
 pub(super) const WHOLE: u8 = 7;
 pub(super) const READ: u8 = 8;
 pub(super) const DATA: u8 = 9;
-/// From the far side of a fetch: the limit on what is sent, in bytes per second, little endian; 0: none.
+/// From the remote side of a fetch: the limit on what is sent, in bytes per second, little endian; 0: none.
 pub(super) const RATE: u8 = 10;
 
 /// Maximum plaintext of a batch, in bytes.
@@ -107,7 +107,7 @@ pub(super) enum Ask {
     },
     /// How far a fetch is. No answer.
     Told {
-        told: Told,
+        told: FetchReport,
     },
     /// The end of a fetch, with what was sent. No answer.
     Ended {
@@ -115,7 +115,7 @@ pub(super) enum Ask {
     },
 }
 
-/// What the far side answers.
+/// What the remote side answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -133,7 +133,7 @@ pub(super) enum Answer {
     },
     /// Of each disk: what has arrived before.
     Announced {
-        begun: Vec<Option<Begun>>,
+        begun: Vec<Option<PartialMap>>,
     },
     Started,
     Finished {
@@ -219,7 +219,7 @@ impl Details {
     }
 }
 
-/// A part of the announced point that the far side reads, little endian.
+/// A part of the announced point that the remote side reads, little endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadAsk {
     pub(super) id: u32,

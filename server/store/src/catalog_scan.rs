@@ -1,10 +1,10 @@
 //! Walks the catalog for a program that keeps its own index of it.
 //!
 //! [`Repository::catch_up_stamped`] says cheaply whether the catalog changed. If it did,
-//! [`Repository::survey`] shows the version of each document, so that only changed ones are opened,
+//! [`Repository::scan_catalog`] shows the version of each document, so that only changed ones are opened,
 //! and [`Repository::marker_files`] shows the files beside the markers with one listing.
 //!
-//! Read the marker files before the survey: a point is in the catalog before its marker appears.
+//! Read the marker files before the scan: a point is in the catalog before its marker appears.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -40,15 +40,15 @@ impl PartialEq for CatalogStamp {
 pub type MachineId = [u8; 16];
 
 /// One entry of the catalog.
-pub enum SurveyEntry<'a> {
+pub enum ScanEntry<'a> {
     /// A machine. All machines come before all points.
-    Machine(SurveyedMachine<'a>),
+    Machine(ScannedMachine<'a>),
     /// A point. The points of a machine lie together, oldest first.
-    Point(SurveyedPoint<'a>),
+    Point(ScannedPoint<'a>),
 }
 
 /// A machine of the catalog.
-pub struct SurveyedMachine<'a> {
+pub struct ScannedMachine<'a> {
     /// The machine.
     pub id: MachineId,
     /// Differs between any two versions of its document.
@@ -56,7 +56,7 @@ pub struct SurveyedMachine<'a> {
     document: Document<'a>,
 }
 
-impl SurveyedMachine<'_> {
+impl ScannedMachine<'_> {
     /// The machine's name, and the backup that was stored last, if it is known.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl SurveyedMachine<'_> {
 }
 
 /// A point of the catalog.
-pub struct SurveyedPoint<'a> {
+pub struct ScannedPoint<'a> {
     /// Its machine.
     pub machine: MachineId,
     /// Twelve bytes that sort like the names of points: see [`PointName::from_sort_key`].
@@ -77,7 +77,7 @@ pub struct SurveyedPoint<'a> {
     document: Document<'a>,
 }
 
-impl SurveyedPoint<'_> {
+impl ScannedPoint<'_> {
     /// The point as its document describes it, without the flags beside its marker.
     ///
     /// # Errors
@@ -149,15 +149,15 @@ impl Repository {
     ///
     /// # Errors
     /// `Corrupt` if the catalog cannot be walked, and every error of `each`.
-    pub fn survey(&self, mut each: impl FnMut(SurveyEntry<'_>) -> Result<()>) -> Result<()> {
+    pub fn scan_catalog(&self, mut each: impl FnMut(ScanEntry<'_>) -> Result<()>) -> Result<()> {
         catalog::for_each_document(self, |document| {
             let version = document.version();
             match document.place() {
                 Some((id, None)) => {
-                    each(SurveyEntry::Machine(SurveyedMachine { id, version, document }))
+                    each(ScanEntry::Machine(ScannedMachine { id, version, document }))
                 }
                 Some((machine, Some(key))) => {
-                    each(SurveyEntry::Point(SurveyedPoint { machine, key, version, document }))
+                    each(ScanEntry::Point(ScannedPoint { machine, key, version, document }))
                 }
                 None => Ok(()),
             }

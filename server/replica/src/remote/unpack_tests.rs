@@ -3,11 +3,11 @@ use std::sync::Arc;
 use coldrise_block::{Disk, ErrorKind, Extent, ReadContext};
 
 use super::*;
-use crate::far::content::encode_head;
-use crate::far::messages::CONTENT;
-use crate::far::pack::{Batch, Packer, Wanted};
+use crate::remote::content::encode_head;
+use crate::remote::messages::CONTENT;
+use crate::remote::pack::{Batch, Packer, Wanted};
 
-pub(in crate::far) const CHUNK: usize = 4096;
+pub(in crate::remote) const CHUNK: usize = 4096;
 
 struct MemoryDisk(Vec<u8>);
 
@@ -28,13 +28,17 @@ impl Disk for MemoryDisk {
 }
 
 /// Content that does not compress.
-pub(in crate::far) fn random(count: usize, seed: u8) -> Vec<u8> {
+pub(in crate::remote) fn random(count: usize, seed: u8) -> Vec<u8> {
     let mut bytes = vec![0; count];
     blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut bytes);
     bytes
 }
 
-pub(in crate::far) fn wanted(number: u32, bytes: Vec<u8>, base: Option<Arc<dyn Disk>>) -> Wanted {
+pub(in crate::remote) fn wanted(
+    number: u32,
+    bytes: Vec<u8>,
+    base: Option<Arc<dyn Disk>>,
+) -> Wanted {
     let count = bytes.len() / CHUNK;
     let pieces = (0..count).map(|at| at * CHUNK..(at + 1) * CHUNK).collect();
     let offsets = (0..count).map(|at| (at * CHUNK) as u64).collect();
@@ -42,7 +46,7 @@ pub(in crate::far) fn wanted(number: u32, bytes: Vec<u8>, base: Option<Arc<dyn D
     Wanted { batch, number, places: (0..count as u16).collect(), is_whole: false }
 }
 
-pub(in crate::far) fn frames(packer: &mut Packer, wanted: &Wanted) -> Vec<Frame> {
+pub(in crate::remote) fn frames(packer: &mut Packer, wanted: &Wanted) -> Vec<Frame> {
     let mut frames = Vec::new();
     let packed = packer.pack(wanted, |pack| {
         frames.push(pack.frame);
@@ -58,7 +62,7 @@ fn stream_frame(sequence: u32, places: &[u16], packed: &[u8]) -> Frame {
     Frame { stream: 0, kind: CONTENT, body }
 }
 
-pub(in crate::far) fn plain(content: &Content) -> &[u8] {
+pub(in crate::remote) fn plain(content: &Content) -> &[u8] {
     match &content.bytes {
         Bytes::Plain(plain) => plain,
         Bytes::Delta(_) => panic!("a delta"),

@@ -28,11 +28,11 @@ use coldrise_store::{MachineName, RepositoryId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::heard::Heard;
-use super::line_far::LineFar;
+use super::fetch_progress::FetchProgress;
+use super::line_remote::LineRemote;
 use super::messages::{broken, send, Answer, Ask, Failure, Parts, MESSAGE, PART, RATE, VERSION};
 use super::receiver::{receive, Terms};
-use super::{FarSide, Traffic};
+use super::{Remote, Traffic};
 use crate::copy::{
     copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy,
 };
@@ -61,7 +61,7 @@ pub struct FetchRequest {
 /// What the side that serves the points tells.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum FetchReport {
     /// Each machine and its name there, before any is copied.
     Machines(Vec<(MachineName, MachineName)>),
     Progress {
@@ -104,12 +104,12 @@ impl Greeting {
     pub fn receive(
         self,
         line: &dyn Line,
-        far: &SharedWriter<'_>,
+        remote: &SharedWriter<'_>,
         prefix: &str,
         cancel: &AtomicBool,
     ) -> Result<()> {
         let first = Ask::Hello { version: self.version, repository: self.repository };
-        receive(line, far, Terms { prefix, only: &[] }, Some(first), None, cancel)
+        receive(line, remote, Terms { prefix, only: &[] }, Some(first), None, cancel)
     }
 }
 
@@ -188,7 +188,7 @@ pub fn serve_fetch(
     cancel: &Arc<AtomicBool>,
 ) -> Result<()> {
     line.set_rate(request.rate_bytes_per_second);
-    let far = LineFar::for_fetch(line, &source.id(), Arc::clone(cancel))?;
+    let remote = LineRemote::for_fetch(line, &source.id(), Arc::clone(cancel))?;
     let copied = wanted(source, request, allowed).and_then(|machines| {
         if machines.is_empty() {
             return Ok(CopySummary::default());
@@ -201,15 +201,15 @@ pub fn serve_fetch(
             limit,
             ..CopyRequest::default()
         };
-        let teller = Teller { far: &far, last: Mutex::default() };
-        copy(source, &far, &request, &teller, cancel)
+        let teller = Teller { remote: &remote, last: Mutex::default() };
+        copy(source, &remote, &request, &teller, cancel)
     });
     let (result, copied) = match copied {
-        Ok(_) => (Ok(far.traffic()), Ok(())),
+        Ok(_) => (Ok(remote.traffic()), Ok(())),
         Err(error) => (Err(Failure::of(&error)), Err(error)),
     };
     // Over a line that was lost, nobody hears it.
-    let told = far.tell(&Ask::Ended { result }, &[]);
+    let told = remote.tell(&Ask::Ended { result }, &[]);
     copied.and(told)
 }
 
@@ -240,14 +240,14 @@ fn wanted(
 
 /// Tells the other side how far the copy is.
 struct Teller<'a> {
-    far: &'a LineFar,
+    remote: &'a LineRemote,
     /// When the progress was told last.
     last: Mutex<Option<Instant>>,
 }
 
 impl Teller<'_> {
-    fn tell(&self, told: Told) {
-        if let Err(error) = self.far.tell(&Ask::Told { told }, &[]) {
+    fn tell(&self, told: FetchReport) {
+        if let Err(error) = self.remote.tell(&Ask::Told { told }, &[]) {
             // The copy finds out, too.
             tracing::debug!("not sent: {}", error.full_message());
         }
@@ -262,14 +262,14 @@ impl Progress for Teller<'_> {
             return;
         }
         *last = Some(Instant::now());
-        self.tell(Told::Progress {
+        self.tell(FetchReport::Progress {
             disk: state.disk.to_owned(),
             is_finishing: state.phase == Phase::Finishing,
             done_bytes: state.done_bytes,
             total_bytes: state.total_bytes,
             read_bytes: state.read_bytes,
             stored_bytes: state.stored_bytes,
-            traffic: self.far.traffic(),
+            traffic: self.remote.traffic(),
         });
     }
 }
@@ -277,13 +277,13 @@ impl Progress for Teller<'_> {
 impl CopyProgress for Teller<'_> {
     fn reached(&self, step: &CopyStep<'_>) {
         self.tell(match *step {
-            CopyStep::Machines(machines) => Told::Machines(machines.to_vec()),
-            CopyStep::Point { machine, point } => Told::Point {
+            CopyStep::Machines(machines) => FetchReport::Machines(machines.to_vec()),
+            CopyStep::Point { machine, point } => FetchReport::Point {
                 machine: machine.clone(),
                 point: point.clone(),
-                traffic: self.far.traffic(),
+                traffic: self.remote.traffic(),
             },
-            CopyStep::Machine(machine) => Told::Machine(Box::new(machine.again())),
+            CopyStep::Machine(machine) => FetchReport::Machine(Box::new(machine.again())),
         });
     }
 }
@@ -302,22 +302,23 @@ pub struct Fetched {
 /// side sees no others.
 pub fn fetch(
     line: &dyn Line,
-    far: &SharedWriter<'_>,
+    remote: &SharedWriter<'_>,
     request: &FetchRequest,
     prefix: &str,
     progress: &dyn CopyProgress,
     cancel: &AtomicBool,
 ) -> Fetched {
-    let mut heard = Heard::new(progress, prefix);
+    let mut fetch_progress = FetchProgress::new(progress, prefix);
     let only = match &request.rename {
         Some(name) => std::slice::from_ref(name),
         None => &request.machines[..],
     };
     let ask = Ask::Fetch { version: VERSION, request: request.clone() };
-    let received = send(line, &ask, &[])
-        .and_then(|()| receive(line, far, Terms { prefix, only }, None, Some(&mut heard), cancel));
+    let received = send(line, &ask, &[]).and_then(|()| {
+        receive(line, remote, Terms { prefix, only }, None, Some(&mut fetch_progress), cancel)
+    });
     line.close();
-    heard.result(received)
+    fetch_progress.result(received)
 }
 
 /// Limits from now on what the other side of a fetch sends.

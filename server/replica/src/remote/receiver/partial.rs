@@ -4,19 +4,19 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{
-    adopt_boot_trace, BegunCopy, BegunDisk, ComingPoint, Differences, FetchSocket,
+    adopt_boot_trace, Differences, FetchSocket, IncomingContent, PartialCopy, PartialDisk,
 };
 use coldrise_store::{BackupTarget, MapRoot, PointDocument, WriteCounts, WriteOptions};
 
 use super::disk::{open_steps, OpenDisk};
 use super::fetch::{FetchedDisk, FetchedPiece, PointPieces};
 use super::{Receiver, NOTE_BYTES, NOTE_INTERVAL};
-use crate::far::messages::{broken, Details};
-use crate::far::Begun;
+use crate::remote::messages::{broken, Details};
+use crate::remote::PartialMap;
 
 /// The announced point.
-pub(super) struct ComingState {
-    pub(super) begun: BegunCopy,
+pub(super) struct IncomingState {
+    pub(super) partial: PartialCopy,
     /// The number of disks that were started.
     pub(super) started: usize,
     /// The first disk was started with the announcement. The source starts it otherwise if it cannot go on there.
@@ -35,8 +35,8 @@ impl Receiver<'_, '_> {
         mut document: PointDocument,
         bases: &[Option<MapRoot>],
         attachment: &[u8],
-    ) -> Result<Vec<Option<Begun>>> {
-        self.coming = None;
+    ) -> Result<Vec<Option<PartialMap>>> {
+        self.incoming = None;
         self.fetches.forget();
         let details = Details::decode(attachment)?;
         let machine = self.claimed(&document.machine)?;
@@ -61,26 +61,26 @@ impl Receiver<'_, '_> {
             return Err(broken("the base disk is not in the retained point"));
         }
         self.check_absent(&machine, &document.point)?;
-        let repository = self.far.repository()?;
-        let mut begun = BegunCopy {
+        let repository = self.remote.repository()?;
+        let mut partial = PartialCopy {
             machine,
             made_in,
             point: document.point.clone(),
             created_at_ms: document.created_at_ms,
             disks: Vec::new(),
         };
-        let known = BegunCopy::known(&repository, &begun)?.map(|known| known.disks);
+        let known = PartialCopy::known(&repository, &partial)?.map(|known| known.disks);
         let known = known.unwrap_or_default();
         for (disk, base) in document.disks.iter().zip(bases) {
-            let is_same = |known: &&BegunDisk| {
+            let is_same = |known: &&PartialDisk| {
                 (&known.name, known.size_bytes) == (&disk.name, disk.size_bytes)
             };
             let known = known.iter().find(is_same);
             let fresh = || {
-                let fresh = BegunDisk::new(disk.name.clone(), disk.size_bytes, *base);
+                let fresh = PartialDisk::new(disk.name.clone(), disk.size_bytes, *base);
                 // What was fetched is the disk's whatever the base is.
                 match known {
-                    Some(BegunDisk { fetched, fetched_zeroes, .. }) => BegunDisk {
+                    Some(PartialDisk { fetched, fetched_zeroes, .. }) => PartialDisk {
                         fetched: *fetched,
                         fetched_zeroes: fetched_zeroes.clone(),
                         ..fresh
@@ -88,13 +88,13 @@ impl Receiver<'_, '_> {
                     None => fresh,
                 }
             };
-            begun
+            partial
                 .disks
                 .push(known.filter(|known| known.base == *base).cloned().unwrap_or_else(fresh));
         }
         if !details.trace.is_empty() {
             if let Err(error) =
-                adopt_boot_trace(&repository, &begun.machine, details.trace.as_bytes())
+                adopt_boot_trace(&repository, &partial.machine, details.trace.as_bytes())
             {
                 tracing::warn!("the machine's boot is not read ahead: {}", error.full_message());
             }
@@ -103,24 +103,27 @@ impl Receiver<'_, '_> {
             |(ranges, base): (_, &Option<MapRoot>)| Differences { base: *base, ranges };
         let differences: Vec<_> =
             details.differences.into_iter().zip(bases).map(differences).collect();
-        let point = ComingPoint { document, differences, files: details.files };
-        begun.save(&repository)?;
+        let point = IncomingContent { document, differences, files: details.files };
+        partial.save(&repository)?;
         // Whoever finds the point finds somebody who fetches.
-        let socket = self.listen(number, &begun, &point)?;
-        begun.announce(&repository, &point)?;
-        begun.forget_others(&repository)?;
+        let socket = self.listen(number, &partial, &point)?;
+        partial.announce(&repository, &point)?;
+        partial.forget_others(&repository)?;
         self.last_note = Instant::now();
-        let of = |disk: &BegunDisk| Begun { root: disk.root, end_bytes: disk.end_bytes };
+        let of = |disk: &PartialDisk| PartialMap { root: disk.root, end_bytes: disk.end_bytes };
         let answer =
-            begun.disks.iter().map(|disk| (disk.end_bytes > 0).then(|| of(disk))).collect();
+            partial.disks.iter().map(|disk| (disk.end_bytes > 0).then(|| of(disk))).collect();
         let files = point.files;
-        let first =
-            begun.disks.first().map(|disk| (disk.root, disk.base, disk.end_bytes, disk.size_bytes));
+        let first = partial
+            .disks
+            .first()
+            .map(|disk| (disk.root, disk.base, disk.end_bytes, disk.size_bytes));
         let (started, is_presumed) = (0, false);
-        self.coming = Some(ComingState { begun, started, is_presumed, files, _socket: socket });
+        self.incoming =
+            Some(IncomingState { partial, started, is_presumed, files, _socket: socket });
         if let Some((root, base, end_bytes, size_bytes)) = first {
             self.start(if end_bytes > 0 { Some(root) } else { base }, size_bytes)?;
-            self.coming.iter_mut().for_each(|coming| coming.is_presumed = true);
+            self.incoming.iter_mut().for_each(|incoming| incoming.is_presumed = true);
         }
         Ok(answer)
     }
@@ -129,12 +132,12 @@ impl Receiver<'_, '_> {
     fn listen(
         &self,
         number: u32,
-        begun: &BegunCopy,
-        point: &ComingPoint,
+        partial: &PartialCopy,
+        point: &IncomingContent,
     ) -> Result<Option<FetchSocket>> {
-        let repository = self.far.repository()?;
+        let repository = self.remote.repository()?;
         let disks =
-            begun.disks.iter().zip(&point.differences).map(|(disk, differences)| FetchedDisk {
+            partial.disks.iter().zip(&point.differences).map(|(disk, differences)| FetchedDisk {
                 size_bytes: disk.size_bytes,
                 end_bytes: disk.end_bytes,
                 differences: differences.ranges.clone(),
@@ -142,7 +145,7 @@ impl Receiver<'_, '_> {
         let chunk_bytes = u64::from(repository.chunk_size_bytes());
         self.fetches.begin(number, chunk_bytes, disks.collect());
         let pieces = PointPieces { fetches: self.fetches.clone(), number };
-        let socket = FetchSocket::listen(&repository, begun, std::sync::Arc::new(pieces));
+        let socket = FetchSocket::listen(&repository, partial, std::sync::Arc::new(pieces));
         if let Err(error) = &socket {
             tracing::warn!("machines boot only from what has arrived: {}", error.full_message());
         }
@@ -151,7 +154,7 @@ impl Receiver<'_, '_> {
 
     /// Makes durable what has arrived, now and then.
     pub(super) fn note_in_time(&mut self) -> Result<()> {
-        if self.coming.is_none() {
+        if self.incoming.is_none() {
             return Ok(());
         }
         let unnoted_bytes = self.fetches.unnoted_bytes();
@@ -169,7 +172,7 @@ impl Receiver<'_, '_> {
         let (root, before) = self.note_disk()?;
         let (Some(open), Some(root)) = (open, root) else { return Ok(()) };
         let (size_bytes, chunk_bytes, end_bytes, index, base) = open;
-        let target = self.far.start_disk(Some(root), size_bytes, WriteOptions::default())?;
+        let target = self.remote.start_disk(Some(root), size_bytes, WriteOptions::default())?;
         self.disk = Some(OpenDisk {
             target,
             size_bytes,
@@ -193,11 +196,11 @@ impl Receiver<'_, '_> {
     fn note_disk(&mut self) -> Result<(Option<MapRoot>, WriteCounts)> {
         self.last_note = Instant::now();
         let open = self.disk.take();
-        let Some(coming) = &mut self.coming else { return Ok((None, WriteCounts::default())) };
+        let Some(incoming) = &mut self.incoming else { return Ok((None, WriteCounts::default())) };
         let mut is_changed = false;
         let mut noted = (None, WriteCounts::default());
         if let Some(mut open) = open {
-            let disk = open.index.and_then(|index| coming.begun.disks.get_mut(index));
+            let disk = open.index.and_then(|index| incoming.partial.disks.get_mut(index));
             if let Some(disk) = disk {
                 open.keep_arrived()?;
                 let (root, counts) = open.target.finish()?;
@@ -212,14 +215,14 @@ impl Receiver<'_, '_> {
         let fetched = self.fetches.take_unnoted();
         is_changed |= !fetched.is_empty();
         for pieces in fetched.chunk_by(|a, b| a.disk == b.disk) {
-            let disk = pieces.first().and_then(|piece| coming.begun.disks.get_mut(piece.disk));
+            let disk = pieces.first().and_then(|piece| incoming.partial.disks.get_mut(piece.disk));
             let Some(disk) = disk else { continue };
-            store_fetched(self.far, disk, pieces)?;
+            store_fetched(self.remote, disk, pieces)?;
         }
         if is_changed || self.has_finished {
-            coming.begun.save(&*self.far.repository()?)?;
+            incoming.partial.save(&*self.remote.repository()?)?;
             self.has_finished = false;
-            for (index, disk) in coming.begun.disks.iter().enumerate() {
+            for (index, disk) in incoming.partial.disks.iter().enumerate() {
                 self.fetches.arrived(index, disk.end_bytes);
             }
         }
@@ -239,17 +242,17 @@ impl Receiver<'_, '_> {
         offset_bytes: u64,
         chunk: &mut [u8],
     ) -> Result<bool> {
-        let (Some(coming), Some(index)) = (&self.coming, index) else { return Ok(false) };
+        let (Some(incoming), Some(index)) = (&self.incoming, index) else { return Ok(false) };
         if let Some(content) = self.fetches.piece(index, offset_bytes) {
             chunk.fill(0);
             chunk[..content.len()].copy_from_slice(&content);
             return Ok(true);
         }
-        let Some(disk) = coming.begun.disks.get(index) else { return Ok(false) };
+        let Some(disk) = incoming.partial.disks.get(index) else { return Ok(false) };
         if disk.fetched == MapRoot::EMPTY {
             return Ok(false);
         }
-        let map = self.far.repository()?.disk(disk.fetched, disk.size_bytes);
+        let map = self.remote.repository()?.disk(disk.fetched, disk.size_bytes);
         let length = (chunk.len() as u64).min(disk.size_bytes - offset_bytes);
         let extents = map.extents(offset_bytes, length, 1)?;
         if extents.first().is_none_or(|extent| extent.kind.reads_zero()) {
@@ -270,7 +273,7 @@ impl Receiver<'_, '_> {
         machine: &coldrise_store::MachineName,
         point: &coldrise_store::PointName,
     ) -> Result<()> {
-        match self.far.repository()?.point(machine, point) {
+        match self.remote.repository()?.point(machine, point) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             found => {
                 found?;
@@ -283,12 +286,12 @@ impl Receiver<'_, '_> {
 
 /// Writes fetched pieces, ascending, over those that were fetched before.
 fn store_fetched(
-    far: &coldrise_session::SharedWriter<'_>,
-    disk: &mut BegunDisk,
+    remote: &coldrise_session::SharedWriter<'_>,
+    disk: &mut PartialDisk,
     pieces: &[FetchedPiece],
 ) -> Result<()> {
     let base = (disk.fetched != MapRoot::EMPTY).then_some(disk.fetched);
-    let mut target = far.start_disk(base, disk.size_bytes, WriteOptions::default())?;
+    let mut target = remote.start_disk(base, disk.size_bytes, WriteOptions::default())?;
     for piece in pieces {
         if piece.content.iter().all(|byte| *byte == 0) {
             let end = piece.offset_bytes + piece.content.len() as u64;

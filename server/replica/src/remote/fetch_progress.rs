@@ -4,7 +4,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Phase, ProgressState};
 use coldrise_store::MachineName;
 
-use super::fetch::{Fetched, Told};
+use super::fetch::{FetchReport, Fetched};
 use super::messages::{broken, Failure};
 use super::Traffic;
 use crate::copy::{CopyProgress, CopyStep, CopySummary, MachineCopy};
@@ -13,7 +13,7 @@ use crate::copy::{CopyProgress, CopyStep, CopySummary, MachineCopy};
 const MAX_LABEL_BYTES: usize = 400;
 
 /// Gathers it. All of it was said by the other side, and is only shown.
-pub(super) struct Heard<'a> {
+pub(super) struct FetchProgress<'a> {
     progress: &'a dyn CopyProgress,
     prefix: &'a str,
     machines: Vec<MachineCopy>,
@@ -23,10 +23,10 @@ pub(super) struct Heard<'a> {
     ended: Option<Result<()>>,
 }
 
-impl<'a> Heard<'a> {
-    pub(super) fn new(progress: &'a dyn CopyProgress, prefix: &'a str) -> Heard<'a> {
+impl<'a> FetchProgress<'a> {
+    pub(super) fn new(progress: &'a dyn CopyProgress, prefix: &'a str) -> FetchProgress<'a> {
         let (machines, done, traffic, ended) = Default::default();
-        Heard { progress, prefix, machines, done, traffic, ended }
+        FetchProgress { progress, prefix, machines, done, traffic, ended }
     }
 
     /// Whether nothing more comes.
@@ -35,9 +35,9 @@ impl<'a> Heard<'a> {
     }
 
     /// `added` points were added on this line.
-    pub(super) fn hear(&mut self, told: Told, added: usize) -> Result<()> {
+    pub(super) fn hear(&mut self, told: FetchReport, added: usize) -> Result<()> {
         match told {
-            Told::Machines(machines) => {
+            FetchReport::Machines(machines) => {
                 if !self.machines.is_empty() {
                     return Err(broken("the list of machines was sent twice"));
                 }
@@ -46,7 +46,7 @@ impl<'a> Heard<'a> {
                 }
                 self.progress.reached(&CopyStep::Machines(&machines));
             }
-            Told::Progress {
+            FetchReport::Progress {
                 disk,
                 is_finishing,
                 done_bytes,
@@ -70,7 +70,7 @@ impl<'a> Heard<'a> {
                     stored_bytes,
                 });
             }
-            Told::Point { machine, point, traffic } => {
+            FetchReport::Point { machine, point, traffic } => {
                 let before: usize = self.machines.iter().map(|machine| machine.copied.len()).sum();
                 let known = self.machines.iter_mut().find(|known| known.machine == machine);
                 let Some(known) = known.filter(|_| before < added) else {
@@ -80,7 +80,7 @@ impl<'a> Heard<'a> {
                 self.progress.reached(&CopyStep::Point { machine: &machine, point: &point });
                 known.copied.push(point);
             }
-            Told::Machine(mut machine) => {
+            FetchReport::Machine(mut machine) => {
                 machine.far_machine = self.own(&machine.far_machine)?;
                 self.progress.reached(&CopyStep::Machine(&machine));
                 match self.machines.get_mut(self.done) {

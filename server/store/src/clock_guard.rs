@@ -13,21 +13,21 @@ const TOLERANCE_SECONDS: u64 = 300;
 
 /// The time up to which the points of one machine count for `latest`.
 #[derive(Clone, Copy, Debug)]
-pub struct Horizon {
+pub struct ClockGuard {
     /// The clock with its tolerance, in seconds since 1970-01-01T00:00:00Z.
     clock_seconds: u64,
     /// The clock, or the time of the last stored backup if that is later.
     latest_seconds: u64,
 }
 
-impl Horizon {
-    /// The horizon of a machine at the present time. `last_backup` is the backup that was stored
+impl ClockGuard {
+    /// The clock guard of a machine at the present time. `last_backup` is the backup that was stored
     /// last, unless it is gone or in quarantine.
-    pub fn new(last_backup: Option<&PointName>) -> Horizon {
+    pub fn new(last_backup: Option<&PointName>) -> ClockGuard {
         let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
         let clock_seconds = now.saturating_add(TOLERANCE_SECONDS);
         let last_seconds = last_backup.map_or(0, PointName::unix_seconds);
-        Horizon { clock_seconds, latest_seconds: clock_seconds.max(last_seconds) }
+        ClockGuard { clock_seconds, latest_seconds: clock_seconds.max(last_seconds) }
     }
 
     /// Whether the point is dated in the future, according to the clock.
@@ -68,13 +68,13 @@ impl Horizon {
 }
 
 impl Repository {
-    /// The horizon of a machine at the present time.
+    /// The clock guard of a machine at the present time.
     ///
     /// # Errors
     /// Errors of reading the catalog. A damaged document of the machine is not an error: then only
     /// the clock counts.
-    pub fn horizon(&self, machine: &MachineName) -> Result<Horizon> {
-        let clock = Horizon::new(None);
+    pub fn clock_guard(&self, machine: &MachineName) -> Result<ClockGuard> {
+        let clock = ClockGuard::new(None);
         let last = match self.last_backup(machine) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             last => last?,
@@ -84,6 +84,6 @@ impl Repository {
             Err(_) => false,
         };
         let last = last.filter(|last| clock.is_in_future(last) && is_offered(last));
-        Ok(Horizon::new(last.as_ref()))
+        Ok(ClockGuard::new(last.as_ref()))
     }
 }

@@ -19,7 +19,7 @@ use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{ByteRanges, PieceSource};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::far::messages::{
+use crate::remote::messages::{
     broken, ReadAsk, Reader, DATA, MAX_READ_BYTES, READ, READ_CONTENT, READ_DAMAGED, READ_GONE,
 };
 
@@ -181,7 +181,7 @@ impl Fetches {
             let found = point.look(disk, offset, length)?;
             let has_room = reads < MAX_READS && point.unnoted_bytes < MAX_UNNOTED_BYTES;
             let mut runs = match &found {
-                Look::Missing(runs) if has_room => runs.clone(),
+                Availability::Missing(runs) if has_room => runs.clone(),
                 _ => Vec::new(),
             };
             if has_room && reads < FEW_READS && ahead_bytes > 0 {
@@ -193,7 +193,7 @@ impl Fetches {
                 state.outgoing.extend(asks);
                 self.changed.notify_all();
             }
-            if let Look::Here(content) = found {
+            if let Availability::Here(content) = found {
                 return Ok(content);
             }
             self.changed.wait(&mut state);
@@ -325,7 +325,7 @@ impl Fetches {
 }
 
 /// What is known of a range.
-enum Look {
+enum Availability {
     Here(Vec<u8>),
     /// Pieces that nobody has asked for: start and end.
     Missing(Vec<(u64, u64)>),
@@ -351,7 +351,7 @@ impl Point {
         (start..end).step_by(self.chunk_bytes as usize)
     }
 
-    fn look(&mut self, disk: usize, offset: u64, length: u64) -> Result<Look> {
+    fn look(&mut self, disk: usize, offset: u64, length: u64) -> Result<Availability> {
         let end = offset + length;
         let mut content = Vec::with_capacity(length as usize);
         let mut missing: Vec<(u64, u64)> = Vec::new();
@@ -379,9 +379,9 @@ impl Point {
             }
         }
         Ok(match () {
-            () if !missing.is_empty() => Look::Missing(missing),
-            () if is_asked => Look::Asked,
-            () => Look::Here(content),
+            () if !missing.is_empty() => Availability::Missing(missing),
+            () if is_asked => Availability::Asked,
+            () => Availability::Here(content),
         })
     }
 

@@ -2,9 +2,9 @@
 
 mod content;
 mod fetch;
-mod heard;
+mod fetch_progress;
 mod line_disk;
-mod line_far;
+mod line_remote;
 pub(crate) mod messages;
 mod pack;
 mod reads;
@@ -21,12 +21,12 @@ use coldrise_store::{BackupTarget, MachineName, MapRoot, PointDocument, Reposito
 use serde::{Deserialize, Serialize};
 
 pub use fetch::{fetch, limit_fetch, serve_fetch, FetchRequest, Fetched, Greeting, Opening};
-pub use line_far::LineFar;
+pub use line_remote::LineRemote;
 pub use traffic::Traffic;
 
 /// A disk that has arrived in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct PartialMap {
     /// The map with what has arrived: the base of the rest.
     pub root: MapRoot,
     /// The rest begins here, in bytes.
@@ -60,7 +60,7 @@ pub struct AnnouncedDisk {
 /// The answer to an announcement.
 pub struct Announced {
     /// Of each disk: what has arrived before.
-    pub begun: Vec<Option<Begun>>,
+    pub begun: Vec<Option<PartialMap>>,
     _reads: Box<dyn Any>,
 }
 
@@ -72,7 +72,7 @@ impl Announced {
 }
 
 /// The repository to which points are copied.
-pub trait FarSide: Sync {
+pub trait Remote: Sync {
     /// Where the disks are stored.
     fn target(&self) -> &dyn BackupTarget;
 
@@ -142,7 +142,7 @@ pub trait FarSide: Sync {
     fn begin_again(&self) -> Result<bool>;
 }
 
-impl FarSide for SharedWriter<'_> {
+impl Remote for SharedWriter<'_> {
     fn target(&self) -> &dyn BackupTarget {
         self
     }

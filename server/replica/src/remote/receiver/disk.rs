@@ -9,11 +9,11 @@ use coldrise_session::open_point_disk;
 use coldrise_store::{BackupTarget, DiskTarget, MapRoot, WriteCounts, WriteOptions};
 
 use super::Receiver;
-use crate::far::content::add_base_piece;
-use crate::far::messages::{
+use crate::remote::content::add_base_piece;
+use crate::remote::messages::{
     broken, encode_places, send, Answer, Name, Names, APPLIED, MAX_BATCHES, WANTED, WHOLE, ZEROES,
 };
-use crate::far::unpack::{apply_delta, Bytes, Content};
+use crate::remote::unpack::{apply_delta, Bytes, Content};
 
 /// A disk that is being written.
 pub(super) struct OpenDisk<'a> {
@@ -54,32 +54,32 @@ impl Receiver<'_, '_> {
     /// Begins to write a disk, over a base or over what has arrived of it.
     pub(super) fn start(&mut self, base: Option<MapRoot>, size_bytes: u64) -> Result<()> {
         let is_open = self.disk.is_some();
-        let index = self.coming.as_mut().map(|coming| {
-            if std::mem::take(&mut coming.is_presumed) && is_open {
-                coming.started = 0;
+        let index = self.incoming.as_mut().map(|incoming| {
+            if std::mem::take(&mut incoming.is_presumed) && is_open {
+                incoming.started = 0;
             }
-            coming.started += 1;
-            coming.started - 1
+            incoming.started += 1;
+            incoming.started - 1
         });
-        let coming = self.coming.as_ref().zip(index);
-        let begun = coming.and_then(|(coming, index)| coming.begun.disks.get(index));
-        if index.is_some() && begun.is_none_or(|disk| disk.size_bytes != size_bytes) {
+        let incoming = self.incoming.as_ref().zip(index);
+        let partial = incoming.and_then(|(incoming, index)| incoming.partial.disks.get(index));
+        if index.is_some() && partial.is_none_or(|disk| disk.size_bytes != size_bytes) {
             return Err(broken("a disk that was not announced"));
         }
-        let begun = begun.filter(|disk| disk.end_bytes > 0);
-        let is_begun = begun.is_some_and(|disk| base == Some(disk.root));
-        let end_bytes = begun.filter(|_| is_begun).map_or(0, |disk| disk.end_bytes);
-        if !is_begun && base.as_ref().is_some_and(|base| !self.is_kept(base)) {
+        let partial = partial.filter(|disk| disk.end_bytes > 0);
+        let is_partial = partial.is_some_and(|disk| base == Some(disk.root));
+        let end_bytes = partial.filter(|_| is_partial).map_or(0, |disk| disk.end_bytes);
+        if !is_partial && base.as_ref().is_some_and(|base| !self.is_kept(base)) {
             return Err(broken("the base disk is not in the retained point"));
         }
-        let compared = match is_begun {
-            true => begun.and_then(|begun| begun.base),
+        let compared = match is_partial {
+            true => partial.and_then(|partial| partial.base),
             false => base,
         };
         let compared = compared.and_then(|root| self.compared(&root));
         self.disk = None;
-        let target = self.far.start_disk(base, size_bytes, WriteOptions::default())?;
-        let chunk_bytes = u64::from(self.far.repository()?.chunk_size_bytes());
+        let target = self.remote.start_disk(base, size_bytes, WriteOptions::default())?;
+        let chunk_bytes = u64::from(self.remote.repository()?.chunk_size_bytes());
         self.disk = Some(OpenDisk {
             target,
             size_bytes,
@@ -98,7 +98,7 @@ impl Receiver<'_, '_> {
     fn compared(&self, root: &MapRoot) -> Option<Arc<dyn Disk>> {
         let kept = self.kept.as_ref()?;
         let disk = kept.disks.iter().find(|disk| disk.root == *root && disk.layers.is_empty())?;
-        let opened = self.far.repository();
+        let opened = self.remote.repository();
         let opened = opened.and_then(|repository| open_point_disk(&repository, kept, &disk.name));
         opened.inspect_err(|error| tracing::debug!("no base: {}", error.full_message())).ok()
     }
@@ -121,7 +121,7 @@ impl Receiver<'_, '_> {
         if names.offsets.iter().any(|offset| *offset >= size_bytes) {
             return Err(broken("a piece behind the end of the disk"));
         }
-        let repository = self.far.repository()?;
+        let repository = self.remote.repository()?;
         let mut contents: Vec<Option<Vec<u8>>> = Vec::with_capacity(names.names.len());
         let mut wanted = Vec::new();
         // The first of equal pieces brings the content for all.
@@ -161,7 +161,7 @@ impl Receiver<'_, '_> {
     }
 
     pub(super) fn take_content(&mut self, frame: Frame) -> Result<()> {
-        let chunk_bytes = self.far.repository()?.chunk_size_bytes() as usize;
+        let chunk_bytes = self.remote.repository()?.chunk_size_bytes() as usize;
         let contents = self.unpacker.take(frame, chunk_bytes)?;
         contents.into_iter().try_for_each(|content| self.place(content))
     }
@@ -240,10 +240,11 @@ impl Receiver<'_, '_> {
                     let (root, counts) = disk.target.finish()?;
                     let counts = disk.before + counts;
                     self.finished.push((root, disk.size_bytes));
-                    let coming = self.coming.as_mut().map(|coming| &mut coming.begun.disks);
-                    let begun = coming.zip(disk.index).and_then(|(all, at)| all.get_mut(at));
-                    if let Some(begun) = begun {
-                        (begun.root, begun.end_bytes) = (root, disk.size_bytes);
+                    let incoming =
+                        self.incoming.as_mut().map(|incoming| &mut incoming.partial.disks);
+                    let partial = incoming.zip(disk.index).and_then(|(all, at)| all.get_mut(at));
+                    if let Some(partial) = partial {
+                        (partial.root, partial.end_bytes) = (root, disk.size_bytes);
                         self.has_finished = true;
                     }
                     return send(self.line, &Answer::Finished { root, counts }, &[]);

@@ -5,7 +5,7 @@
 //! descriptor. For a captured block the file is opened. The files that were read last stay open, in
 //! one pool for the process.
 //!
-//! A parked layer needs no closing: the points describe its content, and its unused space was given
+//! An unopened layer needs no closing: the points describe its content, and its unused space was given
 //! back. Its file may no longer exist when it is dropped.
 //!
 //! A file that is opened again may be a different one. Its blocks are then rejected: the tags are
@@ -30,13 +30,13 @@ const MOST_OPEN: u64 = 1024;
 
 static POOL: Mutex<Option<Pool>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(0);
-/// Replaces a parked layer's file: every read and write through it fails.
+/// Replaces an unopened layer's file: every read and write through it fails.
 static NO_FILE: OnceLock<Arc<File>> = OnceLock::new();
 
-/// A layer's key in the pool while it is parked.
-pub(super) struct Parked(u64);
+/// A layer's key in the pool while it is unopened.
+pub(super) struct Unopened(u64);
 
-impl Drop for Parked {
+impl Drop for Unopened {
     fn drop(&mut self) {
         if let Some(pool) = &mut *POOL.lock() {
             pool.files.remove(&self.0);
@@ -96,11 +96,11 @@ impl Layer {
     ///
     /// # Errors
     /// `Io`; then the layer keeps its descriptors.
-    pub(crate) fn park(&mut self) -> Result<()> {
+    pub(crate) fn close_until_read(&mut self) -> Result<()> {
         self.join_ahead();
         let Some(file) = Arc::get_mut(&mut self.file) else { return Ok(()) };
         let slots = file.writer.as_ref().map_or(0, |writer| writer.slots.end());
-        file.park(slots)
+        file.close_until_read(slots)
     }
 
     /// Ends the layer's own thread. The thread holds the file, and with it the session's lock and
@@ -116,19 +116,19 @@ impl Layer {
 }
 
 impl LayerFile {
-    pub(super) fn is_parked(&self) -> bool {
-        self.parked.is_some()
+    pub(super) fn is_unopened(&self) -> bool {
+        self.unopened.is_some()
     }
 
     /// Parks a layer that uses `slots` slots. Their records stay mapped.
-    pub(super) fn park(&mut self, slots: u32) -> Result<()> {
-        if self.parked.is_none() {
+    pub(super) fn close_until_read(&mut self, slots: u32) -> Result<()> {
+        if self.unopened.is_none() {
             self.windows.map_all(&self.file, slots)?;
             if self.writer.is_some() {
                 self.give_back_unused(slots)?;
             }
             self.file = no_file()?;
-            self.parked = Some(Parked(NEXT.fetch_add(1, Ordering::Relaxed)));
+            self.unopened = Some(Unopened(NEXT.fetch_add(1, Ordering::Relaxed)));
             self.map.withdraw();
         }
         Ok(())
@@ -144,7 +144,7 @@ impl LayerFile {
         waiting: Waiting,
         read: impl FnOnce(&File) -> Result<T>,
     ) -> Result<T> {
-        let Some(Parked(key)) = self.parked else { return read(&self.file) };
+        let Some(Unopened(key)) = self.unopened else { return read(&self.file) };
         if let Some(file) = pooled(|pool| pool.find(key)) {
             return read(&file);
         }

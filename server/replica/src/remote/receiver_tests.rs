@@ -12,8 +12,8 @@ use coldrise_store::{
 };
 
 use super::*;
-use crate::far::content::{encode_head, Coding};
-use crate::far::messages::{Details, Names, APPLIED, WANTED, WHOLE};
+use crate::remote::content::{encode_head, Coding};
+use crate::remote::messages::{Details, Names, APPLIED, WANTED, WHOLE};
 
 const CHUNK: u64 = 16384;
 
@@ -48,8 +48,8 @@ fn end_at(path: &Path, prefix: &str, source: impl FnOnce(&PairedLine) + Send) ->
 
 fn receive_into(path: &Path, line: &PairedLine, prefix: &str, cancel: &AtomicBool) -> Result<()> {
     let access = RepositoryAccess::new(path, PassphraseSource::None);
-    let far = SharedWriter::join(&access, cancel)?;
-    let received = receive(line, &far, Terms { prefix, only: &[] }, None, None, cancel);
+    let remote = SharedWriter::join(&access, cancel)?;
+    let received = receive(line, &remote, Terms { prefix, only: &[] }, None, None, cancel);
     line.close();
     received
 }

@@ -1,4 +1,4 @@
-//! What the far side reads of the announced point out of turn: a machine boots there before its copy has ended.
+//! What the remote side reads of the announced point out of turn: a machine boots there before its copy has ended.
 //!
 //! Some threads answer, beside those of the copy, on the line's fetch class. They read the same disks as the copy,
 //! which holds them.

@@ -1,4 +1,4 @@
-//! A far repository behind a line, from the source's side.
+//! A remote repository behind a line, from the source's side.
 //!
 //! ```text
 //!   copy ── pieces ─▶ LineDisk ── NAMES ─▶ control      the batch stays here until it is applied there
@@ -28,7 +28,7 @@ use super::messages::{
 };
 use super::pack::{Batch, Packer, Wanted};
 use super::reads::Reads;
-use super::{Announced, Announcement, Begun, FarSide, Traffic};
+use super::{Announced, Announcement, PartialMap, Remote, Traffic};
 
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -68,13 +68,13 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     cancel: Arc<AtomicBool>,
-    /// The far side has asked for the copy: it limits the rate.
+    /// The remote side has asked for the copy: it limits the rate.
     is_fetch: bool,
     traffic: Mutex<Traffic>,
 }
 
-/// The far repository. Dropping it closes the line.
-pub struct LineFar {
+/// The remote repository. Dropping it closes the line.
+pub struct LineRemote {
     shared: Arc<Shared>,
     repository: RepositoryId,
     chunk_size_bytes: u32,
@@ -93,7 +93,7 @@ pub struct LineFar {
     /// The map and the size with which the other side has started a disk already.
     started: Mutex<Option<(Option<MapRoot>, u64)>>,
     /// What has arrived of the announced point's disks.
-    begun: Mutex<Vec<Begun>>,
+    begun: Mutex<Vec<PartialMap>>,
     /// Content of the disk that is not offered yet, in bytes.
     gathered_bytes: AtomicU64,
     /// What it has of the base of this disk, read here.
@@ -101,7 +101,7 @@ pub struct LineFar {
     is_paused: AtomicBool,
 }
 
-impl LineFar {
+impl LineRemote {
     /// Greets the other side.
     ///
     /// # Errors
@@ -110,20 +110,20 @@ impl LineFar {
         line: Arc<dyn Line>,
         repository: &RepositoryId,
         cancel: Arc<AtomicBool>,
-    ) -> Result<LineFar> {
-        LineFar::begin(line, repository, cancel, false)
+    ) -> Result<LineRemote> {
+        LineRemote::begin(line, repository, cancel, false)
     }
 
     /// Greets the other side, which has asked for the copy.
     ///
     /// # Errors
-    /// As for [`LineFar::new`].
+    /// As for [`LineRemote::new`].
     pub(super) fn for_fetch(
         line: Arc<dyn Line>,
         repository: &RepositoryId,
         cancel: Arc<AtomicBool>,
-    ) -> Result<LineFar> {
-        LineFar::begin(line, repository, cancel, true)
+    ) -> Result<LineRemote> {
+        LineRemote::begin(line, repository, cancel, true)
     }
 
     fn begin(
@@ -131,7 +131,7 @@ impl LineFar {
         repository: &RepositoryId,
         cancel: Arc<AtomicBool>,
         is_fetch: bool,
-    ) -> Result<LineFar> {
+    ) -> Result<LineRemote> {
         let shared = Arc::new(Shared {
             line,
             state: Mutex::default(),
@@ -140,7 +140,7 @@ impl LineFar {
             is_fetch,
             traffic: Mutex::default(),
         });
-        let mut far = LineFar {
+        let mut remote = LineRemote {
             shared: Arc::clone(&shared),
             repository: *repository,
             chunk_size_bytes: 0,
@@ -164,23 +164,23 @@ impl LineFar {
                 .spawn(move || work(&shared, number))
                 .context(|| format!("starting the thread {name}"))
         };
-        far.threads.push(start("copy-receiver".to_owned(), |shared, _| receive(shared), 0)?);
+        remote.threads.push(start("copy-receiver".to_owned(), |shared, _| receive(shared), 0)?);
         for number in 0..PACKERS {
-            far.threads.push(start(format!("copy-packer-{number}"), pack, number)?);
+            remote.threads.push(start(format!("copy-packer-{number}"), pack, number)?);
         }
         for number in 0..READERS {
-            let (reads, of_thread) = (Arc::clone(&far.reads), Arc::clone(&shared.line));
+            let (reads, of_thread) = (Arc::clone(&remote.reads), Arc::clone(&shared.line));
             let thread = std::thread::Builder::new().name(format!("copy-reads-{number}"));
             let thread = thread.spawn(move || reads.answer_until_end(&*of_thread));
-            far.threads.push(thread.context(|| "starting a thread for reads")?);
+            remote.threads.push(thread.context(|| "starting a thread for reads")?);
         }
-        match far.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
+        match remote.ask(&Ask::Hello { version: VERSION, repository: *repository }, &[])? {
             Answer::Welcome { repository, chunk_size_bytes }
                 if chunk_size_bytes.is_power_of_two()
                     && (1..=BATCH_BYTES as u32).contains(&chunk_size_bytes) =>
             {
-                (far.repository, far.chunk_size_bytes) = (repository, chunk_size_bytes);
-                Ok(far)
+                (remote.repository, remote.chunk_size_bytes) = (repository, chunk_size_bytes);
+                Ok(remote)
             }
             _ => Err(broken("no welcome")),
         }
@@ -294,7 +294,7 @@ impl LineFar {
     }
 }
 
-impl Drop for LineFar {
+impl Drop for LineRemote {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
         self.reads.end();
@@ -422,7 +422,7 @@ fn pack_until_end(shared: &Shared, stream: u32) -> Result<()> {
     }
 }
 
-impl BackupTarget for LineFar {
+impl BackupTarget for LineRemote {
     fn chunk_size_bytes(&self) -> u32 {
         self.chunk_size_bytes
     }
@@ -459,7 +459,7 @@ impl BackupTarget for LineFar {
     }
 }
 
-impl FarSide for LineFar {
+impl Remote for LineRemote {
     fn target(&self) -> &dyn BackupTarget {
         self
     }

@@ -14,8 +14,8 @@ use coldrise_session::Catalog;
 use coldrise_store::Repository;
 
 use super::*;
-use crate::far::content::{encode_head, Coding};
-use crate::far::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};
+use crate::remote::content::{encode_head, Coding};
+use crate::remote::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};
 
 const CHUNK: u64 = 16384;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -70,13 +70,13 @@ fn fetched(request: &FetchRequest, source: impl FnOnce(&PairedLine) + Send) -> F
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here");
     init(&path);
-    let (near, far) = pair();
+    let (near, remote) = pair();
     let cancel = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let source = scope.spawn(move || {
-            assert!(matches!(next_message(&far), Ask::Fetch { version: VERSION, .. }));
-            source(&far);
-            far.close();
+            assert!(matches!(next_message(&remote), Ask::Fetch { version: VERSION, .. }));
+            source(&remote);
+            remote.close();
         });
         let fetched =
             writing(&path, |here| fetch(&near, here, request, "north-", &NoProgress, &cancel));
@@ -119,7 +119,7 @@ fn a_source_adds_nothing_that_was_not_asked_for() {
 
 #[test]
 fn what_a_source_tells_has_to_be_true_so_far() {
-    let told = |tell: &[Told]| {
+    let told = |tell: &[FetchReport]| {
         let request = FetchRequest::default();
         let tells: Vec<_> = tell.iter().map(|told| serde_json::to_vec(told).unwrap()).collect();
         fetched(&request, |line| {
@@ -133,7 +133,7 @@ fn what_a_source_tells_has_to_be_true_so_far() {
             let _ = send(line, &Ask::Ended { result }, &[]);
         })
     };
-    let machines = || Told::Machines(vec![(machine("web01"), machine("web01"))]);
+    let machines = || FetchReport::Machines(vec![(machine("web01"), machine("web01"))]);
     let point = || {
         let point = CopiedPoint {
             point: "20261101T100000Z".parse().unwrap(),
@@ -143,10 +143,10 @@ fn what_a_source_tells_has_to_be_true_so_far() {
             stored_bytes: 1,
             elapsed_ms: 1,
         };
-        Told::Point { machine: machine("web01"), point, traffic: Traffic::default() }
+        FetchReport::Point { machine: machine("web01"), point, traffic: Traffic::default() }
     };
     let copy = |name: &str| Box::new(MachineCopy::new(machine(name), machine(name)));
-    let progress = |disk: &str| Told::Progress {
+    let progress = |disk: &str| FetchReport::Progress {
         disk: disk.to_owned(),
         is_finishing: false,
         done_bytes: 1,
@@ -155,14 +155,15 @@ fn what_a_source_tells_has_to_be_true_so_far() {
         stored_bytes: 0,
         traffic: Traffic::default(),
     };
-    let good = told(&[machines(), progress("web01/latest/vda"), Told::Machine(copy("web01"))]);
+    let good =
+        told(&[machines(), progress("web01/latest/vda"), FetchReport::Machine(copy("web01"))]);
     assert_eq!((good.traffic.content_bytes, good.copied.unwrap().machines.len()), (7, 1));
     for bad in [
         vec![machines()],
         vec![machines(), point()],
         vec![machines(), machines()],
-        vec![machines(), Told::Machine(copy("db01"))],
-        vec![Told::Machine(copy("web01"))],
+        vec![machines(), FetchReport::Machine(copy("db01"))],
+        vec![FetchReport::Machine(copy("web01"))],
         vec![progress("\u{1b}[2J")],
         vec![progress(&"x".repeat(500))],
     ] {
@@ -177,9 +178,9 @@ fn a_line_that_is_lost_leaves_what_was_told() {
     let end = fetched(&request, |line| {
         hello(line);
         let both = ["db01", "web01"].map(|name| (machine(name), machine(name))).to_vec();
-        send(line, &Ask::Told { told: Told::Machines(both) }, &[]).unwrap();
+        send(line, &Ask::Told { told: FetchReport::Machines(both) }, &[]).unwrap();
         let done = Box::new(MachineCopy::new(machine("db01"), machine("db01")));
-        send(line, &Ask::Told { told: Told::Machine(done) }, &[]).unwrap();
+        send(line, &Ask::Told { told: FetchReport::Machine(done) }, &[]).unwrap();
     });
     assert_eq!(end.loss.unwrap().kind(), ErrorKind::Io);
     let machines = end.copied.unwrap().machines;
@@ -197,12 +198,12 @@ fn served(request: &FetchRequest, allowed: &[&str]) -> (Failure, ErrorKind) {
     init(&path);
     store_point(&path, "db01");
     let source = open(&path);
-    let (near, far) = pair();
+    let (near, remote) = pair();
     let allowed: Vec<MachinePattern> = allowed.iter().map(|one| one.parse().unwrap()).collect();
     let cancel = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let serving =
-            scope.spawn(|| serve_fetch(Arc::new(far), &source, request, &allowed, None, &cancel));
+        let serving = scope
+            .spawn(|| serve_fetch(Arc::new(remote), &source, request, &allowed, None, &cancel));
         assert!(matches!(next_message(&near), Ask::Hello { .. }));
         let welcome =
             Answer::Welcome { repository: other_repository(), chunk_size_bytes: CHUNK as u32 };
@@ -228,9 +229,9 @@ fn whether_a_machine_is_there_is_not_told_to_who_may_not_have_it() {
 #[test]
 fn first_messages_that_are_none_are_refused() {
     let opened = |first: &dyn Fn(&PairedLine)| {
-        let (near, far) = pair();
+        let (near, remote) = pair();
         first(&near);
-        let opened = Opening::of(&far, &AtomicBool::new(false));
+        let opened = Opening::of(&remote, &AtomicBool::new(false));
         (opened.map(|_| ()).map_err(|error| error.kind()), near)
     };
     let (other, near) = opened(&|line| {
@@ -253,13 +254,14 @@ fn only_who_asked_for_a_copy_limits_it() {
     let path = folder.path().join("there");
     init(&path);
     let repository = open(&path);
-    let (near, far) = pair();
+    let (near, remote) = pair();
     let cancel = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let source = scope
-            .spawn(|| LineFar::new(Arc::new(near), Repository::id(&repository), cancel).map(drop));
-        assert!(matches!(next_message(&far), Ask::Hello { .. }));
-        limit_fetch(&far, Some(1)).unwrap();
+        let source = scope.spawn(|| {
+            LineRemote::new(Arc::new(near), Repository::id(&repository), cancel).map(drop)
+        });
+        assert!(matches!(next_message(&remote), Ask::Hello { .. }));
+        limit_fetch(&remote, Some(1)).unwrap();
         assert_eq!(source.join().unwrap().unwrap_err().kind(), ErrorKind::Corrupt);
     });
 }
@@ -306,15 +308,15 @@ fn put(
 
 /// Lets `source` send into a repository.
 fn sent_into<T: Send>(path: &Path, source: impl FnOnce(&PairedLine) -> T + Send) -> T {
-    let (near, far) = pair();
+    let (near, remote) = pair();
     let cancel = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let Ok(Some(Opening::Copies(greeting))) = Opening::of(&far, &cancel) else {
+            let Ok(Some(Opening::Copies(greeting))) = Opening::of(&remote, &cancel) else {
                 panic!("no greeting")
             };
-            let received = writing(path, |here| greeting.receive(&far, here, "north-", &cancel));
-            far.close();
+            let received = writing(path, |here| greeting.receive(&remote, here, "north-", &cancel));
+            remote.close();
             received
         });
         hello(&near);
