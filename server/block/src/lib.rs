@@ -14,6 +14,7 @@ mod extent;
 mod held_lock;
 pub mod hex;
 mod holes;
+mod password_file;
 mod periodic_thread;
 mod read_context;
 mod scratch_folder;
@@ -31,6 +32,7 @@ pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
 pub use held_lock::HeldLock;
 pub use holes::Holes;
+pub use password_file::public_password_warning;
 pub use periodic_thread::PeriodicThread;
 pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_files::{Answer, Device, Failure, Found, Group, MAX_DEVICES};
+use coldrise_files_protocol::{Answer, Device, Failure, Found, Group, MAX_DEVICES};
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 
 use crate::port::Port;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::devices;
 use super::uefi::{Boot, NotedVariables};
-use crate::firmware::Uefi;
+use coldrise_firmware::Uefi;
 
 /// Maximum number of elements and attributes.
 const MAX_NODES: u32 = 100_000;

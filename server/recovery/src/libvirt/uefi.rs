@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
 use super::{RecoveryNote, PATIENCE};
-use crate::firmware::{first_variables, Found, Uefi, UefiNeeds};
+use coldrise_firmware::{first_variables, Found, Uefi, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{public_password_warning, Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::soap::{
     child, child_text, element, escaped, fault, request, returned, shown, Answer, Reference,
 };
-use crate::https::{self, Thumbprint, Trust};
+use coldrise_https::{Thumbprint, Trust};
 
 /// Variable with the password, for those who have it in no file.
 pub const PASSWORD_VARIABLE: &str = "COLDRISE_VSPHERE_PASSWORD";
@@ -65,7 +65,9 @@ impl VsphereAccess {
             std::fs::File::open(path)
                 .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut password))
                 .context(|| format!("reading the password in {}", path.display()))?;
-            crate::secret_file::warn_if_public(path);
+            if let Some(warning) = public_password_warning(path) {
+                tracing::warn!("{warning}");
+            }
             let length = password.trim_end_matches(['\r', '\n']).len();
             password.truncate(length);
         } else if let Ok(set) = std::env::var(PASSWORD_VARIABLE) {
@@ -121,7 +123,7 @@ impl<'a> Client<'a> {
         is_cancelled: &'a dyn Fn() -> bool,
     ) -> Result<Client<'a>> {
         let password = access.password()?;
-        let agent = |timeout| https::agent(&access.trust(), "--certificate", timeout);
+        let agent = |timeout| coldrise_https::agent(&access.trust(), "--certificate", timeout);
         let service = |name: &str| Reference::new(name, name);
         let mut client = Client {
             agent: agent(timeout.min(FIRST_TIMEOUT))?,

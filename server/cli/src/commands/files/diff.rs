@@ -3,7 +3,7 @@
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_recovery::files::{shown, Change, ChangeKind, FilesAddress, Received, Snapshot};
+use coldrise_files::{shown, Change, ChangeKind, FilesAddress, Received, Snapshot};
 use serde::Serialize;
 
 use super::entries::path_hex;

@@ -11,7 +11,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::PartFiles;
-use coldrise_recovery::files::{
+use coldrise_files::{
     other_archive, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems,
     FilesAddress, LeftOut, Received,
 };

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_recovery::files::{matches, FileSystem, FilesAddress, Received};
+use coldrise_files::{matches, FileSystem, FilesAddress, Received};
 use serde::Serialize;
 
 use super::entries::{join, ListedEntry, HEADINGS};

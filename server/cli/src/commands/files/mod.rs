@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_recovery::files::{choose, AttachedDisks, Client, FileSystems, FilesAddress, Limits};
+use coldrise_files::{choose, AttachedDisks, Client, FileSystems, FilesAddress, Limits};
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{Address, PointDocument, Repository};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{
+use coldrise_files::{
     shown, together, AttachedDisks, Client, FileSystems, FilesAddress, History, HistoryAddress,
     Limits, State, Version,
 };

@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::firmware;
 use coldrise_recovery::libvirt::{
     default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
     RecoveryNote, VariablesPlace,
@@ -272,7 +271,7 @@ fn domain(
     variables: VariablesPlace,
 ) -> Result<DomainXml> {
     let has_kvm = qemu::kvm_works();
-    let uefi = firmware::installed();
+    let uefi = coldrise_firmware::installed();
     let disks = point.disks.iter();
     let options = DomainOptions {
         name: arguments.name.as_ref().map(SessionName::as_str),

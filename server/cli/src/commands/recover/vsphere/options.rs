@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::https::Thumbprint;
+use coldrise_https::Thumbprint;
 use coldrise_recovery::vsphere::{ChosenHosts, VsphereAccess};
 
 use super::NFS_PORT;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_files::{
+use coldrise_files_protocol::{
     frame, Answer, Device, Entry, EntryKind, Failure, Found, Group, Request, CONTENT_BYTES, MAGIC,
     MAX_DEVICES, MAX_FRAME_BYTES, NONCE_BYTES,
 };

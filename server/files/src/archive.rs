@@ -7,7 +7,7 @@
 use std::io::Write;
 
 use coldrise_block::{Context, Result};
-use coldrise_files::{Entry, EntryKind};
+use coldrise_files_protocol::{Entry, EntryKind};
 
 use super::tar::Tar;
 use super::zip::Zip;

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use coldrise_block::Result;
-use coldrise_files::{Entry, EntryKind, MAX_DEPTH};
+use coldrise_files_protocol::{Entry, EntryKind, MAX_DEPTH};
 
 use super::client::nonsense;
 use super::names::shown;

@@ -1,6 +1,6 @@
 //! Sentences about volume groups that lack a physical volume, and about groups and arrays that are there several times.
 
-use coldrise_files::{Device, Group};
+use coldrise_files_protocol::{Device, Group};
 
 use super::names::{printable, shown};
 use super::systems::{device_name, AttachedDisks};

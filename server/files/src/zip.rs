@@ -8,7 +8,7 @@
 use std::io::Write;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_files::{Entry, EntryKind};
+use coldrise_files_protocol::{Entry, EntryKind};
 use flate2::write::DeflateEncoder;
 use flate2::{Compression, Crc};
 

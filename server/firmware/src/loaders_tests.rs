@@ -3,7 +3,7 @@ use std::process::Command;
 use coldrise_block::{check_range, Extent, ReadContext};
 
 use super::*;
-use crate::firmware::variables::{have_keys, new_variables};
+use crate::variables::{have_keys, new_variables};
 
 const START: usize = 1 << 20;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coldrise_files::{Entry, EntryKind};
+use coldrise_files_protocol::{Entry, EntryKind};
 
 /// What a tree holds.
 #[derive(Default)]

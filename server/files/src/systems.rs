@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{Device, Found};
+use coldrise_files_protocol::{Device, Found};
 use serde::Serialize;
 
 use super::client::Client;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::MAX_PATH_BYTES;
+use coldrise_files_protocol::MAX_PATH_BYTES;
 use coldrise_store::{Address, DiskName, MachineName, PointSelector};
 
 use super::names::shown;

@@ -3,7 +3,7 @@
 //! A file can change back, so every point is looked at: halving the range would miss versions.
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_files::{Entry, EntryKind};
+use coldrise_files_protocol::{Entry, EntryKind};
 use coldrise_store::{PointDocument, PointName};
 
 use super::client::{Client, Received};

@@ -1,4 +1,5 @@
 //! Clients of HTTPS servers: whose certificates they believe, and their time limits.
+#![forbid(unsafe_code)]
 
 mod connector;
 mod thumbprint;

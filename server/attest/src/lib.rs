@@ -11,6 +11,7 @@
 //!
 //! A proof is read from a file that somebody else may have written: its length is limited, every field is
 //! checked, and its sections count only if they lead to the signed root.
+#![forbid(unsafe_code)]
 
 mod check;
 mod content;

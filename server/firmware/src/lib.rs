@@ -10,6 +10,8 @@
 //!   first_variables  a copy of the empty variables, with boot entries
 //! ```
 
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 use coldrise_session::SessionDocument;
