@@ -11,5 +11,7 @@ pub fn public_password_warning(path: &Path) -> Option<String> {
     let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let is_public = found.permissions().mode() & READABLE_BY_ALL != 0;
     let path = path.display();
-    is_public.then(|| format!("{path}: every user of this host can read this password: chmod 600 {path}"))
+    is_public.then(|| {
+        format!("{path}: every user of this host can read this password: chmod 600 {path}")
+    })
 }

@@ -2,7 +2,8 @@
 //! repository.
 //!
 //! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
-//! disk to a file, a device or an NBD export; [`ExistingDisk`] makes an existing disk equal to one. QEMU's tools parse all foreign image formats,
+//! disk to a file, a device or an NBD export; [`ExistingDisk`] makes an
+//! existing disk equal to one, and [`rollback`] all disks of a machine. QEMU's tools parse all foreign image formats,
 //! in processes that can open the image and nothing else.
 //!
 //! Unsafe code is allowed in one module only, the binding to libnbd.
@@ -17,6 +18,7 @@ mod libnbd;
 mod progress;
 mod qemu;
 mod restore;
+pub mod rollback;
 pub mod source;
 mod zeroing;
 

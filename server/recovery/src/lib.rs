@@ -6,7 +6,5 @@ pub mod backup_domain;
 pub mod backup_source;
 pub mod libvirt;
 pub mod relocation;
-pub mod rollback;
-pub mod shares;
 pub mod virsh;
 pub mod vsphere;

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::{BackupRequest, RestoreTarget};
-use coldrise_recovery::rollback::{
+use coldrise_ingest::rollback::{
     rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
 };
+use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_session::Catalog;
 use coldrise_store::{Address, DiskName, PointDocument, PointName};
 use serde::Serialize;

@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::PartFiles;
 use coldrise_files::{
     other_archive, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems,
     FilesAddress, LeftOut, Received,
 };
+use coldrise_ingest::PartFiles;
 use serde::Serialize;
 
 use super::{about, address, place, Reading, ReadingOptions, Unread};

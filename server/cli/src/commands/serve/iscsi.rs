@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
+use coldrise_hosting::mount_server::iscsi::{check_names, lines, Chap, Lun, Target};
 use coldrise_inventory::find_disk;
-use coldrise_recovery::shares::iscsi::{check_names, lines, Chap, Lun, Target};
 use coldrise_session::Catalog;
 use coldrise_store::{default_cache_bytes, Address, DiskName, Repository, SessionName};
 use serde_json::{json, Map, Value};

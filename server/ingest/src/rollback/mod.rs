@@ -26,12 +26,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{
+use coldrise_session::{open_point_disk, Catalog, ReadLease};
+use coldrise_store::{DiskName, PointDocument, PointName, PointSelector, Repository};
+
+use crate::{
     BackupRequest, Differences, ExistingDisk, ImageFormat, Location, Progress, Purpose,
     RestoreTarget, SourceSpec,
 };
-use coldrise_session::{open_point_disk, Catalog, ReadLease};
-use coldrise_store::{DiskName, PointDocument, PointName, PointSelector, Repository};
 
 pub use candidates::Bitmap;
 
