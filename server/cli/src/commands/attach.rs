@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::attach::{self, AttachDomain, AttachedDisk, Device, MAX_NAME_CHARS};
-use coldrise_recovery::virsh::Virsh;
+use coldrise_hypervisors::attach::{self, AttachDomain, AttachedDisk, Device, MAX_NAME_CHARS};
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_store::{default_cache_bytes, Address};
 use serde_json::json;
 

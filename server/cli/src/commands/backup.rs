@@ -9,11 +9,12 @@ use coldrise_ingest::{
     read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
 use coldrise_inventory::Hardware;
+use coldrise_live_backup::LiveBackup;
 use coldrise_session::SharedWriter;
 use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
 use serde::Serialize;
 
-use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
+use super::backup_live::{LiveArguments, MadeInstant};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
@@ -123,7 +124,7 @@ impl<'a> MadeDisk<'a> {
 fn check_configuration(configuration: Option<&Configuration>) -> Result<()> {
     Hardware::of(configuration)?;
     match configuration.filter(|stored| stored.format == LIBVIRT_XML) {
-        Some(stored) => coldrise_recovery::libvirt::check_domain(&stored.text),
+        Some(stored) => coldrise_hypervisors::libvirt::check_domain(&stored.text),
         None => Ok(()),
     }
 }
@@ -139,7 +140,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         ));
     }
     let cancel = cancel_flag()?;
-    let mut live = arguments.live.connect(&arguments.machine, &arguments.disks)?;
+    let connect = |options| LiveBackup::connect(options, &arguments.machine, &arguments.disks);
+    let mut live = arguments.live.options().map(connect).transpose()?;
     let disks = match live {
         Some(_) => Vec::new(),
         None => {
@@ -193,7 +195,8 @@ fn store_with(
     let writer = SharedWriter::join(invocation.access()?, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
     if let Some(live) = live.as_mut() {
-        live.take(invocation, &*writer.repository()?, request, cancel)?;
+        let instant = live.take(&*writer.repository()?, request, cancel)?;
+        instant.remarks.iter().for_each(|remark| invocation.remark(remark));
     }
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
@@ -207,7 +210,7 @@ fn store_with(
         .map(|summary| (summary, chunk_size_bytes));
     // The machine is claimed until its bitmaps are in order.
     match live {
-        Some(live) => live.end(invocation, stored),
+        Some(live) => live.end(stored, &|text| invocation.remark(text)),
         None => stored,
     }
 }
@@ -218,7 +221,7 @@ fn report(
     live: Option<&LiveBackup>,
     chunk_size_bytes: u64,
 ) -> Report {
-    let instant = live.and_then(LiveBackup::made);
+    let instant = live.and_then(LiveBackup::instant).map(MadeInstant::new);
     let made = Made {
         address: format!("{}/{}", summary.machine, summary.point),
         machine: summary.machine.as_str(),

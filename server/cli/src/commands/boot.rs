@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, coming_sentence, SessionDocument, SessionNotes};
 use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};

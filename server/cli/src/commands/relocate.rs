@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::RestoreTarget;
-use coldrise_recovery::relocation::{
+use coldrise_hypervisors::relocation::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::vsphere::recovery_note;
+use coldrise_ingest::RestoreTarget;
 use coldrise_store::{Address, Repository, SessionName};
 use serde::Serialize;
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::{attach, libvirt, relocation};
+use coldrise_hypervisors::{attach, libvirt, relocation};
 use coldrise_store::{Address, DiskName, PointName, SessionName};
 use serde::Deserialize;
 

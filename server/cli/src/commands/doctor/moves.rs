@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use coldrise_recovery::relocation::{move_state, MovePhase};
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::relocation::{move_state, MovePhase};
+use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_store::Repository;
 
 use super::{Findings, Status};

@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::libvirt::{
+use coldrise_hypervisors::libvirt::{
     default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
     RecoveryNote, VariablesPlace,
 };
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::virsh::Virsh;
+use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_session::{check_offered, SessionDocument, SessionNotes};
 use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};
 use serde::Serialize;

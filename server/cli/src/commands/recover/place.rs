@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
+use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::{SealReport, SessionNotes};
 use coldrise_store::{Address, Repository, SessionName};
 use serde_json::json;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::libvirt::{Domain, DomainState, RecoveryNote};
-use coldrise_recovery::relocation::{move_state, MovePhase};
+use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
+use coldrise_hypervisors::relocation::{move_state, MovePhase};
 use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;

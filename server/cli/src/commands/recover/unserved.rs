@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::vsphere::{recovery_note, VspherePhase};
+use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
+use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
 use coldrise_session::{SessionNotes, SessionState};
 use coldrise_store::Repository;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::vsphere::{
+use coldrise_hypervisors::vsphere::{
     datastore_name, lock, recovery_note, Steps, Vsphere, VsphereNote, VspherePhase,
 };
 use coldrise_session::{check_offered, SessionNotes};

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::vsphere::{move_machine, VsphereMoveRequest, VsphereNote};
+use coldrise_hypervisors::vsphere::{move_machine, VsphereMoveRequest, VsphereNote};
 use coldrise_store::Repository;
 use serde_json::json;
 

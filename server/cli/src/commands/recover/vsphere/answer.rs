@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coldrise_recovery::vsphere::VsphereNote;
+use coldrise_hypervisors::vsphere::VsphereNote;
 use coldrise_store::SessionName;
 use serde::Serialize;
 use serde_json::json;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_https::Thumbprint;
-use coldrise_recovery::vsphere::{ChosenHosts, VsphereAccess};
+use coldrise_hypervisors::vsphere::{ChosenHosts, VsphereAccess};
 
 use super::NFS_PORT;
 use coldrise_hosting::ganesha::Client;

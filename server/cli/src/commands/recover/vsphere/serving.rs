@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
+use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
 use coldrise_store::{Repository, SessionName};
 
 use super::answer::{record, report, tell_serves_on};

@@ -3,20 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use coldrise_block::{remove_abandoned_folders_in, Error, ErrorKind, Result};
+use coldrise_block::{remove_abandoned_folders_in, Error, Result};
+use coldrise_hypervisors::libvirt::{escaped, find_running, LiveDomain, PATIENCE};
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
 
 use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
-use super::disks::{DomainDisk, LiveDomain};
+use super::disks::{choose, DomainDisk};
 use super::freeze;
 use super::job::Job;
 use super::space::ScratchSpace;
-use crate::backup_source::{nbd_uri, DiskPick, Instant, Mode};
-use crate::libvirt::{escaped, PATIENCE};
-use crate::virsh::Virsh;
+use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
 /// The bitmap with the changes, in the exports and in the scratch files.
 const CHANGED: &str = "changed";
@@ -25,23 +24,23 @@ const GRANULARITY_BYTES: u64 = 64 << 10;
 
 /// The domain and how to back it up.
 #[derive(Clone, Debug)]
-pub struct DomainOptions {
+pub(crate) struct DomainOptions {
     /// libvirt.
-    pub virsh: Virsh,
+    pub(crate) virsh: Virsh,
     /// The domain's name or UUID.
-    pub domain: String,
+    pub(crate) domain: String,
     /// The disks; empty: all that are writable.
-    pub picks: Vec<DiskPick>,
+    pub(crate) picks: Vec<DiskPick>,
     /// The folder of the scratch files.
-    pub scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
     /// How the content leaves QEMU; disks with an iothread are pushed in any case.
-    pub mode: Mode,
+    pub(crate) mode: Mode,
     /// Whether the guest's file systems are to be frozen for the instant.
-    pub is_quiesced: bool,
+    pub(crate) is_quiesced: bool,
 }
 
 /// A running domain. Dropping it removes everything of ours from libvirt.
-pub struct RunningDomain {
+pub(crate) struct RunningDomain {
     options: DomainOptions,
     virsh: Virsh,
     uuid: String,
@@ -68,19 +67,21 @@ impl RunningDomain {
     ///
     /// # Errors
     /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
-    pub fn connect(options: DomainOptions) -> Result<RunningDomain> {
+    pub(crate) fn connect(options: DomainOptions) -> Result<RunningDomain> {
         let virsh = options.virsh.clone();
         let uuid = find_running(&virsh, &options.domain)?;
         Ok(RunningDomain { options, virsh, uuid, taken: None })
     }
+}
 
+impl LiveMachine for RunningDomain {
     /// Takes one instant of all disks, and offers them for reading. Call it while the machine is claimed in
     /// the repository: `start` must stay its latest backup.
     ///
     /// # Errors
     /// `Busy` during another backup of the domain; `NoSpace`, `NotFound`, `Unsupported` with advice; `ToolFailed` if
     /// libvirt refuses something. After an error nothing is left in libvirt.
-    pub fn take(
+    fn take(
         &mut self,
         repository: &Repository,
         machine: &MachineName,
@@ -91,7 +92,7 @@ impl RunningDomain {
         let live = LiveDomain::parse(&self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?)?;
         let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
         let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
-        let (disks, others) = live.choose(&self.virsh, &self.uuid, &self.options.picks)?;
+        let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
         let left_out = others.iter().filter(|target| live.is_writable(target));
         remarks.extend(
             left_out.map(|target| format!("disk {target} of the machine is not backed up")),
@@ -137,6 +138,36 @@ impl RunningDomain {
         })
     }
 
+    /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with
+    /// the machine.
+    fn has_lost_its_job(&self) -> bool {
+        let is_read_live = self.options.mode == Mode::Pull;
+        let taken = self.taken.as_ref().filter(|_| is_read_live);
+        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
+    }
+
+    /// Removes everything from libvirt but one checkpoint. With `is_stored` the point counts as the machine's latest
+    /// backup; otherwise the checkpoint of the backup before goes on.
+    ///
+    /// # Errors
+    /// Says what is left; the next backup removes it.
+    fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
+        let kept = kept.map(|point| taken.names.name(point));
+        let ended = self.job().end(taken.space.folder());
+        let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
+        ended.and(kept).map_err(|error| {
+            let text = format!(
+                "a backup job or a checkpoint may be left in domain {}; the next backup removes them",
+                self.options.domain
+            );
+            error.context(text)
+        })
+    }
+}
+
+impl RunningDomain {
     /// Ends the job that a killed backup left, removes its files, and thaws the guest.
     fn clear_leftovers(&self) -> Result<Vec<String>> {
         let mut remarks = Vec::new();
@@ -299,34 +330,6 @@ impl RunningDomain {
             },
         }
     }
-
-    /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with
-    /// the machine.
-    pub fn has_lost_its_job(&self) -> bool {
-        let is_read_live = self.options.mode == Mode::Pull;
-        let taken = self.taken.as_ref().filter(|_| is_read_live);
-        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
-    }
-
-    /// Removes everything from libvirt but one checkpoint. With `is_stored` the point counts as the machine's latest
-    /// backup; otherwise the checkpoint of the backup before goes on.
-    ///
-    /// # Errors
-    /// Says what is left; the next backup removes it.
-    pub fn close(&mut self, is_stored: bool) -> Result<()> {
-        let Some(taken) = self.taken.take() else { return Ok(()) };
-        let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
-        let kept = kept.map(|point| taken.names.name(point));
-        let ended = self.job().end(taken.space.folder());
-        let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
-        ended.and(kept).map_err(|error| {
-            let text = format!(
-                "a backup job or a checkpoint may be left in domain {}; the next backup removes them",
-                self.options.domain
-            );
-            error.context(text)
-        })
-    }
 }
 
 impl Drop for RunningDomain {
@@ -361,45 +364,4 @@ fn disk_xml(
         "<disk name='{target}' backup='yes' type='file' {attributes}><driver type='qcow2'/><{kind} \
          file='{file}'/></disk>"
     )
-}
-
-/// The UUIDs and names of domains. The UUID is safe in later calls: virsh takes a name of digits for a
-/// number.
-fn listed(virsh: &Virsh, more: &[&str], patience: Duration) -> Result<Vec<(String, String)>> {
-    let answer = virsh.run(&[&["list", "--name", "--uuid"], more].concat(), patience)?;
-    let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));
-    Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
-}
-
-/// The names of the domains that run, within `patience`.
-///
-/// # Errors
-/// `ToolFailed` if libvirt does not answer.
-pub fn running_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>> {
-    Ok(listed(virsh, &[], patience)?.into_iter().map(|(_, name)| name).collect())
-}
-
-/// The UUID of a running domain.
-///
-/// # Errors
-/// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
-pub(crate) fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
-    let is_wanted = |(uuid, name): &&(String, String)| uuid == wanted || name == wanted;
-    let running = listed(virsh, &[], PATIENCE)?;
-    if let Some((uuid, _)) = running.iter().find(is_wanted) {
-        return Ok(uuid.clone());
-    }
-    let all = listed(virsh, &["--all"], PATIENCE)?;
-    let Some((uuid, _)) = all.iter().find(is_wanted) else {
-        let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).take(20).collect();
-        let text = format!("libvirt ({}) has no domain {wanted}", virsh.uri());
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        let advice = format!("it has: {known}; write libvirt:DOMAIN");
-        return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
-    };
-    let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));
-    let files = files.map(|live| live.as_files()).unwrap_or_default();
-    let text = format!("domain {wanted} is off");
-    let advice = format!("start it; to back up its images: coldrise backup MACHINE {files}");
-    Err(Error::new(ErrorKind::NotFound, text).advise(advice))
 }

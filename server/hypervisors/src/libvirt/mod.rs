@@ -19,6 +19,7 @@
 mod default_domain;
 mod devices;
 mod domain_xml;
+mod live_domain;
 mod presence;
 mod uefi;
 
@@ -34,15 +35,15 @@ use serde::{Deserialize, Serialize};
 use crate::virsh::Virsh;
 
 pub use default_domain::default_domain;
-pub(crate) use domain_xml::escaped;
 pub use domain_xml::{
-    check_domain, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
+    check_domain, escaped, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
 };
+pub use live_domain::{find_running, running_domains, LiveDomain, WritableDisk};
 pub use presence::missing;
 pub use uefi::NotedVariables;
 
 /// For one request. Starting a domain on a busy host takes seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long libvirt may take to start a machine: it probes QEMU first, which takes long on a busy host. It goes on
 /// after we have given up.
 const START_PATIENCE: Duration = Duration::from_secs(300);

@@ -15,40 +15,33 @@ use coldrise_store::{MachineName, PointName, Repository};
 use serde_json::{json, Value};
 
 use super::bitmaps::BitmapNames;
-use super::disks::{self, DiskPick, LiveDisk};
+use super::disks::{self, LiveDisk};
 use super::monitor::{Qemu, OURS};
 use super::scratch::Description;
-use super::{agent, leftovers, nbd_uri, pull, push, scratch, Instant};
+use super::{leftovers, pull, push, scratch};
+use crate::frozen_guest::{self, FrozenGuest};
+use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
 /// The first QEMU with filters that break the backup instead of the guest.
 const OLDEST: (u64, u64) = (7, 1);
 
-/// How the content leaves QEMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// We read the disks while old content is saved before the guest overwrites it.
-    Pull,
-    /// QEMU copies the disks into scratch files first.
-    Push,
-}
-
 /// The machine and how to back it up.
 #[derive(Clone, Debug)]
-pub struct MachineOptions {
+pub(crate) struct MachineOptions {
     /// QEMU's monitor.
-    pub socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// The disks; empty: all that are writable.
-    pub picks: Vec<DiskPick>,
+    pub(crate) picks: Vec<DiskPick>,
     /// The folder of the scratch files.
-    pub scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
     /// How the content leaves QEMU.
-    pub mode: Mode,
+    pub(crate) mode: Mode,
     /// The guest agent's socket, if the guest's file systems are to be frozen for the instant.
-    pub agent: Option<PathBuf>,
+    pub(crate) agent: Option<PathBuf>,
 }
 
 /// A machine in a QEMU. Dropping it removes everything of ours from QEMU.
-pub struct RunningMachine {
+pub(crate) struct RunningMachine {
     options: MachineOptions,
     qemu: Qemu,
     taken: Option<Taken>,
@@ -89,7 +82,7 @@ impl RunningMachine {
     ///
     /// # Errors
     /// `Unsupported` for a QEMU that is too old; otherwise as for a failed connection.
-    pub fn connect(options: MachineOptions) -> Result<RunningMachine> {
+    pub(crate) fn connect(options: MachineOptions) -> Result<RunningMachine> {
         let mut qemu = Qemu::connect(&options.socket)?;
         let (major, minor) = qemu.version()?;
         if (major, minor) < OLDEST {
@@ -98,7 +91,9 @@ impl RunningMachine {
         }
         Ok(RunningMachine { options, qemu, taken: None })
     }
+}
 
+impl LiveMachine for RunningMachine {
     /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
     /// claimed in the repository: `start` must stay its latest backup.
     ///
@@ -106,7 +101,7 @@ impl RunningMachine {
     /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with
     /// advice; `ToolFailed` if QEMU refuses something. After an error nothing is left in QEMU,
     /// and the bitmap of the latest backup still counts.
-    pub fn take(
+    fn take(
         &mut self,
         repository: &Repository,
         machine: &MachineName,
@@ -142,6 +137,34 @@ impl RunningMachine {
         })
     }
 
+    /// Removes everything from QEMU. With `is_stored` the point counts as the machine's latest backup;
+    /// otherwise the bitmap of the backup before goes on.
+    ///
+    /// # Errors
+    /// Says what is left; the next backup removes it.
+    fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let Err(error) = self.remove(&taken, is_stored) else { return Ok(()) };
+        // Somebody may have ended the connection meanwhile; otherwise the first error says more.
+        let closed = match self.qemu.connect_again() {
+            Ok(()) => self.remove(&taken, is_stored),
+            Err(again) if again.kind() == ErrorKind::ToolFailed => Err(error),
+            Err(_) => {
+                let text = format!("the QEMU at {} has ended", self.qemu.socket().display());
+                return Err(Error::new(ErrorKind::ToolFailed, text));
+            }
+        };
+        closed.map_err(|error| {
+            let text = format!(
+                "objects of this backup may be left in QEMU ({}); the next backup removes them",
+                self.qemu.socket().display()
+            );
+            error.context(text)
+        })
+    }
+}
+
+impl RunningMachine {
     /// Removes what a killed backup left, and thaws the guest.
     fn clear_leftovers(&mut self) -> Result<Vec<String>> {
         let mut remarks = Vec::new();
@@ -153,7 +176,7 @@ impl RunningMachine {
             remarks.push(text);
         }
         if let Some(socket) = &self.options.agent {
-            match agent::thaw_leftover(socket) {
+            match frozen_guest::thaw_leftover(socket) {
                 Ok(true) => {
                     remarks.push("thawed the guest, which a killed backup left frozen".into())
                 }
@@ -215,7 +238,7 @@ impl RunningMachine {
             names.push(name);
         }
         let guest = self.options.agent.as_ref().and_then(|socket| {
-            agent::freeze(socket)
+            frozen_guest::freeze(socket)
                 .map_err(|error| {
                     let why = error.full_message();
                     remarks.push(format!("the guest's file systems are not frozen: {why}"));
@@ -227,7 +250,7 @@ impl RunningMachine {
             Mode::Pull => pull::take(qemu, &taken.disks, granularity_bytes, is_running),
             Mode::Push => push::take(qemu, &taken.disks, granularity_bytes).map(|()| None),
         };
-        let thawed = guest.map_or(Ok(false), agent::FrozenGuest::thaw);
+        let thawed = guest.map_or(Ok(false), FrozenGuest::thaw);
         let standstill: Option<Duration> = instant?;
         let is_quiesced = thawed.unwrap_or_else(|error| {
             remarks.push(format!("warning: {}", error.full_message()));
@@ -238,32 +261,6 @@ impl RunningMachine {
         }
         let sources = export(qemu, &self.options, taken, socket)?;
         Ok(Instant { sources, standstill, is_quiesced, remarks, configuration: None })
-    }
-
-    /// Removes everything from QEMU. With `is_stored` the point counts as the machine's latest backup;
-    /// otherwise the bitmap of the backup before goes on.
-    ///
-    /// # Errors
-    /// Says what is left; the next backup removes it.
-    pub fn close(&mut self, is_stored: bool) -> Result<()> {
-        let Some(taken) = self.taken.take() else { return Ok(()) };
-        let Err(error) = self.remove(&taken, is_stored) else { return Ok(()) };
-        // Somebody may have ended the connection meanwhile; otherwise the first error says more.
-        let closed = match self.qemu.connect_again() {
-            Ok(()) => self.remove(&taken, is_stored),
-            Err(again) if again.kind() == ErrorKind::ToolFailed => Err(error),
-            Err(_) => {
-                let text = format!("the QEMU at {} has ended", self.qemu.socket().display());
-                return Err(Error::new(ErrorKind::ToolFailed, text));
-            }
-        };
-        closed.map_err(|error| {
-            let text = format!(
-                "objects of this backup may be left in QEMU ({}); the next backup removes them",
-                self.qemu.socket().display()
-            );
-            error.context(text)
-        })
     }
 
     fn remove(&mut self, taken: &Taken, is_stored: bool) -> Result<()> {

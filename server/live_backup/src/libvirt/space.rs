@@ -10,7 +10,7 @@ use rustix::fs::{fallocate, FallocateFlags};
 use rustix::io::Errno;
 
 use super::disks::DomainDisk;
-use crate::backup_source::{no_space, TABLES_BYTES};
+use crate::qemu::{no_space, TABLES_BYTES};
 
 /// Longest path of a socket, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_qmp::Monitor;
+use coldrise_qmp::{GuestAgent, Monitor};
 use serde_json::{json, Value};
 
 pub use domain::AttachDomain;
@@ -214,7 +214,7 @@ pub fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
 /// # Errors
 /// `Busy` if it has; `ToolFailed` if the agent does not answer.
 pub fn check_unmounted(socket: &Path, name: &str) -> Result<()> {
-    mounted::check_unmounted(&crate::backup_source::file_systems(socket)?, name)
+    mounted::check_unmounted(&GuestAgent::connect(socket)?.file_systems()?, name)
 }
 
 /// Removes a node whose device is gone. The device may hold it for moments more.

@@ -1,11 +1,11 @@
-//! What the backup needs to know of a domain's live XML.
+//! A domain that runs, by its live XML.
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
-use coldrise_store::{DiskName, MAX_DISKS};
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
 use roxmltree::{Document, Node, ParsingOptions};
 
-use crate::backup_source::DiskPick;
-use crate::libvirt::PATIENCE;
+use super::PATIENCE;
 use crate::virsh::Virsh;
 
 /// Maximum number of elements and attributes.
@@ -13,40 +13,35 @@ const MAX_NODES: u32 = 100_000;
 /// Kinds of sources that libvirt can back up.
 const KINDS: [&str; 4] = ["block", "file", "network", "volume"];
 
-/// A writable disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DomainDisk {
-    pub(super) name: DiskName,
-    /// Its name in libvirt, such as `vda`.
-    pub(super) target: String,
-    pub(super) size_bytes: u64,
-    /// Whether libvirt can make checkpoints of it: qcow2 only.
-    pub(super) keeps_checkpoints: bool,
-}
-
 /// The live domain.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LiveDomain {
-    writable: Vec<Target>,
-    /// Disks and drives that are never backed up.
-    others: Vec<String>,
-    /// The user and the group as which QEMU runs; `None`: as libvirt's own.
-    pub(super) group: Option<u32>,
+pub struct LiveDomain {
+    /// The disks that the machine can write.
+    pub writable: Vec<WritableDisk>,
+    /// The targets of all other disks and drives.
+    pub others: Vec<String>,
+    /// The group as which its QEMU runs; `None`: as libvirt's own.
+    pub group: Option<u32>,
     has_iothreads: bool,
 }
 
+/// A disk that a machine can write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Target {
-    name: String,
-    format: String,
+pub struct WritableDisk {
+    /// Its target in libvirt, such as `vda`.
+    pub target: String,
+    /// The format of its image.
+    pub format: String,
     /// For messages.
     source: String,
 }
 
 impl LiveDomain {
+    /// Reads the answer of `virsh dumpxml`.
+    ///
     /// # Errors
     /// `ToolFailed` if it is not a domain.
-    pub(super) fn parse(text: &str) -> Result<LiveDomain> {
+    pub fn parse(text: &str) -> Result<LiveDomain> {
         let odd = |why: String| {
             Error::new(ErrorKind::ToolFailed, format!("libvirt's XML of the domain: {why}"))
         };
@@ -83,85 +78,27 @@ impl LiveDomain {
         let source = child(disk, "source");
         let source = source.and_then(|s| s.attribute("file").or_else(|| s.attribute("dev")));
         self.has_iothreads |= has_iothread(disk);
-        self.writable.push(Target {
-            name: name.to_owned(),
+        self.writable.push(WritableDisk {
+            target: name.to_owned(),
             format: format.unwrap_or("raw").to_owned(),
             source: source.unwrap_or("…").to_owned(),
         });
     }
 
     /// Whether a writable disk or a controller has an iothread.
-    pub(super) fn has_iothreads(&self) -> bool {
+    pub fn has_iothreads(&self) -> bool {
         self.has_iothreads
     }
 
     /// The disks as `coldrise backup` takes them when the domain is off.
-    pub(super) fn as_files(&self) -> String {
-        let file = |disk: &Target| format!("{}={}:{}", disk.name, disk.format, disk.source);
+    fn as_files(&self) -> String {
+        let file = |disk: &WritableDisk| format!("{}={}:{}", disk.target, disk.format, disk.source);
         self.writable.iter().map(file).collect::<Vec<_>>().join(" ")
     }
 
-    /// The disks to back up, all or the picked ones, and the targets of all others.
-    ///
-    /// # Errors
-    /// `NotFound` if a picked disk or any disk is absent; `InvalidInput` if a disk needs a name.
-    pub(super) fn choose(
-        &self,
-        virsh: &Virsh,
-        uuid: &str,
-        picks: &[DiskPick],
-    ) -> Result<(Vec<DomainDisk>, Vec<String>)> {
-        let mut chosen = Vec::new();
-        for pick in picks {
-            let found = self.writable.iter().find(|disk| disk.name == pick.device);
-            let found = found.ok_or_else(|| {
-                let known: Vec<&str> = self.writable.iter().map(|disk| &*disk.name).collect();
-                let text = format!(
-                    "the machine has no writable disk '{}'; it has: {}",
-                    pick.device,
-                    known.join(", ")
-                );
-                Error::new(ErrorKind::NotFound, text)
-            })?;
-            chosen.push((pick.disk.clone(), found));
-        }
-        if picks.is_empty() {
-            for disk in &self.writable {
-                chosen.push((DiskName::parse(&disk.name)?, disk));
-            }
-        }
-        if chosen.is_empty() || chosen.len() > MAX_DISKS {
-            let text =
-                format!("the machine has {} writable disks; 1 to {MAX_DISKS} work", chosen.len());
-            return Err(Error::new(ErrorKind::NotFound, text));
-        }
-        let is_chosen = |target: &String| chosen.iter().any(|(_, disk)| disk.name == *target);
-        let all = self.writable.iter().map(|disk| &disk.name).chain(&self.others);
-        let others = all.filter(|target| !is_chosen(target)).cloned().collect();
-        let disks = chosen.into_iter().map(|(name, disk)| {
-            let size_bytes = size_bytes(virsh, uuid, &disk.name)?;
-            let keeps_checkpoints = disk.format == "qcow2";
-            Ok(DomainDisk { name, target: disk.name.clone(), size_bytes, keeps_checkpoints })
-        });
-        Ok((disks.collect::<Result<_>>()?, others))
-    }
-
     /// Whether this target is a writable disk.
-    pub(super) fn is_writable(&self, target: &str) -> bool {
-        self.writable.iter().any(|disk| disk.name == target)
-    }
-}
-
-/// The size of a disk as the guest sees it.
-fn size_bytes(virsh: &Virsh, uuid: &str, target: &str) -> Result<u64> {
-    let answer = virsh.run(&["domblkinfo", uuid, target], PATIENCE)?;
-    let line = answer.lines().find_map(|line| line.strip_prefix("Capacity:"));
-    match line.and_then(|number| number.trim().parse().ok()) {
-        Some(size) if size > 0 && size <= MAX_DISK_SIZE_BYTES => Ok(size),
-        _ => {
-            let text = format!("libvirt does not tell the size of {target}, or it is out of range");
-            Err(Error::new(ErrorKind::Unsupported, text))
-        }
+    pub fn is_writable(&self, target: &str) -> bool {
+        self.writable.iter().any(|disk| disk.target == target)
     }
 }
 
@@ -182,6 +119,47 @@ fn group(domain: Node<'_, '_>) -> Option<u32> {
 
 fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
+}
+
+/// The UUIDs and names of domains. The UUID is safe in later calls: virsh takes a name of digits for a
+/// number.
+fn listed(virsh: &Virsh, more: &[&str], patience: Duration) -> Result<Vec<(String, String)>> {
+    let answer = virsh.run(&[&["list", "--name", "--uuid"], more].concat(), patience)?;
+    let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));
+    Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
+}
+
+/// The names of the domains that run, within `patience`.
+///
+/// # Errors
+/// `ToolFailed` if libvirt does not answer.
+pub fn running_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>> {
+    Ok(listed(virsh, &[], patience)?.into_iter().map(|(_, name)| name).collect())
+}
+
+/// The UUID of a running domain.
+///
+/// # Errors
+/// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
+pub fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
+    let is_wanted = |(uuid, name): &&(String, String)| uuid == wanted || name == wanted;
+    let running = listed(virsh, &[], PATIENCE)?;
+    if let Some((uuid, _)) = running.iter().find(is_wanted) {
+        return Ok(uuid.clone());
+    }
+    let all = listed(virsh, &["--all"], PATIENCE)?;
+    let Some((uuid, _)) = all.iter().find(is_wanted) else {
+        let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).take(20).collect();
+        let text = format!("libvirt ({}) has no domain {wanted}", virsh.uri());
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let advice = format!("it has: {known}; write libvirt:DOMAIN");
+        return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
+    };
+    let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));
+    let files = files.map(|live| live.as_files()).unwrap_or_default();
+    let text = format!("domain {wanted} is off");
+    let advice = format!("start it; to back up its images: coldrise backup MACHINE {files}");
+    Err(Error::new(ErrorKind::NotFound, text).advise(advice))
 }
 
 #[cfg(test)]

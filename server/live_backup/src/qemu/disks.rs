@@ -5,53 +5,13 @@ use coldrise_store::{DiskName, MAX_DISKS};
 use serde_json::{json, Value};
 
 use super::monitor::{text, Qemu};
+use crate::DiskPick;
 
 /// The first QEMU that survives a client of an export in an iothread.
 const IOTHREADS_WORK: (u64, u64) = (9, 0);
 
 /// Where QEMU keeps devices with an id.
 const DEVICES: &str = "/machine/peripheral/";
-
-/// A user's choice: a disk's name in the repository, and the name of a device, drive or block node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskPick {
-    /// The disk's name in the repository.
-    pub disk: DiskName,
-    /// The device's id, the drive's id or the block node's name.
-    pub device: String,
-}
-
-impl DiskPick {
-    /// Parses `DISK=DEVICE` of several disks.
-    ///
-    /// # Errors
-    /// `InvalidInput`; the message says what is accepted. No device and no disk may be there twice.
-    pub fn parse_all(words: &[String]) -> Result<Vec<DiskPick>> {
-        let mut picks: Vec<DiskPick> = Vec::with_capacity(words.len());
-        for word in words {
-            let pick = DiskPick::parse(word)?;
-            if picks.iter().any(|other| other.disk == pick.disk || other.device == pick.device) {
-                let text = format!("'{word}': this disk or device is there twice");
-                return Err(Error::new(ErrorKind::InvalidInput, text));
-            }
-            picks.push(pick);
-        }
-        Ok(picks)
-    }
-
-    fn parse(words: &str) -> Result<DiskPick> {
-        match words.split_once('=') {
-            Some((disk, device)) if !device.is_empty() => {
-                Ok(DiskPick { disk: DiskName::parse(disk)?, device: device.to_owned() })
-            }
-            _ => {
-                let text =
-                    format!("'{words}' names no device: write DISK=DEVICE, such as vda=disk0");
-                Err(Error::new(ErrorKind::InvalidInput, text))
-            }
-        }
-    }
-}
 
 /// A dirty bitmap, as QEMU lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]

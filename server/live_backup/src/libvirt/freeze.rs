@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use coldrise_block::Result;
 
-use crate::backup_source::{FrozenGuest, FREEZE_LIMIT};
-use crate::virsh::Virsh;
+use coldrise_qmp::FREEZE_LIMIT;
+
+use crate::frozen_guest::FrozenGuest;
+use coldrise_hypervisors::virsh::Virsh;
 
 /// Freezes the file systems, until the result is thawed or dropped, at most 10 s.
 ///

@@ -6,8 +6,8 @@
 //!   push   vda as it was at the instant ─▶ scratch file; then scratch file ─▶ ingest
 //! ```
 //!
-//! [`RunningDomain`]: connect, [`take`](RunningDomain::take) the instant while the machine is claimed in the
-//! repository, read the sources, store the point, then [`close`](RunningDomain::close).
+//! [`RunningDomain`]: connect, `take` the instant while the machine is claimed in the
+//! repository, read the sources, store the point, then `close`.
 //!
 //! # Invariants
 //!
@@ -39,14 +39,4 @@ mod job;
 mod running;
 mod space;
 
-pub use running::{running_domains, DomainOptions, RunningDomain};
-
-pub(crate) use running::find_running;
-
-/// The group as which the QEMU of a live domain runs, from the domain's XML; `None`: as libvirt's own.
-///
-/// # Errors
-/// `ToolFailed` if it is not a domain.
-pub(crate) fn qemu_group(xml: &str) -> coldrise_block::Result<Option<u32>> {
-    Ok(disks::LiveDomain::parse(xml)?.group)
-}
+pub(crate) use running::{DomainOptions, RunningDomain};

@@ -238,7 +238,7 @@ fn child_text<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
 }
 
 /// Text for an element or an attribute, without control characters.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars().filter(|c| !c.is_control()) {
         match c {

@@ -11,8 +11,8 @@ use coldrise_store::{MachineName, PointName, RepositoryId};
 use roxmltree::Document;
 
 use super::disks::DomainDisk;
-use crate::libvirt::PATIENCE;
-use crate::virsh::Virsh;
+use coldrise_hypervisors::libvirt::PATIENCE;
+use coldrise_hypervisors::virsh::Virsh;
 
 /// The names of the checkpoints of one repository and machine.
 #[derive(Clone, Debug)]
@@ -153,7 +153,10 @@ pub(super) fn checkpoint_xml<'a>(
     others: &[String],
 ) -> String {
     let disk = |target: &str, kind: &str| {
-        format!("<disk name='{}' checkpoint='{kind}'/>", crate::libvirt::escaped(target))
+        format!(
+            "<disk name='{}' checkpoint='{kind}'/>",
+            coldrise_hypervisors::libvirt::escaped(target)
+        )
     };
     let chosen: String = disks.map(|target| disk(target, "bitmap")).collect();
     let others: String = others.iter().map(|target| disk(target, "no")).collect();

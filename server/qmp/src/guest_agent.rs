@@ -1,128 +1,35 @@
-//! The guest agent: file systems frozen for the instant, and thawed in any case.
-//!
-//! A thread of its own freezes and thaws, so that a QEMU that does not answer cannot keep the guest
-//! frozen: after [`LIMIT`] the thread thaws by itself. A process that is killed meanwhile leaves the
-//! guest frozen; the next backup with the agent thaws it.
+//! A client of the guest agent of a machine (QGA).
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
-/// The guest's file systems are frozen for at most this time, and freezing takes at most this time.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// Freezing or thawing the guest's file systems takes at most this time.
+pub const FREEZE_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of other questions.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum length of an answer, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// A guest with frozen file systems. Dropping it thaws them.
-pub(crate) struct FrozenGuest {
-    release: Option<Sender<()>>,
-    thread: Option<JoinHandle<Result<bool>>>,
-}
-
-/// Freezes the guest's file systems.
-///
-/// # Errors
-/// If the agent does not freeze in time; then it was told to thaw.
-pub(super) fn freeze(socket: &Path) -> Result<FrozenGuest> {
-    let socket = socket.to_owned();
-    FrozenGuest::hold(move || {
-        let mut agent = Agent::connect(&socket).and_then(Agent::freeze)?;
-        Ok(move || agent.thaw())
-    })
-}
-
-impl FrozenGuest {
-    /// Freezes in a thread of its own. `freeze` returns what thaws, which the thread calls when the
-    /// guest is thawed or dropped, or after [`LIMIT`].
-    ///
-    /// # Errors
-    /// Those of `freeze`.
-    pub(crate) fn hold<T: FnOnce() -> Result<()>>(
-        freeze: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<FrozenGuest> {
-        let (frozen, is_frozen) = channel();
-        let (release, released) = channel();
-        let thread = std::thread::spawn(move || {
-            let thaw = match freeze() {
-                Ok(thaw) => thaw,
-                Err(error) => {
-                    let _ = frozen.send(Err(error));
-                    return Ok(false);
-                }
-            };
-            let _ = frozen.send(Ok(()));
-            let is_in_time = released.recv_timeout(LIMIT) != Err(RecvTimeoutError::Timeout);
-            thaw().map(|()| is_in_time)
-        });
-        let guest = FrozenGuest { release: Some(release), thread: Some(thread) };
-        let ended = || Error::new(ErrorKind::Internal, "the thread of the guest agent ended");
-        is_frozen.recv().map_err(|_| ended())??;
-        Ok(guest)
-    }
-
-    /// Thaws. Returns whether the guest was frozen until now.
-    ///
-    /// # Errors
-    /// If the agent does not answer: the guest may still be frozen.
-    pub(crate) fn thaw(mut self) -> Result<bool> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<bool> {
-        drop(self.release.take());
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(thawed)) => thawed,
-            _ => Ok(false),
-        }
-    }
-}
-
-impl Drop for FrozenGuest {
-    fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            tracing::warn!("{}", error.full_message());
-        }
-    }
-}
-
-/// Thaws what a killed backup left frozen. Returns whether it did.
-///
-/// # Errors
-/// If the agent does not answer.
-pub(super) fn thaw_leftover(socket: &Path) -> Result<bool> {
-    let mut agent = Agent::connect(socket)?;
-    if agent.ask("guest-fsfreeze-status", PATIENCE)? != json!("frozen") {
-        return Ok(false);
-    }
-    agent.thaw().map(|()| true)
-}
-
-/// The guest's mounted file systems, as `guest-get-fsinfo` lists them.
-///
-/// # Errors
-/// If the agent does not answer.
-pub(crate) fn file_systems(socket: &Path) -> Result<Value> {
-    Agent::connect(socket)?.ask("guest-get-fsinfo", PATIENCE)
-}
-
-struct Agent {
+/// A connection to the guest agent.
+pub struct GuestAgent {
     stream: UnixStream,
     pending: Vec<u8>,
 }
 
-impl Agent {
-    fn connect(socket: &Path) -> Result<Agent> {
+impl GuestAgent {
+    /// Connects, and passes over answers to earlier clients.
+    ///
+    /// # Errors
+    /// If nothing listens at the socket or the agent does not answer.
+    pub fn connect(socket: &Path) -> Result<GuestAgent> {
         let what = || format!("connecting to the guest agent at {}", socket.display());
         let stream = UnixStream::connect(socket).context(what)?;
-        let mut agent = Agent { stream, pending: Vec::new() };
+        let mut agent = GuestAgent { stream, pending: Vec::new() };
         agent.synchronize()?;
         Ok(agent)
     }
@@ -140,8 +47,12 @@ impl Agent {
         }
     }
 
-    fn freeze(mut self) -> Result<Agent> {
-        match self.ask("guest-fsfreeze-freeze", LIMIT) {
+    /// Freezes the guest's file systems.
+    ///
+    /// # Errors
+    /// If the agent does not freeze in time; then it was told to thaw.
+    pub fn freeze(mut self) -> Result<GuestAgent> {
+        match self.ask("guest-fsfreeze-freeze", FREEZE_LIMIT) {
             Ok(_) => Ok(self),
             Err(error) => {
                 // It may still freeze, after our time limit.
@@ -154,8 +65,28 @@ impl Agent {
         }
     }
 
-    fn thaw(&mut self) -> Result<()> {
-        self.ask("guest-fsfreeze-thaw", LIMIT).map(drop).map_err(|error| {
+    /// Whether the guest's file systems are frozen.
+    ///
+    /// # Errors
+    /// If the agent does not answer.
+    pub fn is_frozen(&mut self) -> Result<bool> {
+        Ok(self.ask("guest-fsfreeze-status", PATIENCE)? == json!("frozen"))
+    }
+
+    /// The guest's mounted file systems, as `guest-get-fsinfo` lists them.
+    ///
+    /// # Errors
+    /// If the agent does not answer.
+    pub fn file_systems(&mut self) -> Result<Value> {
+        self.ask("guest-get-fsinfo", PATIENCE)
+    }
+
+    /// Thaws them.
+    ///
+    /// # Errors
+    /// If the agent does not answer: they may still be frozen.
+    pub fn thaw(&mut self) -> Result<()> {
+        self.ask("guest-fsfreeze-thaw", FREEZE_LIMIT).map(drop).map_err(|error| {
             error
                 .context("the guest may still be frozen")
                 .advise("send guest-fsfreeze-thaw to its agent, or reset it")

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result, ScratchFolder};
 
-use crate::libvirt::PATIENCE;
-use crate::virsh::Virsh;
+use coldrise_hypervisors::libvirt::PATIENCE;
+use coldrise_hypervisors::virsh::Virsh;
 
 /// Interval of asking how far a job is.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -9,8 +9,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use roxmltree::Document;
 
 use super::{check_name, mounted, AttachedDisk, Device};
-use crate::backup_domain::{find_running, qemu_group};
-use crate::libvirt::{escaped, PATIENCE};
+use crate::libvirt::{escaped, find_running, LiveDomain, PATIENCE};
 use crate::virsh::Virsh;
 
 /// Interval of looking whether the guest has released the disk.
@@ -41,7 +40,7 @@ impl AttachDomain {
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
     pub fn group(&self) -> Result<Option<u32>> {
-        qemu_group(&self.xml()?)
+        Ok(LiveDomain::parse(&self.xml()?)?.group)
     }
 
     /// Attaches a disk.
