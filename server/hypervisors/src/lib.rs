@@ -12,6 +12,6 @@
 
 pub mod attach;
 pub mod libvirt;
-pub mod relocation;
+pub mod moves;
 pub mod virsh;
 pub mod vsphere;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, coming_sentence, SessionDocument, SessionNotes};

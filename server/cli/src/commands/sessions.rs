@@ -1,7 +1,7 @@
 //! `coldrise sessions`: lists the published sessions.
 
 use coldrise_block::Result;
-use coldrise_hypervisors::relocation::{move_state, MoveNote};
+use coldrise_hypervisors::moves::{move_state, MoveNote};
 use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
 use coldrise_inventory::{SessionDetails, SessionListing};
 use coldrise_session::{coming_sentence, DiskActivity};

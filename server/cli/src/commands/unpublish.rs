@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
-use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::check_no_machine;
 use coldrise_session::{SessionNotes, SkippedFile};
 use coldrise_store::{advise_room, Repository, SessionName};

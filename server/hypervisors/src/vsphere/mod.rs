@@ -33,9 +33,9 @@
 
 mod client;
 mod inventory;
+mod moves;
 mod note;
 mod overview;
-mod relocate;
 mod soap;
 mod task;
 mod undo;
@@ -51,9 +51,9 @@ use coldrise_store::{Repository, SessionName};
 use client::Client;
 pub use client::{VsphereAccess, PASSWORD_VARIABLE};
 use inventory::{Datastore, Host, Machine};
+pub use moves::{move_machine, VsphereMove, VsphereMoveRequest};
 pub use note::{VsphereNote, VspherePhase};
 pub use overview::{overview, ListedDatastore, ListedHost, VsphereOverview};
-pub use relocate::{move_machine, VsphereMove, VsphereMoveRequest};
 use soap::{element, Reference};
 use task::{await_end, Identity, Patience, Questions};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coldrise_hypervisors::relocation::{move_state, MovePhase};
+use coldrise_hypervisors::moves::{move_state, MovePhase};
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_store::Repository;
 

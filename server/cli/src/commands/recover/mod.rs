@@ -17,7 +17,7 @@ use coldrise_hypervisors::libvirt::{
     default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
     RecoveryNote, VariablesPlace,
 };
-use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_session::{check_offered, SessionDocument, SessionNotes};
 use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};

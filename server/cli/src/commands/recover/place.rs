@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
-use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::{SealReport, SessionNotes};
 use coldrise_store::{Address, Repository, SessionName};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
-use coldrise_hypervisors::relocation::{move_state, MovePhase};
+use coldrise_hypervisors::moves::{move_state, MovePhase};
 use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;

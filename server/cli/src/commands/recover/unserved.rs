@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
-use coldrise_hypervisors::relocation::move_state;
+use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
 use coldrise_session::{SessionNotes, SessionState};
 use coldrise_store::Repository;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hypervisors::relocation::{
+use coldrise_hypervisors::moves::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, Target,
 };
 use coldrise_hypervisors::vsphere::recovery_note;
