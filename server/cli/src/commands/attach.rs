@@ -17,10 +17,10 @@ use serde_json::json;
 use super::restore::open_disk;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::run_record;
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::socket_access::SocketAccess;
+use coldrise_runs::process_run;
 
 /// How often the command looks after its server and its end.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -243,12 +243,12 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     };
     let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
     // Before: doctor looks for what a killed command has left.
-    run_record::progress(json!({ "phase": "attaching", "name": name, "address": export,
+    process_run::progress(json!({ "phase": "attaching", "name": name, "address": export,
                                  "is_read_only": is_read_only, "machine": recorded(&arguments.to)?,
                                  "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
-    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+    process_run::progress(json!({ "phase": "attached", "name": name, "address": export,
                                  "is_read_only": is_read_only }));
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,

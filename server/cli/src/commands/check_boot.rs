@@ -16,11 +16,11 @@ use crate::hardware::isolated_hardware;
 use crate::hardware::HardwareOptions;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::tell_newer;
 use crate::units::show_duration;
 use coldrise_hosting::boot_check::{check_memory, Trial};
 use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::tell_newer;
 
 /// Boot a restore point in isolation and prove that the machine comes up.
 ///
@@ -115,7 +115,7 @@ fn find(
     };
     let catalog = Catalog::new(repository);
     let point = catalog.point(machine, selector)?;
-    tell_newer(invocation, &catalog, selector, &point);
+    tell_newer(invocation.caller()?, &catalog, selector, &point);
     check_offered(point)
 }
 

@@ -7,10 +7,10 @@ use coldrise_inventory::{SessionDetails, SessionListing};
 use coldrise_session::{coming_sentence, DiskActivity};
 use serde::Serialize;
 
-use super::recover::unserved;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_count, show_moment, show_size};
+use coldrise_recovery::unserved;
 
 /// The session on several lines.
 pub(super) fn session_text(session: &SessionDetails) -> String {

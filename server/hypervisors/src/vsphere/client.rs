@@ -50,6 +50,68 @@ pub struct VsphereAccess {
     pub thumbprint: Option<Thumbprint>,
 }
 
+/// What a user says about the login.
+#[derive(Clone, Debug, Default)]
+pub struct AccessOptions {
+    /// The user's name.
+    pub user: Option<String>,
+    /// The file with the password.
+    pub password_file: Option<PathBuf>,
+    /// The file with the certificate to believe.
+    pub certificate: Option<PathBuf>,
+    /// The thumbprint of the server's own certificate.
+    pub thumbprint: Option<Thumbprint>,
+}
+
+impl AccessOptions {
+    /// The access of a new recovery.
+    ///
+    /// # Errors
+    /// `InvalidInput` without a user.
+    pub fn access(&self, server: &str) -> Result<VsphereAccess> {
+        let user = self.user.clone().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidInput,
+                format!("who logs in to {server}? Give --user USER"),
+            )
+        })?;
+        let mut access = VsphereAccess {
+            server: server.to_owned(),
+            user,
+            password_file: None,
+            certificate: None,
+            thumbprint: None,
+        };
+        self.apply(&mut access)?;
+        Ok(access)
+    }
+
+    /// Options go before what the note says.
+    ///
+    /// # Errors
+    /// Errors of finding the current folder.
+    pub fn apply(&self, access: &mut VsphereAccess) -> Result<()> {
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path).context(|| format!("finding {}", path.display()))
+        };
+        if let Some(user) = &self.user {
+            access.user.clone_from(user);
+        }
+        if let Some(path) = &self.password_file {
+            access.password_file = Some(absolute(path)?);
+        }
+        if let Some(path) = &self.certificate {
+            access.certificate = Some(absolute(path)?);
+            access.thumbprint = None;
+        }
+        if let Some(thumbprint) = self.thumbprint {
+            access.thumbprint = Some(thumbprint);
+            access.certificate = None;
+        }
+        Ok(())
+    }
+}
+
 impl VsphereAccess {
     fn trust(&self) -> Trust {
         match (self.thumbprint, &self.certificate) {

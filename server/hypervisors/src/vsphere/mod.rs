@@ -49,7 +49,7 @@ use coldrise_session::{NotesLock, SessionNotes};
 use coldrise_store::{Repository, SessionName};
 
 use client::Client;
-pub use client::{VsphereAccess, PASSWORD_VARIABLE};
+pub use client::{AccessOptions, VsphereAccess, PASSWORD_VARIABLE};
 use inventory::{Datastore, Host, Machine};
 pub use moves::{move_machine, VsphereMove, VsphereMoveRequest};
 pub use note::{VsphereNote, VspherePhase};

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::{Findings, Status};
 use crate::commands::attach::{detach_command, is_attached};
-use crate::run_record;
 
 const CHECK: &str = "killed commands";
 /// The newest ended runs that are looked at.
@@ -20,7 +19,7 @@ const MAX_RUNS: usize = 1000;
 /// `rollback` has left half written, and what a killed `backup` of a running machine has left.
 pub(super) fn check(found: &mut Findings, repository: &Repository) {
     // Without records nothing is known.
-    let Ok(folder) = run_record::folder() else { return };
+    let Ok(folder) = coldrise_runs::RunsFolder::required() else { return };
     let runs = match folder.list(MAX_RUNS) {
         Ok(list) => list.runs,
         Err(error) => return found.error(CHECK, &error),

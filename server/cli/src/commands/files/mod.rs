@@ -20,11 +20,11 @@ use coldrise_store::{Address, PointDocument, Repository};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::run_record;
-use crate::targets::tell_newer;
 use crate::units::parse_duration;
 use coldrise_hosting::files_machine::{keep, serve, KeptMachine};
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::tell_newer;
+use coldrise_runs::process_run;
 
 /// Time limit for the start of the machine. Without KVM and on a busy host it takes long.
 const START_PATIENCE: Duration = Duration::from_secs(180);
@@ -133,7 +133,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
                 .map(|()| Report::silent())
         }
         FilesCommand::Serve { addresses, stay } => {
-            serve(invocation.caller()?, &run_record::machine_files()?, addresses, *stay)
+            serve(invocation.caller()?, &process_run::machine_files()?, addresses, *stay)
                 .map(|()| Report::silent())
         }
     }
@@ -172,7 +172,7 @@ impl Reading {
     ) -> Result<PointDocument> {
         let catalog = Catalog::new(repository);
         let point = catalog.point(&address.machine, &address.selector)?;
-        tell_newer(invocation, &catalog, &address.selector, &point);
+        tell_newer(invocation.caller()?, &catalog, &address.selector, &point);
         check_offered(point)
     }
 

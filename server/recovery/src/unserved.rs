@@ -15,10 +15,7 @@ use coldrise_hosting::ganesha;
 ///
 /// # Errors
 /// Those of the notes, and of libvirt.
-pub(crate) fn unserved(
-    repository: &Arc<Repository>,
-    session: &SessionState,
-) -> Result<Option<String>> {
+pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<Option<String>> {
     let name = &session.document.name;
     if session.is_served {
         return Ok(None);

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
-use coldrise_store::{Repository, SessionName};
-
-use super::answer::{record, report, tell_serves_on};
-use crate::invocation::Invocation;
-use crate::report::Report;
-use crate::run_record;
 use coldrise_hosting::ganesha::Ganesha;
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::Caller;
+use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
+use coldrise_runs::process_run;
+use coldrise_store::{Repository, SessionName};
+use serde_json::json;
+
+use crate::RecoveryEnd;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -25,30 +25,30 @@ const NOTE_INTERVAL: Duration = Duration::from_secs(1);
 const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A session and its note.
-type Recovered = (SessionName, VsphereNote);
+pub(crate) type Recovered = (SessionName, VsphereNote);
 
-/// Serves until a signal ends this program (`stalled`), or the machine was undone or moved and no other one uses
+/// Serves until a signal ends this program ([`RecoveryEnd::Stalled`]), or the machine was undone or moved and no other one uses
 /// the server.
-pub(super) fn serve(
-    invocation: &Invocation,
+pub(crate) fn serve(
+    caller: &Caller,
     repository: &Arc<Repository>,
     own: Recovered,
     mut ganesha: Ganesha,
     signals: &mut ChildSignals,
-) -> Result<Report> {
+) -> Result<(Recovered, RecoveryEnd)> {
     let mut served = own.clone();
     let mut end = None;
     let (mut read, mut recorded) = (Instant::now(), None::<Instant>);
     loop {
         let (session, note) = &served;
         let is_known = recorded.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
-        if !is_known && run_record::is_progress_due() {
+        if !is_known && process_run::is_progress_due() {
             recorded = Some(Instant::now());
             record(session, note);
         }
         if signals.was_asked_to_end() {
             ganesha.stop(Some(signals))?;
-            return Ok(report(invocation, session, note, "stalled"));
+            return Ok((served, RecoveryEnd::Stalled));
         }
         if let Some(status) = ganesha.keep_up()? {
             let text = format!("nfs-ganesha ended ({status}) while the machine was running");
@@ -68,9 +68,13 @@ pub(super) fn serve(
                 })?;
                 let Some(other) = other.filter(|_| is_kept) else {
                     ganesha.stop(Some(signals))?;
-                    return Ok(report(invocation, &own.0, &own.1, end));
+                    return Ok((own, end));
                 };
-                tell_serves_on(invocation, session, &other.0, &other.1);
+                caller.remark(&format!(
+                    "the machine of session {session} needs this NFS server no longer; {} of session {} does: \
+                     leave this command running",
+                    other.1.name, other.0
+                ));
                 (served, recorded) = (other, None);
             }
         }
@@ -78,11 +82,19 @@ pub(super) fn serve(
     }
 }
 
+/// Records in the run that it serves the machine's disks.
+fn record(session: &SessionName, note: &VsphereNote) {
+    process_run::progress(
+        json!({ "phase": "serving", "session": session.as_str(), "domain": note.name,
+                                 "server": note.access.server, "datastore": note.datastore }),
+    );
+}
+
 /// Whether a machine needs its server no longer, and why.
-fn end_of(repository: &Arc<Repository>, session: &SessionName) -> Result<Option<&'static str>> {
+fn end_of(repository: &Arc<Repository>, session: &SessionName) -> Result<Option<RecoveryEnd>> {
     Ok(match recovery_note(repository, session)? {
-        None => Some("undone"),
-        Some(note) if !note.is_needed() => Some("moved"),
+        None => Some(RecoveryEnd::Undone),
+        Some(note) if !note.is_needed() => Some(RecoveryEnd::Moved),
         Some(_) => None,
     })
 }

@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::{move_state, MovePhase};
+use coldrise_runs::process_run;
 use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;
 
-use super::Prepared;
-use crate::invocation::Invocation;
-use crate::run_record;
+use crate::domain::{Prepared, BESIDE};
+use crate::RecoveryEnd;
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::socket_access::{SocketAccess, SocketOwner};
+use coldrise_hosting::socket_access::SocketAccess;
 use coldrise_hosting::uefi;
+use coldrise_hosting::Caller;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -51,7 +52,7 @@ impl RecordedState {
     /// Records the state if it is another one, or was recorded long ago.
     fn record(&mut self, session: &SessionDocument, note: &RecoveryNote) {
         let is_known = self.at.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
-        if is_known || !run_record::is_progress_due() {
+        if is_known || !process_run::is_progress_due() {
             return;
         }
         let state = match &self.state {
@@ -62,7 +63,7 @@ impl RecordedState {
             Some(DomainState::Off) => "off",
         };
         self.at = Some(Instant::now());
-        run_record::progress(
+        process_run::progress(
             json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
                                      "connect": note.connect, "state": state, "since_ms": self.since_ms }),
         );
@@ -82,10 +83,12 @@ fn kept(session: &SessionName) -> String {
 }
 
 /// A running server and its domain.
-pub(super) struct RecoveryServer {
+pub struct RecoveryServer {
     repository: Arc<Repository>,
-    pub(super) session: SessionDocument,
-    pub(super) note: RecoveryNote,
+    /// The session.
+    pub session: SessionDocument,
+    /// Its note.
+    pub note: RecoveryNote,
     nbdkit: Nbdkit,
     domain: Domain,
 }
@@ -95,14 +98,13 @@ impl RecoveryServer {
     ///
     /// # Errors
     /// As [`Nbdkit::start`] and [`Domain::create`]. The session is kept.
-    pub(super) fn start(
-        invocation: &Invocation,
+    pub fn start(
+        caller: &Caller,
         repository: &Arc<Repository>,
         prepared: Prepared,
-        owner: Option<SocketOwner>,
         signals: &mut ChildSignals,
     ) -> Result<RecoveryServer> {
-        let Prepared { session, note, is_new } = prepared;
+        let Prepared { session, note, owner, is_new } = prepared;
         let disks = session.disks.iter();
         let options = ServeOptions {
             endpoint: Endpoint::Socket(note.socket.clone(), SocketAccess { owner, mode: None }),
@@ -113,7 +115,7 @@ impl RecoveryServer {
             disconnects_at_end: true,
             only: disks.map(|disk| format!("live/{}/{}", session.name, disk.name)).collect(),
         };
-        let started = Nbdkit::start(invocation.caller()?, &options, signals);
+        let started = Nbdkit::start(caller, &options, signals);
         let nbdkit = started.map_err(|error| {
             let withdrawn =
                 is_new.then(|| coldrise_session::unpublish(repository, &session.name, true));
@@ -125,7 +127,7 @@ impl RecoveryServer {
         let domain = note.domain();
         let repository = Arc::clone(repository);
         let server = RecoveryServer { repository, session, note, nbdkit, domain };
-        match server.start_domain(invocation, is_new) {
+        match server.start_domain(caller, is_new) {
             Ok(()) => Ok(server),
             Err(error) if is_new => Err(server.withdraw(error)),
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -151,16 +153,16 @@ impl RecoveryServer {
             let _ = self.note.remove_variables();
         }
         match ended {
-            true if error.kind() == ErrorKind::Busy => error.advise(super::BESIDE),
+            true if error.kind() == ErrorKind::Busy => error.advise(BESIDE),
             true => error,
             false => error.advise(kept(name)),
         }
     }
 
-    fn start_domain(&self, invocation: &Invocation, is_new: bool) -> Result<()> {
+    fn start_domain(&self, caller: &Caller, is_new: bool) -> Result<()> {
         let session = &self.session.name;
         match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
-            DomainState::Off => self.create(invocation, is_new).or_else(|error| {
+            DomainState::Off => self.create(caller, is_new).or_else(|error| {
                 match self.note.state(session) {
                     // Started just now by somebody else.
                     Ok(None) => Err(self.note.name_is_taken()),
@@ -174,11 +176,11 @@ impl RecoveryServer {
         }
     }
 
-    fn create(&self, invocation: &Invocation, is_new: bool) -> Result<()> {
+    fn create(&self, caller: &Caller, is_new: bool) -> Result<()> {
         let found = self.note.write_variables(&self.repository, &self.session)?;
         // One that ran before has its variables.
         if let Some(found) = found.filter(|_| is_new) {
-            uefi::tell_start(invocation.caller()?, &found);
+            uefi::tell_start(caller, &found);
         }
         let created = self.domain.create(&self.note.xml);
         self.note.remove_template();
@@ -218,23 +220,19 @@ impl RecoveryServer {
     }
 
     /// Pauses the machine, unless it is off.
-    fn pause(&self) -> Result<&'static str> {
+    fn pause(&self) -> Result<RecoveryEnd> {
         match self.note.state(&self.session.name)? {
-            None | Some(DomainState::Off) => Ok("off"),
-            Some(_) => self.domain.suspend().map(|()| "paused"),
+            None | Some(DomainState::Off) => Ok(RecoveryEnd::Off),
+            Some(_) => self.domain.suspend().map(|()| RecoveryEnd::Paused),
         }
     }
 
-    /// Serves until the machine is off (`off`), its disks were moved (`moved`), or a signal ends this program, which
-    /// first pauses the machine (`paused`).
+    /// Serves until the machine is off ([`RecoveryEnd::Off`]), its disks were moved ([`RecoveryEnd::Moved`]), or a signal ends this program, which
+    /// first pauses the machine ([`RecoveryEnd::Paused`]).
     ///
     /// # Errors
     /// `ToolFailed` if the server cannot be started again.
-    pub(super) fn serve(
-        &mut self,
-        invocation: &Invocation,
-        signals: &mut ChildSignals,
-    ) -> Result<&'static str> {
+    pub fn serve(&mut self, caller: &Caller, signals: &mut ChildSignals) -> Result<RecoveryEnd> {
         let (mut asked, mut resumed) = (None::<Instant>, None::<Instant>);
         let mut off_since = None::<Instant>;
         let mut recorded = RecordedState::new();
@@ -246,7 +244,7 @@ impl RecoveryServer {
                 self.nbdkit.stop(None)?;
                 return paused;
             }
-            match self.nbdkit.keep_up(invocation.caller()?, signals) {
+            match self.nbdkit.keep_up(caller, signals) {
                 Ok(None) => {}
                 Ok(Some(status)) => {
                     let text = format!("nbdkit ended ({status}) while the machine was running");
@@ -258,9 +256,9 @@ impl RecoveryServer {
             }
             if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
                 asked = Some(Instant::now());
-                let looked = self.look_at_domain(invocation, &mut resumed, &mut recorded);
+                let looked = self.look_at_domain(caller, &mut resumed, &mut recorded);
                 off_since = match looked {
-                    Ok(Some("off")) => off_since.or(asked),
+                    Ok(Some(RecoveryEnd::Off)) => off_since.or(asked),
                     _ => None,
                 };
                 match looked {
@@ -274,7 +272,7 @@ impl RecoveryServer {
                     // It was undone, and only then libvirtd ended.
                     Err(_) if matches!(self.has_ended(), Ok(true)) => {
                         self.nbdkit.stop(None)?;
-                        return Ok("off");
+                        return Ok(RecoveryEnd::Off);
                     }
                     // libvirtd may restart; its domains run on.
                     Err(error) => tracing::warn!("{}", error.full_message()),
@@ -287,19 +285,18 @@ impl RecoveryServer {
     /// Resumes the machine if its disks were away. Returns how it ended, if it has.
     fn look_at_domain(
         &self,
-        invocation: &Invocation,
+        caller: &Caller,
         resumed: &mut Option<Instant>,
         recorded: &mut RecordedState,
-    ) -> Result<Option<&'static str>> {
+    ) -> Result<Option<RecoveryEnd>> {
         let session = &self.session.name;
         let state = self.note.state(session)?;
         recorded.change(state.clone().unwrap_or(DomainState::Off));
         match state {
-            Some(DomainState::Off) => Ok(Some("off")),
+            Some(DomainState::Off) => Ok(Some(RecoveryEnd::Off)),
             Some(DomainState::DiskError) => {
                 if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {
-                    invocation
-                        .remark("the machine was paused by an error of its disks: resuming it");
+                    caller.remark("the machine was paused by an error of its disks: resuming it");
                     self.resume_until_it_runs()?;
                     *resumed = Some(Instant::now());
                 }
@@ -310,15 +307,15 @@ impl RecoveryServer {
                     return Ok(match state {
                         Some(_) => None,
                         // Only the session of a machine that does not use it ends: it was moved.
-                        None if self.has_ended()? => Some("moved"),
+                        None if self.has_ended()? => Some(RecoveryEnd::Moved),
                         // Another machine has the name of this one.
-                        None => Some("off"),
+                        None => Some(RecoveryEnd::Off),
                     });
                 };
                 let is_moved = moved.note.phase == MovePhase::Settled
                     && !moved.is_running
                     && moved.note.disks.iter().all(|disk| disk.is_moved);
-                Ok(is_moved.then_some("moved"))
+                Ok(is_moved.then_some(RecoveryEnd::Moved))
             }
         }
     }
