@@ -10,6 +10,7 @@
 //! what was begun, and the next `recover` continues or undoes it.
 #![forbid(unsafe_code)]
 
+mod attached_disk;
 mod domain;
 mod domain_server;
 mod end;
@@ -19,6 +20,7 @@ mod unserved;
 pub mod vsphere;
 mod vsphere_server;
 
+pub use attached_disk::{default_disk_name, AttachedDiskServer};
 pub use domain::{DomainRequest, Prepared};
 pub use domain_server::RecoveryServer;
 pub use end::{prepare_end, undo, MachineEnd, UndoRequest, Undone};

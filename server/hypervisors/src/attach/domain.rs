@@ -27,7 +27,7 @@ impl AttachDomain {
     ///
     /// # Errors
     /// `NotFound` if it does not run.
-    pub fn find(virsh: &Virsh, name: &str) -> Result<AttachDomain> {
+    pub(super) fn find(virsh: &Virsh, name: &str) -> Result<AttachDomain> {
         Ok(AttachDomain { virsh: virsh.clone(), uuid: find_running(virsh, name)? })
     }
 
@@ -39,7 +39,7 @@ impl AttachDomain {
     ///
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
-    pub fn group(&self) -> Result<Option<u32>> {
+    pub(super) fn group(&self) -> Result<Option<u32>> {
         Ok(LiveDomain::parse(&self.xml()?)?.group)
     }
 
@@ -47,7 +47,7 @@ impl AttachDomain {
     ///
     /// # Errors
     /// `AlreadyExists` if a disk of this name is attached; `ToolFailed` with libvirt's reason.
-    pub fn attach(&self, disk: &AttachedDisk<'_>) -> Result<()> {
+    pub(super) fn attach(&self, disk: &AttachedDisk<'_>) -> Result<()> {
         check_name(disk.name)?;
         let targets = targets(&self.xml()?)?;
         if targets.iter().any(|(_, serial)| serial == disk.name) {
@@ -81,7 +81,7 @@ impl AttachDomain {
     ///
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
-    pub fn is_attached(&self, name: &str) -> Result<bool> {
+    pub(super) fn is_attached(&self, name: &str) -> Result<bool> {
         Ok(targets(&self.xml()?)?.iter().any(|(_, serial)| serial == name))
     }
 
@@ -89,7 +89,7 @@ impl AttachDomain {
     ///
     /// # Errors
     /// `Busy` if it has; `ToolFailed` if the agent does not answer.
-    pub fn check_unmounted(&self, name: &str) -> Result<()> {
+    pub(super) fn check_unmounted(&self, name: &str) -> Result<()> {
         let words = ["qemu-agent-command", &self.uuid, r#"{"execute":"guest-get-fsinfo"}"#];
         let answer = self.virsh.run(&words, PATIENCE)?;
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
@@ -101,7 +101,7 @@ impl AttachDomain {
     /// # Errors
     /// `NotFound` if there is no such disk, `Busy` if the guest does not release it in time: it stays
     /// attached, but the guest may still release it later.
-    pub fn detach(&self, name: &str, patience: Duration) -> Result<()> {
+    pub(super) fn detach(&self, name: &str, patience: Duration) -> Result<()> {
         check_name(name)?;
         let target = || -> Result<Option<String>> {
             let all = targets(&self.xml()?)?;

@@ -11,6 +11,7 @@
 //! detach removes it.
 
 mod domain;
+mod machine;
 mod mounted;
 
 use std::error::Error as _;
@@ -23,6 +24,7 @@ use coldrise_qmp::{GuestAgent, Monitor};
 use serde_json::{json, Value};
 
 pub use domain::AttachDomain;
+pub use machine::{AttachMachine, MachineAddress};
 
 /// Maximum length of a name: QEMU's names of nodes have at most 31 characters, serial numbers 20.
 pub const MAX_NAME_CHARS: usize = 20;
@@ -79,7 +81,7 @@ pub fn check_name(name: &str) -> Result<()> {
 ///
 /// # Errors
 /// `AlreadyExists` if a disk of this name is attached; `ToolFailed` with QEMU's reason.
-pub fn attach(monitor: &Path, disk: &AttachedDisk<'_>) -> Result<()> {
+fn attach(monitor: &Path, disk: &AttachedDisk<'_>) -> Result<()> {
     check_name(disk.name)?;
     let mut monitor = Monitor::connect(monitor, PATIENCE)?;
     let id = format!("{PREFIX}{}", disk.name);
@@ -172,7 +174,7 @@ fn has_node(monitor: &mut Monitor, id: &str) -> Result<bool> {
 ///
 /// # Errors
 /// `NotFound` if nobody listens at the socket; those of the monitor.
-pub fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
+fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
     let mut monitor = Monitor::connect(monitor, PATIENCE).map_err(|error| {
         let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
         match source.map(std::io::Error::kind) {
@@ -191,7 +193,7 @@ pub fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
 /// # Errors
 /// `NotFound` if there is no such disk, `Busy` if the guest does not release it in time: it stays
 /// attached, but the guest may still release it later.
-pub fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
+fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
     check_name(name)?;
     let mut monitor = Monitor::connect(monitor, PATIENCE)?;
     let id = format!("{PREFIX}{name}");
@@ -213,7 +215,7 @@ pub fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
 ///
 /// # Errors
 /// `Busy` if it has; `ToolFailed` if the agent does not answer.
-pub fn check_unmounted(socket: &Path, name: &str) -> Result<()> {
+fn check_unmounted(socket: &Path, name: &str) -> Result<()> {
     mounted::check_unmounted(&GuestAgent::connect(socket)?.file_systems()?, name)
 }
 

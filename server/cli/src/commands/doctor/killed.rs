@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use coldrise_block::{ErrorKind, Result};
+use coldrise_hypervisors::attach::MachineAddress;
 use coldrise_runs::{Plan, RunId, RunRecord, RunsFolder, State};
 use coldrise_store::Repository;
 use serde_json::Value;
 
 use super::{Findings, Status};
-use crate::commands::attach::{detach_command, is_attached};
 
 const CHECK: &str = "killed commands";
 /// The newest ended runs that are looked at.
@@ -145,4 +145,14 @@ fn attached(
     };
     let message = format!("{machine} still has disk {name} ({address}), and nothing serves it");
     is_there.then(|| Ok((message, detach_command(machine, connect, name))))
+}
+
+fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
+    machine.parse::<MachineAddress>()?.is_attached(connect, name)
+}
+
+/// The command that removes it.
+fn detach_command(machine: &str, connect: Option<&str>, name: &str) -> String {
+    let connect = connect.map(|uri| format!(" --connect {uri}")).unwrap_or_default();
+    format!("coldrise detach {name} --from {machine}{connect}")
 }

@@ -79,10 +79,10 @@ pub(super) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
         to.system = to.system.or_else(|| from.system.clone());
     }
     let options = &arguments.options;
-    let first_point = Reading::point(invocation, repository, from)?;
-    let second_point = Reading::point(invocation, repository, &to)?;
+    let first_point = Reading::point(invocation.caller()?, repository, from)?;
+    let second_point = Reading::point(invocation.caller()?, repository, &to)?;
     let start = |point, address: &FilesAddress, signals: &mut ChildSignals| {
-        Reading::start(invocation, point, address, options, signals)
+        options.start(invocation, point, address, signals)
     };
     let mut unread = Unread::default();
     let first = start(&first_point, from, &mut signals)?;
