@@ -2,8 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::Progress;
+use coldrise_block::{Error, ErrorKind, Progress, Result};
 
 use super::content::Content;
 use super::proof::{DiskStatement, Proof};

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Context, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 
 use super::content::{Content, ContentReader};
 use super::proof::Sections;

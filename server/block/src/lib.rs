@@ -16,6 +16,7 @@ pub mod hex;
 mod holes;
 mod password_file;
 mod periodic_thread;
+mod progress;
 mod read_context;
 mod scratch_folder;
 mod small_file;
@@ -34,6 +35,7 @@ pub use held_lock::HeldLock;
 pub use holes::Holes;
 pub use password_file::public_password_warning;
 pub use periodic_thread::PeriodicThread;
+pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{
     remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Phase, Progress, ProgressState};
 use coldrise_replica::CopyProgress;
 use coldrise_session::VerifyPart;
 use coldrise_store::VerifyProgress;

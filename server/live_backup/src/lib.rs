@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use coldrise_block::Result;
 use coldrise_ingest::BackupStart;
-use coldrise_store::{MachineName, Repository};
+use coldrise_store::{DiskName, MachineName, PointName, Repository};
 
 /// How the content leaves QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,24 @@ pub enum Mode {
     Pull,
     /// QEMU copies the disks into scratch files first.
     Push,
+}
+
+impl Mode {
+    /// The backup from which the changes of a disk count. A push copies only what is marked as changed: not the rest of
+    /// a disk that has grown. A smaller disk was made again.
+    fn base(
+        self,
+        repository: &Repository,
+        start: &BackupStart,
+        disk: &DiskName,
+        size_bytes: u64,
+    ) -> Result<Option<PointName>> {
+        let base = start.bitmap_base(repository, disk)?.filter(|(_, stored)| match self {
+            Mode::Pull => stored.size_bytes <= size_bytes,
+            Mode::Push => stored.size_bytes == size_bytes,
+        });
+        Ok(base.map(|(point, _)| point.clone()))
+    }
 }
 
 /// The result of taking the instant.

@@ -15,8 +15,7 @@ mod domain;
 mod domain_server;
 mod end;
 mod place;
-mod startable;
-mod unserved;
+mod session_machines;
 pub mod vsphere;
 mod vsphere_server;
 
@@ -24,8 +23,7 @@ pub use attached_disk::{default_disk_name, AttachedDiskServer};
 pub use domain::{DomainRequest, Prepared};
 pub use domain_server::RecoveryServer;
 pub use end::{prepare_end, undo, MachineEnd, UndoRequest, Undone};
-pub use startable::startable_session;
-pub use unserved::unserved;
+pub use session_machines::{startable_session, unserved};
 
 /// Why the disks of a recovered machine are no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

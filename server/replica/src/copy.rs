@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
+use coldrise_block::{Error, ErrorKind, NoProgress, Progress, Result};
+use coldrise_ingest::{store_source, Pace, RateLimit, StoredDisk, Watch};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 use serde::{Deserialize, Serialize};
 

@@ -24,9 +24,6 @@ pub struct AttachDomain {
 
 impl AttachDomain {
     /// Finds it by name or UUID.
-    ///
-    /// # Errors
-    /// `NotFound` if it does not run.
     pub(super) fn find(virsh: &Virsh, name: &str) -> Result<AttachDomain> {
         Ok(AttachDomain { virsh: virsh.clone(), uuid: find_running(virsh, name)? })
     }
@@ -36,17 +33,11 @@ impl AttachDomain {
     }
 
     /// The group as which its QEMU runs, if it is not libvirt's own.
-    ///
-    /// # Errors
-    /// `ToolFailed` if libvirt does not answer.
     pub(super) fn group(&self) -> Result<Option<u32>> {
         Ok(LiveDomain::parse(&self.xml()?)?.group)
     }
 
     /// Attaches a disk.
-    ///
-    /// # Errors
-    /// `AlreadyExists` if a disk of this name is attached; `ToolFailed` with libvirt's reason.
     pub(super) fn attach(&self, disk: &AttachedDisk<'_>) -> Result<()> {
         check_name(disk.name)?;
         let targets = targets(&self.xml()?)?;
@@ -78,17 +69,11 @@ impl AttachDomain {
     }
 
     /// Whether it has a disk of this name.
-    ///
-    /// # Errors
-    /// `ToolFailed` if libvirt does not answer.
     pub(super) fn is_attached(&self, name: &str) -> Result<bool> {
         Ok(targets(&self.xml()?)?.iter().any(|(_, serial)| serial == name))
     }
 
     /// Asks the guest agent whether the guest has mounted the disk.
-    ///
-    /// # Errors
-    /// `Busy` if it has; `ToolFailed` if the agent does not answer.
     pub(super) fn check_unmounted(&self, name: &str) -> Result<()> {
         let words = ["qemu-agent-command", &self.uuid, r#"{"execute":"guest-get-fsinfo"}"#];
         let answer = self.virsh.run(&words, PATIENCE)?;

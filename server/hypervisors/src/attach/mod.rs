@@ -78,9 +78,6 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 /// Attaches a disk. If the device is refused, the node is removed again.
-///
-/// # Errors
-/// `AlreadyExists` if a disk of this name is attached; `ToolFailed` with QEMU's reason.
 fn attach(monitor: &Path, disk: &AttachedDisk<'_>) -> Result<()> {
     check_name(disk.name)?;
     let mut monitor = Monitor::connect(monitor, PATIENCE)?;
@@ -171,9 +168,6 @@ fn has_node(monitor: &mut Monitor, id: &str) -> Result<bool> {
 }
 
 /// Whether a QEMU has a disk of this name.
-///
-/// # Errors
-/// `NotFound` if nobody listens at the socket; those of the monitor.
 fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
     let mut monitor = Monitor::connect(monitor, PATIENCE).map_err(|error| {
         let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
@@ -189,10 +183,6 @@ fn is_attached(monitor: &Path, name: &str) -> Result<bool> {
 }
 
 /// Detaches a disk, within `patience` for the guest to release it.
-///
-/// # Errors
-/// `NotFound` if there is no such disk, `Busy` if the guest does not release it in time: it stays
-/// attached, but the guest may still release it later.
 fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
     check_name(name)?;
     let mut monitor = Monitor::connect(monitor, PATIENCE)?;
@@ -212,9 +202,6 @@ fn detach(monitor: &Path, name: &str, patience: Duration) -> Result<()> {
 }
 
 /// Asks the guest agent at `socket` whether the guest has mounted the disk.
-///
-/// # Errors
-/// `Busy` if it has; `ToolFailed` if the agent does not answer.
 fn check_unmounted(socket: &Path, name: &str) -> Result<()> {
     mounted::check_unmounted(&GuestAgent::connect(socket)?.file_systems()?, name)
 }

@@ -11,8 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, ProgressState};
+use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::DiskName;
 

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, ProgressState};
+use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_session::SessionNotes;
 
 use super::courtesy::Courtesy;

@@ -45,8 +45,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::Progress;
+use coldrise_block::{Error, ErrorKind, Progress, Result};
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{Repository, SessionName};
 

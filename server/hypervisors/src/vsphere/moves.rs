@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 

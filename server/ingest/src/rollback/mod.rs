@@ -25,13 +25,13 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Progress, Result};
 use coldrise_session::{open_point_disk, Catalog, ReadLease};
 use coldrise_store::{DiskName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::{
-    BackupRequest, Differences, ExistingDisk, ImageFormat, Location, Progress, Purpose,
-    RestoreTarget, SourceSpec,
+    BackupRequest, Differences, ExistingDisk, ImageFormat, Location, Purpose, RestoreTarget,
+    SourceSpec,
 };
 
 pub use candidates::Bitmap;

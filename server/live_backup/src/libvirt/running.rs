@@ -75,12 +75,6 @@ impl RunningDomain {
 }
 
 impl LiveMachine for RunningDomain {
-    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is claimed in
-    /// the repository: `start` must stay its latest backup.
-    ///
-    /// # Errors
-    /// `Busy` during another backup of the domain; `NoSpace`, `NotFound`, `Unsupported` with advice; `ToolFailed` if
-    /// libvirt refuses something. After an error nothing is left in libvirt.
     fn take(
         &mut self,
         repository: &Repository,
@@ -146,11 +140,6 @@ impl LiveMachine for RunningDomain {
         taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
     }
 
-    /// Removes everything from libvirt but one checkpoint. With `is_stored` the point counts as the machine's latest
-    /// backup; otherwise the checkpoint of the backup before goes on.
-    ///
-    /// # Errors
-    /// Says what is left; the next backup removes it.
     fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
         let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
@@ -200,14 +189,7 @@ impl RunningDomain {
     ) -> Result<Vec<TakenDisk>> {
         let mut taken = Vec::with_capacity(disks.len());
         for disk in disks {
-            let base = start.bitmap_base(repository, &disk.name)?.filter(|(_, stored)| {
-                // A push copies only what the bitmap marks: not the rest of a disk that has grown.
-                match self.options.mode {
-                    Mode::Pull => stored.size_bytes <= disk.size_bytes,
-                    Mode::Push => stored.size_bytes == disk.size_bytes,
-                }
-            });
-            let base = base.map(|(point, _)| point.clone());
+            let base = self.options.mode.base(repository, start, &disk.name, disk.size_bytes)?;
             taken.push(TakenDisk { disk, base });
         }
         let base = taken.iter().find_map(|taken| taken.base.clone());

@@ -94,13 +94,6 @@ impl RunningMachine {
 }
 
 impl LiveMachine for RunningMachine {
-    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
-    /// claimed in the repository: `start` must stay its latest backup.
-    ///
-    /// # Errors
-    /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with
-    /// advice; `ToolFailed` if QEMU refuses something. After an error nothing is left in QEMU,
-    /// and the bitmap of the latest backup still counts.
     fn take(
         &mut self,
         repository: &Repository,
@@ -137,11 +130,6 @@ impl LiveMachine for RunningMachine {
         })
     }
 
-    /// Removes everything from QEMU. With `is_stored` the point counts as the machine's latest backup;
-    /// otherwise the bitmap of the backup before goes on.
-    ///
-    /// # Errors
-    /// Says what is left; the next backup removes it.
     fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
         let Err(error) = self.remove(&taken, is_stored) else { return Ok(()) };
@@ -198,15 +186,7 @@ impl RunningMachine {
         live: LiveDisk,
         remarks: &mut Vec<String>,
     ) -> Result<TakenDisk> {
-        let base = start.bitmap_base(repository, &live.name)?.filter(|(_, disk)| {
-            // A push copies only what the bitmap marks: not the rest of a disk that has grown. A
-            // smaller disk was made again.
-            match self.options.mode {
-                Mode::Pull => disk.size_bytes <= live.size_bytes,
-                Mode::Push => disk.size_bytes == live.size_bytes,
-            }
-        });
-        let base = base.map(|(point, _)| point.clone());
+        let base = self.options.mode.base(repository, start, &live.name, live.size_bytes)?;
         let settlement = names.settle(&live, base.as_ref());
         self.qemu.transaction(settlement.actions())?;
         if let (None, Some(latest)) = (&settlement.believed, start.base()) {

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState, RateLimit};
+use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
+use coldrise_ingest::RateLimit;
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::SharedWriter;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coldrise_ingest::NoProgress;
+use coldrise_block::NoProgress;
 use coldrise_line::{pair, PairedLine};
 use coldrise_session::RepositoryAccess;
 use coldrise_store::{

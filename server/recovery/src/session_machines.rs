@@ -1,13 +1,13 @@
-//! Recovered machines that do not run.
+//! Sessions by the machines on them: which may be started, which stand still.
 
 use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
-use coldrise_session::{SessionNotes, SessionState};
-use coldrise_store::Repository;
+use coldrise_session::{SessionDocument, SessionNotes, SessionState};
+use coldrise_store::{Repository, SessionName};
 
 use coldrise_hosting::ganesha;
 
@@ -51,4 +51,26 @@ pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<
             ))
         }
     })
+}
+
+/// The session, if nothing runs on it and it has the machine's newest state.
+///
+/// # Errors
+/// `Busy` otherwise.
+pub fn startable_session(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+) -> Result<SessionDocument> {
+    if let Some(note) = recovery_note(repository, session)? {
+        return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
+    }
+    let state = coldrise_session::session(repository, session)?;
+    if state.is_served {
+        let text = format!("session {session} is in use: end what runs on it first");
+        return Err(Error::new(ErrorKind::Busy, text));
+    }
+    if let Some(moved) = move_state(repository, session)? {
+        moved.check_session_counts()?;
+    }
+    Ok(state.document)
 }
