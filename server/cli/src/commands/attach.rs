@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use coldrise_block::Result;
-use coldrise_hypervisors::attach::{
-    check_name, AttachMachine, AttachedDisk, Device, MachineAddress,
-};
+use coldrise_hypervisors::attach::{check_name, AttachMachine, AttachedDisk, Device, Machine};
 use coldrise_recovery::{default_disk_name, AttachedDiskServer};
 use coldrise_store::Address;
 use serde_json::json;
@@ -31,7 +29,7 @@ struct GuestArguments {
 }
 
 impl GuestArguments {
-    fn find(&self, machine: &MachineAddress) -> Result<AttachMachine> {
+    fn find(&self, machine: &Machine) -> Result<AttachMachine> {
         AttachMachine::find(machine, self.connect.as_deref(), self.agent.as_deref())
     }
 }
@@ -59,7 +57,7 @@ pub(crate) struct AttachArguments {
     /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, to which no other program may
     /// be connected at the same moment.
     #[arg(long, value_name = "MACHINE")]
-    to: MachineAddress,
+    to: Machine,
 
     #[command(flatten)]
     guest: GuestArguments,
@@ -85,7 +83,7 @@ pub(crate) struct DetachArguments {
 
     /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor.
     #[arg(long, value_name = "MACHINE")]
-    from: MachineAddress,
+    from: Machine,
 
     #[command(flatten)]
     guest: GuestArguments,

@@ -15,20 +15,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How users name a running machine: `qmp:SOCKET` or `libvirt:DOMAIN`.
 #[derive(Clone, Debug)]
-pub enum MachineAddress {
+pub enum Machine {
     /// The monitor of its QEMU.
     Qemu(PathBuf),
     /// The name of a domain.
     Libvirt(String),
 }
 
-impl FromStr for MachineAddress {
+impl FromStr for Machine {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<MachineAddress> {
+    fn from_str(text: &str) -> Result<Machine> {
         match text.split_once(':') {
-            Some(("qmp", path)) if !path.is_empty() => Ok(MachineAddress::Qemu(PathBuf::from(path))),
-            Some(("libvirt", name)) if !name.is_empty() => Ok(MachineAddress::Libvirt(name.to_owned())),
+            Some(("qmp", path)) if !path.is_empty() => Ok(Machine::Qemu(PathBuf::from(path))),
+            Some(("libvirt", name)) if !name.is_empty() => Ok(Machine::Libvirt(name.to_owned())),
             _ if text == "host" => Err(Error::new(
                 ErrorKind::InvalidInput,
                 "on this host every disk is a file: coldrise mount DIR, then \
@@ -44,26 +44,26 @@ impl FromStr for MachineAddress {
     }
 }
 
-impl fmt::Display for MachineAddress {
+impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            MachineAddress::Qemu(path) => write!(f, "qmp:{}", path.display()),
-            MachineAddress::Libvirt(name) => write!(f, "libvirt:{name}"),
+            Machine::Qemu(path) => write!(f, "qmp:{}", path.display()),
+            Machine::Libvirt(name) => write!(f, "libvirt:{name}"),
         }
     }
 }
 
-impl MachineAddress {
+impl Machine {
     /// The same in words that hold in any folder.
     ///
     /// # Errors
     /// Errors of finding the current folder.
-    pub fn absolute(&self) -> Result<MachineAddress> {
+    pub fn absolute(&self) -> Result<Machine> {
         Ok(match self {
-            MachineAddress::Qemu(path) => {
-                MachineAddress::Qemu(std::path::absolute(path).context(|| "finding the monitor")?)
+            Machine::Qemu(path) => {
+                Machine::Qemu(std::path::absolute(path).context(|| "finding the monitor")?)
             }
-            MachineAddress::Libvirt(_) => self.clone(),
+            Machine::Libvirt(_) => self.clone(),
         })
     }
 
@@ -73,8 +73,8 @@ impl MachineAddress {
     /// `NotFound` if it does not run; those of its monitor or of libvirt.
     pub fn is_attached(&self, connect: Option<&str>, name: &str) -> Result<bool> {
         match self {
-            MachineAddress::Qemu(monitor) => is_attached(monitor, name),
-            MachineAddress::Libvirt(domain) => {
+            Machine::Qemu(monitor) => is_attached(monitor, name),
+            Machine::Libvirt(domain) => {
                 AttachDomain::find(&Virsh::local(connect)?, domain)?.is_attached(name)
             }
         }
@@ -100,23 +100,23 @@ impl AttachMachine {
     /// # Errors
     /// `InvalidInput` for options of the other kind; `NotFound` if a domain does not run.
     pub fn find(
-        address: &MachineAddress,
+        address: &Machine,
         connect: Option<&str>,
         agent: Option<&Path>,
     ) -> Result<AttachMachine> {
         match address {
-            MachineAddress::Qemu(_) if connect.is_some() => {
+            Machine::Qemu(_) if connect.is_some() => {
                 Err(Error::new(ErrorKind::InvalidInput, "--connect is for libvirt:DOMAIN"))
             }
-            MachineAddress::Qemu(monitor) => Ok(AttachMachine::Qemu {
+            Machine::Qemu(monitor) => Ok(AttachMachine::Qemu {
                 monitor: monitor.clone(),
                 agent: agent.map(Path::to_owned),
             }),
-            MachineAddress::Libvirt(_) if agent.is_some() => Err(Error::new(
+            Machine::Libvirt(_) if agent.is_some() => Err(Error::new(
                 ErrorKind::InvalidInput,
                 "--agent: libvirt knows the agent's socket; leave it out",
             )),
-            MachineAddress::Libvirt(name) => {
+            Machine::Libvirt(name) => {
                 AttachDomain::find(&Virsh::local(connect)?, name).map(AttachMachine::Libvirt)
             }
         }

@@ -24,7 +24,7 @@ use coldrise_qmp::{GuestAgent, Monitor};
 use serde_json::{json, Value};
 
 pub use domain::AttachDomain;
-pub use machine::{AttachMachine, MachineAddress};
+pub use machine::{AttachMachine, Machine};
 
 /// Maximum length of a name: QEMU's names of nodes have at most 31 characters, serial numbers 20.
 pub const MAX_NAME_CHARS: usize = 20;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_hypervisors::attach::MachineAddress;
+use coldrise_hypervisors::attach::Machine;
 use coldrise_runs::{Plan, RunId, RunRecord, RunsFolder, State};
 use coldrise_store::Repository;
 use serde_json::Value;
@@ -148,7 +148,7 @@ fn attached(
 }
 
 fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
-    machine.parse::<MachineAddress>()?.is_attached(connect, name)
+    machine.parse::<Machine>()?.is_attached(connect, name)
 }
 
 /// The command that removes it.
