@@ -102,6 +102,7 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
 pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
     vec![
         coming.address.clone(),
+        String::new(),
         "coming".to_owned(),
         format!("{} % here", coming.percent_here),
         coming.disks.join(" "),

@@ -12,6 +12,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_runs::{
     redact_arguments, Failure, MachineFiles, Plan, Planned, Request, Run, RunsFolder, Who,
 };
+use coldrise_store::{DisplayName, MachineName};
 use serde_json::Value;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -142,7 +143,16 @@ fn subject(arguments: &ArgMatches) -> (Option<String>, Option<String>) {
     let mut parts = named.splitn(3, '/').filter(|part| !part.is_empty()).map(str::to_owned);
     match parts.next() {
         Some(live) if live == "live" => (None, None),
-        machine => (machine, parts.next()),
+        machine => (machine.map(machine_name), parts.next()),
+    }
+}
+
+/// The name under which a machine is stored, of a name that `backup` takes.
+fn machine_name(given: String) -> String {
+    let derived = || DisplayName::parse(&given).ok()?.to_machine().map(String::from);
+    match MachineName::parse(&given) {
+        Ok(_) => given,
+        Err(_) => derived().unwrap_or(given),
     }
 }
 

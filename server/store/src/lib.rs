@@ -31,6 +31,7 @@ mod compression;
 mod damage_list;
 mod dedup;
 mod descriptors;
+mod display_name;
 mod documents;
 mod durable_commit;
 mod file_system;
@@ -78,6 +79,7 @@ pub use chunked_disk::{diff, ChunkedDisk};
 pub use claim::Claim;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
+pub use display_name::{DisplayName, MAX_DISPLAY_NAME_CHARS};
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
     PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,

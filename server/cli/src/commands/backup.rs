@@ -1,6 +1,7 @@
 //! `coldrise backup`: a new restore point.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
@@ -8,9 +9,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
     read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
-use coldrise_inventory::Hardware;
+use coldrise_inventory::{configured_name, Hardware};
 use coldrise_session::SharedWriter;
-use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
+use coldrise_store::{
+    BackupTarget, Configuration, DisplayName, MachineName, PointName, Repository, LIBVIRT_XML,
+};
 use serde::Serialize;
 
 use super::backup_live::{LiveArguments, LiveBackup, MadeInstant};
@@ -32,9 +35,17 @@ use coldrise_hosting::signals::cancel_flag;
 #[derive(Debug, Args)]
 pub(crate) struct BackupArguments {
     /// The machine's name: 1 to 63 of the characters a-z 0-9 . _ -, starting with a letter or
-    /// digit.
+    /// digit. With --from libvirt also another name of a domain: "Web Server 01" is stored as
+    /// web-server-01, and the name is kept as the display name.
     #[arg(value_name = "MACHINE")]
-    machine: MachineName,
+    machine: MachineArgument,
+
+    /// What people call the machine, if that differs from MACHINE: any printable text of at most 255
+    /// characters. Lists show it, and searches and jobs find it. Default: the title or name in
+    /// libvirt's configuration, displayName in a .vmx file, display_name in Coldrise's own; else that
+    /// of the latest backup. MACHINE itself removes it.
+    #[arg(long, value_name = "NAME")]
+    display_name: Option<DisplayName>,
 
     /// A disk's name and its source: an image file or an NBD URI.
     ///
@@ -78,10 +89,67 @@ pub(crate) struct BackupArguments {
     rate: Option<Rate>,
 }
 
+/// The machine of a backup.
+#[derive(Clone, Debug)]
+enum MachineArgument {
+    Name(MachineName),
+    /// A name that addresses no machine, and one that does and resembles it.
+    Other(DisplayName, MachineName),
+}
+
+impl FromStr for MachineArgument {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<MachineArgument> {
+        let error = match MachineName::parse(text) {
+            Ok(name) => return Ok(MachineArgument::Name(name)),
+            Err(error) => error,
+        };
+        let other = DisplayName::parse(text).ok();
+        let found = other.and_then(|other| Some((other.to_machine()?, other)));
+        found.map(|(machine, other)| MachineArgument::Other(other, machine)).ok_or(error)
+    }
+}
+
+impl MachineArgument {
+    fn name(&self) -> &MachineName {
+        match self {
+            MachineArgument::Name(name) | MachineArgument::Other(_, name) => name,
+        }
+    }
+
+    /// The text that was given.
+    fn text(&self) -> &str {
+        match self {
+            MachineArgument::Name(name) => name.as_str(),
+            MachineArgument::Other(other, _) => other.as_str(),
+        }
+    }
+
+    /// The name that addresses no machine.
+    fn other(&self) -> Option<&DisplayName> {
+        match self {
+            MachineArgument::Name(_) => None,
+            MachineArgument::Other(other, _) => Some(other),
+        }
+    }
+
+    /// # Errors
+    /// `InvalidInput`, with the name to give.
+    fn check_is_name(&self) -> Result<()> {
+        let MachineArgument::Other(other, machine) = self else { return Ok(()) };
+        let advice =
+            format!("keep it as a display name: backup {machine} --display-name '{other}'");
+        MachineName::parse(other.as_str()).map(drop).map_err(|error| error.advise(advice))
+    }
+}
+
 #[derive(Serialize)]
 struct Made<'a> {
     address: String,
     machine: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    display_name: Option<&'a str>,
     point: &'a str,
     disks: Vec<MadeDisk<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,7 +207,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         ));
     }
     let cancel = cancel_flag()?;
-    let mut live = arguments.live.connect(&arguments.machine, &arguments.disks)?;
+    let machine = &arguments.machine;
+    if !arguments.live.is_libvirt() {
+        machine.check_is_name()?;
+    }
+    let mut live = arguments.live.connect(machine.text(), machine.other(), &arguments.disks)?;
     let disks = match live {
         Some(_) => Vec::new(),
         None => {
@@ -147,7 +219,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         }
     };
     let mut request = BackupRequest {
-        machine: arguments.machine,
+        machine: machine.name().clone(),
+        display_name: arguments.display_name,
         disks,
         bitmap: arguments.bitmap,
         follow_backing: arguments.follow_backing,
@@ -168,7 +241,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     for warning in &summary.warnings {
         invocation.remark(&format!("warning: {warning}"));
     }
-    Ok(report(invocation, &summary, live.as_ref(), chunk_size_bytes))
+    let name = request.display_name.as_ref();
+    Ok(report(invocation, &summary, name, live.as_ref(), chunk_size_bytes))
 }
 
 /// Stores all disks. Also returns the chunk size.
@@ -195,6 +269,7 @@ fn store_with(
     if let Some(live) = live.as_mut() {
         live.take(invocation, &*writer.repository()?, request, cancel)?;
     }
+    request.display_name = display_name(&*writer.repository()?, request)?;
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
         invocation.remark(
@@ -212,9 +287,24 @@ fn store_with(
     }
 }
 
+/// The machine's display name: the one that was given, else that of the configuration, else that of the latest point.
+/// To give the machine's own name removes it.
+fn display_name(repository: &Repository, request: &BackupRequest) -> Result<Option<DisplayName>> {
+    let is_beside = |name: DisplayName| name.beside(&request.machine);
+    if let Some(given) = request.display_name.clone() {
+        return Ok(is_beside(given));
+    }
+    let configured = request.configuration.as_ref().and_then(configured_name);
+    match configured.and_then(is_beside) {
+        None => Ok(repository.points(&request.machine)?.pop().and_then(|point| point.display_name)),
+        configured => Ok(configured),
+    }
+}
+
 fn report(
     invocation: &Invocation,
     summary: &BackupSummary,
+    display_name: Option<&DisplayName>,
     live: Option<&LiveBackup>,
     chunk_size_bytes: u64,
 ) -> Report {
@@ -222,6 +312,7 @@ fn report(
     let made = Made {
         address: format!("{}/{}", summary.machine, summary.point),
         machine: summary.machine.as_str(),
+        display_name: display_name.map(DisplayName::as_str),
         point: summary.point.as_str(),
         disks: summary.disks.iter().map(|disk| MadeDisk::new(disk, chunk_size_bytes)).collect(),
         instant,

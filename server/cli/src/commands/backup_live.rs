@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{BackupRequest, BackupStart};
+use coldrise_inventory::configured_uuid;
 use coldrise_recovery::backup_domain::{DomainOptions, RunningDomain};
 use coldrise_recovery::backup_source::{DiskPick, Instant, MachineOptions, Mode, RunningMachine};
 use coldrise_recovery::virsh::Virsh;
-use coldrise_store::{MachineName, Repository};
+use coldrise_store::{DisplayName, MachineName, Repository};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -57,6 +58,8 @@ pub(super) struct LiveArguments {
 /// A running machine during its backup.
 pub(super) struct LiveBackup {
     machine: Source,
+    /// The name from which that of the machine was derived.
+    derived_from: Option<DisplayName>,
     instant: Option<Instant>,
 }
 
@@ -67,13 +70,21 @@ enum Source {
 }
 
 impl LiveArguments {
-    /// Connects to the machine, if there is one.
+    /// Whether libvirt knows the machine.
+    pub(super) fn is_libvirt(&self) -> bool {
+        let from = self.from.as_deref();
+        from.is_some_and(|from| from.split_once(':').map_or(from, |(kind, _)| kind) == "libvirt")
+    }
+
+    /// Connects to the machine, if there is one. libvirt's name for it is `domain`, unless --from names another one.
+    /// `derived_from` is the name from which that of the machine was derived, if it was.
     ///
     /// # Errors
     /// `InvalidInput` for options that do not fit together; errors of the connection.
     pub(super) fn connect(
         self,
-        machine: &MachineName,
+        domain: &str,
+        derived_from: Option<&DisplayName>,
         disks: &[String],
     ) -> Result<Option<LiveBackup>> {
         let Some(from) = &self.from else { return Ok(None) };
@@ -81,7 +92,7 @@ impl LiveArguments {
         let picks = DiskPick::parse_all(disks)?;
         let scratch = self.scratch.unwrap_or_else(default_scratch);
         let mode = if self.push { Mode::Push } else { Mode::Pull };
-        let machine = match from.split_once(':').unwrap_or((from, machine.as_str())) {
+        let machine = match from.split_once(':').unwrap_or((from, domain)) {
             ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
                 if self.quiesce && self.agent.is_none() {
                     return invalid(
@@ -113,8 +124,33 @@ impl LiveArguments {
                 return invalid(&text);
             }
         };
-        Ok(Some(LiveBackup { machine, instant: None }))
+        Ok(Some(LiveBackup { machine, derived_from: derived_from.cloned(), instant: None }))
     }
+}
+
+/// Checks that a name that was derived from that of a domain belongs to no other machine. Returns whether the machine is new.
+///
+/// # Errors
+/// `AlreadyExists` if it is another machine's; errors of the catalog, and of libvirt.
+fn check_derived(
+    repository: &Repository,
+    machine: &MachineName,
+    name: &DisplayName,
+    domain: &RunningDomain,
+) -> Result<bool> {
+    let latest = repository.points(machine)?.pop();
+    let stored = latest.as_ref().and_then(|point| point.configuration.as_ref());
+    let is_same = match (stored.and_then(configured_uuid), &latest) {
+        (Some(uuid), _) => uuid == domain.uuid(),
+        (None, Some(point)) => point.display_name.as_ref() == Some(name),
+        (None, None) => true,
+    };
+    if is_same && !domain.is_named_by_another(machine.as_str())? {
+        return Ok(latest.is_none());
+    }
+    let text = format!("{name} would be stored as {machine}, which is the name of another machine");
+    let advice = format!("choose a name: coldrise backup MACHINE --from 'libvirt:{name}'");
+    Err(Error::new(ErrorKind::AlreadyExists, text).advise(advice))
 }
 
 /// Not /tmp: it may be memory.
@@ -131,6 +167,12 @@ impl LiveBackup {
         request: &mut BackupRequest,
         cancel: &AtomicBool,
     ) -> Result<()> {
+        if let (Some(name), Source::Libvirt(domain)) = (&self.derived_from, &self.machine) {
+            let machine = &request.machine;
+            if check_derived(repository, machine, name, domain)? {
+                invocation.remark(&format!("{name} is stored as the machine {machine}"));
+            }
+        }
         let start = BackupStart::choose(repository, request, cancel)?;
         let instant = match &mut self.machine {
             Source::Qemu(machine) => machine.take(repository, &request.machine, &start, cancel),

@@ -38,6 +38,7 @@ const COMMANDS: [(&str, Fields); 20] = [
         "backup",
         &[
             ("machine", "machine", Form::Text),
+            ("display_name", "display_name", Form::Text),
             ("disks", "disks", Form::Pairs),
             ("rate", "rate_bytes_per_second", Form::Size),
         ],

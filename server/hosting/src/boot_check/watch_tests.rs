@@ -2,13 +2,7 @@ use super::*;
 use serde_json::json;
 
 fn goal(firmware: Firmware) -> Goal {
-    Goal {
-        until: Rung::Login,
-        time_limit: None,
-        forward: None,
-        own_check: None,
-        firmware,
-    }
+    Goal { until: Rung::Login, time_limit: None, forward: None, own_check: None, firmware }
 }
 
 fn event(name: &str, fields: Value) -> Event {

@@ -74,6 +74,20 @@ impl RunningDomain {
         Ok(RunningDomain { options, virsh, uuid, taken: None })
     }
 
+    /// The domain's UUID, in lower case.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Whether another domain, running or not, has this name.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub fn is_named_by_another(&self, name: &str) -> Result<bool> {
+        let all = listed(&self.virsh, &["--all"], PATIENCE)?;
+        Ok(all.iter().any(|(uuid, other)| other == name && *uuid != self.uuid))
+    }
+
     /// Takes one instant of all disks, and offers them for reading. Call it while the machine is claimed in
     /// the repository: `start` must stay its latest backup.
     ///

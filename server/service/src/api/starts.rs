@@ -13,7 +13,7 @@ use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{Inventory, Retention, SessionDetails};
 use coldrise_runs::RunId;
-use coldrise_store::{Address, DiskName, MachineName, PointSelector, SessionName};
+use coldrise_store::{Address, DiskName, DisplayName, MachineName, PointSelector, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -46,6 +46,8 @@ enum Start {
     /// Others start jobs.
     Backup {
         machine: String,
+        /// What people call the machine; as its configuration says if absent.
+        display_name: Option<String>,
         /// [FORMAT:]SOURCE by disk, such as `{"vda": "raw:/dev/vg0/web01"}`.
         disks: BTreeMap<String, String>,
         /// Bytes per second that it reads from the sources at most; no limit if absent.
@@ -168,7 +170,7 @@ impl Start {
     fn command(self, service: &Service, caller: &Identity) -> Result<Command> {
         use Permission::{Administer, Operate, ReadContent};
         match self {
-            Start::Backup { machine, disks, rate_bytes_per_second: rate } => {
+            Start::Backup { machine, display_name, disks, rate_bytes_per_second: rate } => {
                 // A source can be anything, such as another machine's disk.
                 caller.allow_all(Administer)?;
                 let machine: MachineName = machine.parse()?;
@@ -183,8 +185,9 @@ impl Start {
                     return Err(invalid("disks: give at least one"));
                 }
                 crate::jobs::check_rate(rate)?;
+                let name = display_name.map(|name| DisplayName::parse(&name)).transpose()?;
                 let command = Command::new("backup", Some(machine.to_string()));
-                Ok(command.option("rate", rate).words(words))
+                Ok(command.option("display-name", name).option("rate", rate).words(words))
             }
             Start::CheckBoot { address, until } => {
                 let (machine, address) = point(caller, Operate, &address)?;

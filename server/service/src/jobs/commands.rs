@@ -1,6 +1,6 @@
 //! The commands of a job's runs, as vectors of arguments. No shell ever sees them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use coldrise_block::Result;
 use coldrise_inventory::Retention;
@@ -8,8 +8,8 @@ use coldrise_recovery::virsh::Virsh;
 
 use super::copy;
 use super::job::{BootCheck, Job, JobKind};
+use super::pattern::{any_matches, named, JobPattern, MachineNames};
 use crate::invalid::invalid;
-use crate::pattern::Pattern;
 
 const MAX_SOURCE_BYTES: usize = 1024;
 /// The lowest rate that `coldrise backup` takes, in bytes per second.
@@ -86,15 +86,15 @@ fn expand(template: &str, machine: &str, disk: &str) -> String {
     template.replace("{machine}", machine).replace("{disk}", disk)
 }
 
-/// The words of `coldrise backup`.
-pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
-    let mut words = vec!["backup".to_owned(), machine.to_owned()];
+/// The words of `coldrise backup`. `domain` is libvirt's name for the machine, or the machine's own.
+pub(crate) fn backup(job: &Job, machine: &str, domain: &str) -> Vec<String> {
+    let mut words = vec!["backup".to_owned(), domain.to_owned()];
     for (disk, template) in job.disks_of(machine) {
         words.push(format!("{disk}={}", expand(template, machine, disk)));
     }
     words.extend(job.config.as_ref().map(|path| format!("--config={}", expand(path, machine, ""))));
     words.extend(job.bitmap.as_ref().map(|name| format!("--bitmap={name}")));
-    words.extend(job.from.as_ref().map(|from| format!("--from={}", expand(from, machine, ""))));
+    words.extend(job.from.as_ref().map(|from| format!("--from={}", expand(from, domain, ""))));
     if job.from.as_deref().is_some_and(|from| from.starts_with("libvirt")) {
         // A run does not have the service's environment.
         words.extend(Virsh::local(None).ok().map(|virsh| format!("--connect={}", virsh.uri())));
@@ -141,18 +141,24 @@ pub(crate) fn prune<'a>(
 
 /// The runs of one occurrence: machine and words. `known` are the machines that have points, or those
 /// that run under libvirt, as [`Job::known_by`] says.
-pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
-    let matching =
-        || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
+pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>, Vec<String>)> {
+    let found = || known.iter().filter(|names| any_matches(&job.machines, names));
+    let matching = || found().map(|names| &names.machine);
     let verify =
         |more: Option<String>| std::iter::once("verify".to_owned()).chain(more).collect::<Vec<_>>();
     match job.kind {
         JobKind::Backup => {
             // A named machine that does not run fails, which is told; a pattern means those that run.
-            let named = job.machines.iter().filter(|pattern| !pattern.has_wildcards());
-            let named = named.map(|name| name.as_str().to_owned());
-            let names: BTreeSet<String> = named.chain(matching().cloned()).collect();
-            names.into_iter().map(|name| (Some(name.clone()), backup(job, &name))).collect()
+            let mut machines: BTreeMap<String, &str> = named(&job.machines, known).collect();
+            for names in found() {
+                let domain = names.domain.as_ref().unwrap_or(&names.machine);
+                machines.entry(names.machine.clone()).or_insert(domain);
+            }
+            let run = |(machine, domain): (String, &str)| {
+                let words = backup(job, &machine, domain);
+                (Some(machine), words)
+            };
+            machines.into_iter().map(run).collect()
         }
         JobKind::Gc => vec![(None, vec!["gc".to_owned()])],
         JobKind::Prune => {
@@ -215,11 +221,12 @@ pub(super) enum KnownBy {
 impl Job {
     /// Who knows the machines.
     pub(super) fn known_by(&self) -> KnownBy {
+        let is_machine = |pattern: &JobPattern| pattern.machine().is_some();
         match self.kind {
             JobKind::Verify | JobKind::Prune | JobKind::CheckBoot | JobKind::Copy => {
                 KnownBy::Repository
             }
-            JobKind::Backup if self.machines.iter().any(Pattern::has_wildcards) => KnownBy::Libvirt,
+            JobKind::Backup if !self.machines.iter().all(is_machine) => KnownBy::Libvirt,
             JobKind::Backup | JobKind::Gc => KnownBy::Nobody,
         }
     }
