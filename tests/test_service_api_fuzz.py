@@ -12,6 +12,7 @@ import pytest
 
 from support.cli import ROOT
 from support.image import Image
+from support.nbdserver import wait_until
 from support.service import Coldrised
 
 MIB = 1 << 20
@@ -30,6 +31,10 @@ def service(tmp_path, coldrise):
     coldrise.publish("web01/latest", "trial")
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
         yield service
+        # Generated requests start servers and machines, which outlive the service.
+        for run in service.get("runs?state=running")["runs"]:
+            service.call("POST", f"runs/{run['id']}/cancel", {})
+        wait_until(lambda: not service.get("runs?state=running")["runs"], "the runs end")
 
 
 def test_no_generated_request_is_a_server_error(service, tmp_path, pytestconfig):
