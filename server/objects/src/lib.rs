@@ -41,7 +41,7 @@ use coldrise_block::Result;
 pub use objects::{Listed, Objects};
 
 /// Most bytes of an object that [`Objects::put`] takes.
-pub const MOST_PUT_BYTES: u64 = 64 << 20;
+pub(crate) const MOST_PUT_BYTES: u64 = 64 << 20;
 
 /// How to reach a store.
 #[derive(Clone, Debug)]

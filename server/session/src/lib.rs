@@ -62,14 +62,13 @@ mod verify;
 mod writer;
 
 pub use activity::{
-    served_sessions, session_activity, ActivityDetail, DiskActivity, HeatMap, OperationActivity,
+    served_sessions, session_activity, ActivityDetail, DiskActivity, OperationActivity,
     SessionActivity,
 };
 pub use boot_trace::{adopt_boot_trace, boot_trace};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
-    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
-    MAX_NAME_BYTES, MAX_SMALL_BYTES,
+    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_SMALL_BYTES,
 };
 pub use disks::length::Length;
 pub use disks::point_disk::open_point_disk;
@@ -80,8 +79,7 @@ pub use incoming::{
 };
 pub use live_disk::{open_live_disk, open_live_side_file};
 pub use locks::lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
-pub use points::catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
-pub use points::change::change_points;
+pub use points::catalog::{enter_sealed_points, open_for_repair, Catalog};
 pub use points::forget::{GivingUp, PointRemoval, Published};
 pub use points::in_use::{remove_unused_layers, InUse};
 pub use points::inventory::{damaged_sessions, Inventory};
@@ -101,9 +99,9 @@ pub use sessions::session::{session, sessions, Session, SessionState};
 pub use sessions::unpublish::unpublish;
 pub use sockets::point_change::PointChange;
 pub use verify::{
-    joined, verify, LayerReport, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
+    joined, verify, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
 };
 pub use writer::access::{keep_files_private, RepositoryAccess};
-pub use writer::background_lock::{write_before_background, BackgroundLock, BackgroundWork};
+pub use writer::background_lock::{BackgroundLock, BackgroundWork};
 pub use writer::gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
 pub use writer::shared::{change_through_backup, SharedWriter};

@@ -66,11 +66,11 @@ mod fuzz_tests;
 #[cfg(test)]
 mod tamper_tests;
 
-pub use address::{Address, PointSelector, MAX_LATEST};
+pub use address::{Address, PointSelector};
 pub use advice::advise_room;
 pub use aead::random;
 pub use allocator::return_free_memory;
-pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
+pub use attribution::{HeldAmount, Holdings, MachineAttribution};
 pub use catalog_scan::{
     CatalogStamp, MachineId, MarkerFiles, ScanEntry, ScannedMachine, ScannedPoint,
 };
@@ -84,7 +84,7 @@ pub use descriptors::raise_descriptor_limit;
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
     PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS, VMX,
+    MAX_CONFIGURATION_BYTES, MAX_DISKS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use lock_holder::lock_holder;
@@ -92,21 +92,20 @@ pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
-pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
+pub use passphrase::{Passphrase, PassphraseSource};
 pub use passphrases::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,
     PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
 };
 pub use point_name::PointName;
-pub use repair::{ReopenReport, RepairReport, WaitingPoints};
+pub use repair::{ReopenReport, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
-pub use stats::{IndexMemory, StoreStats, StoredChunks};
+pub use stats::IndexMemory;
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,
-    VerifyReport,
 };
 pub use writer::{
     BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
@@ -121,10 +120,10 @@ pub mod format {
     pub use crate::log_directory::LogDirectory;
     pub use crate::map::{
         extents_of, for_each_difference, page_value, parse_page_value, slot_of, subtree_chunks,
-        ChunkRange, MapBuilder, Page, PageId, PageSink, PageSource, Place,
+        MapBuilder, Page, PageId, PageSink, PageSource, Place,
     };
     pub use crate::passphrase::ReadOnce;
     pub use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
-    pub use crate::rocks::{Batch, Cursor, Database, Family, Pinned, ReadMode};
+    pub use crate::rocks::{Batch, Database, Family, ReadMode};
     pub use crate::writer::{check_size, end_of_write};
 }

@@ -10,7 +10,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
 /// Maximum length of a passphrase, in bytes.
-pub const MAX_PASSPHRASE_BYTES: usize = 4096;
+pub(crate) const MAX_PASSPHRASE_BYTES: usize = 4096;
 
 /// The credential of a unit: the file `passphrase` of the folder that the unit loads as `coldrise`.
 const UNIT_CREDENTIAL: &str = "coldrise_passphrase";

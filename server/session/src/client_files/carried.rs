@@ -36,7 +36,7 @@ pub struct CarriedFile {
 
 impl CarriedFile {
     /// Time of the last change.
-    pub fn modified(&self) -> SystemTime {
+    pub(crate) fn modified(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.modified_ms)
     }
 }

@@ -34,7 +34,7 @@ use crate::disks::length::Length;
 use crate::session_folder::side_file::SideFile;
 
 /// Maximum size of a file, in bytes.
-pub const MAX_LARGE_BYTES: u64 = 1 << 40;
+pub(crate) const MAX_LARGE_BYTES: u64 = 1 << 40;
 /// Limit of the memory for small files, in bytes.
 const RESIDENT_LIMIT_BYTES: u64 = 64 << 20;
 

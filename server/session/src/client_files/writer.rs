@@ -91,11 +91,6 @@ impl ClientFiles {
         Ok(file)
     }
 
-    /// The file with this id, if it is already open.
-    pub fn opened(&self, id: FileId) -> Option<Arc<ClientFile>> {
-        self.open.lock().get(&id).map(Arc::clone)
-    }
-
     /// Creates an empty file, or finds the existing one. Also returns which of the two happened.
     ///
     /// # Errors
@@ -235,7 +230,7 @@ impl ClientFiles {
     ///
     /// # Errors
     /// `Corrupt` if the content is missing.
-    pub fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
+    pub(crate) fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
         self.file(entry.id).map(|file| file.modified())
     }
 
@@ -251,7 +246,7 @@ impl ClientFiles {
     ///
     /// # Errors
     /// The error of the first file that fails. The other files are flushed all the same.
-    pub fn flush(&self) -> Result<()> {
+    pub(crate) fn flush(&self) -> Result<()> {
         let files: Vec<_> = self.open.lock().values().map(Arc::clone).collect();
         let mut result = Ok(());
         for file in files.iter().filter(|file| file.is_dirty()) {

@@ -138,7 +138,7 @@ impl IncomingPoint {
     ///
     /// # Errors
     /// As for [`IncomingPoint::all`].
-    pub fn of_session(
+    pub(crate) fn of_session(
         repository: &Repository,
         session: &SessionDocument,
     ) -> Result<Option<IncomingPoint>> {

@@ -85,7 +85,7 @@ impl PartialDisk {
 
 impl PartialCopy {
     /// Whether both are the same point.
-    pub fn is_same_point(&self, other: &PartialCopy) -> bool {
+    pub(crate) fn is_same_point(&self, other: &PartialCopy) -> bool {
         (&self.machine, &self.made_in, &self.point, self.created_at_ms)
             == (&other.machine, &other.made_in, &other.point, other.created_at_ms)
     }
@@ -184,7 +184,7 @@ impl PartialCopy {
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn announced(&self, repository: &Repository) -> Result<Option<IncomingContent>> {
+    pub(crate) fn announced(&self, repository: &Repository) -> Result<Option<IncomingContent>> {
         read(repository, &self.path(repository).with_extension(POINT))
     }
 

@@ -75,7 +75,7 @@ impl ByteRanges {
     }
 
     /// The number of bytes behind `at`.
-    pub fn bytes_behind(&self, at: u64) -> u64 {
+    pub(crate) fn bytes_behind(&self, at: u64) -> u64 {
         self.0.iter().map(|(start, end)| end.saturating_sub(at.max(*start))).sum()
     }
 

@@ -48,7 +48,7 @@ const MAX_LEASES: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseDocument {
     /// Always 1.
-    pub format_version: u32,
+    pub(crate) format_version: u32,
     /// The serving program, for people: `nbdkit`, `ganesha`.
     pub program: String,
     /// Process id of the holder, for people.
@@ -114,7 +114,7 @@ impl Lease {
     }
 
     /// Like [`Lease::hold`], for several exports at once.
-    pub fn hold_all(self: &Arc<Self>, served: Vec<Served>) -> Result<LeaseHold> {
+    pub(crate) fn hold_all(self: &Arc<Self>, served: Vec<Served>) -> Result<LeaseHold> {
         let mut state = self.state.lock();
         let known = state.served.len();
         for served in &served {

@@ -12,7 +12,7 @@ use crate::sockets::point_change::PointChange;
 ///
 /// # Errors
 /// `NotFound` if a point is not in the catalog; `Busy` if a point to be removed is published; `NoSpace`.
-pub fn change_points(writer: &RepositoryWriter, change: &PointChange) -> Result<()> {
+pub(crate) fn change_points(writer: &RepositoryWriter, change: &PointChange) -> Result<()> {
     match change {
         PointChange::Remove { points, lost } => {
             // Lost points need no look at the sessions, which may be damaged.

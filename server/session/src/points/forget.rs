@@ -43,7 +43,7 @@ impl Published {
     }
 
     /// The sessions that are published from a point, sorted.
-    pub fn from(&self, machine: &MachineName, point: &PointName) -> &[SessionName] {
+    pub(crate) fn from(&self, machine: &MachineName, point: &PointName) -> &[SessionName] {
         let key = (machine.clone(), point.clone());
         self.sessions.get(&key).map(Vec::as_slice).unwrap_or_default()
     }

@@ -27,7 +27,7 @@ pub struct InUse {
     /// Roots of chunk maps.
     pub roots: HashSet<MapRoot>,
     /// Layers, including those that take a session's writes.
-    pub layers: HashSet<LayerId>,
+    pub(crate) layers: HashSet<LayerId>,
     /// The points and sessions that need them, by the names of their markers.
     found: HashSet<String>,
 }

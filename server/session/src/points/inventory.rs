@@ -26,7 +26,7 @@ pub struct Inventory {
     /// The restore points whose documents are readable.
     pub points: Vec<PointDocument>,
     /// The sessions whose documents are readable.
-    pub sessions: Vec<SessionDocument>,
+    pub(crate) sessions: Vec<SessionDocument>,
     /// Unreadable documents.
     pub damaged: Vec<CatalogDamage>,
     /// Markers and other guards that are missing or unreadable. Nothing is lost, but a loss would
@@ -34,7 +34,7 @@ pub struct Inventory {
     pub damaged_markers: Vec<CatalogDamage>,
     /// Files of clients that only the process that writes the session can read: see
     /// [`LayerReport::unread`](crate::LayerReport::unread).
-    pub unread: Vec<CatalogDamage>,
+    pub(crate) unread: Vec<CatalogDamage>,
 }
 
 impl Inventory {

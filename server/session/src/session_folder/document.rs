@@ -74,7 +74,7 @@ pub struct SessionDisk {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// The chunk map at the bottom.
-    pub root: MapRoot,
+    pub(crate) root: MapRoot,
     /// Sealed layers, the bottom one first: the point's layers, then this session's.
     pub layers: Vec<LayerReference>,
     /// The layer that takes the writes.

@@ -33,16 +33,16 @@ const PIECE_BLOCKS: u64 = 1 << 14;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerReport {
     /// Number of layers read.
-    pub layers: u64,
+    pub(crate) layers: u64,
     /// Bytes of captured blocks read.
-    pub read_bytes: u64,
+    pub(crate) read_bytes: u64,
     /// Damaged layers, and layers with damaged blocks.
     pub damaged: Vec<CatalogDamage>,
     /// The disks that refer to damaged blocks.
     pub affected: Vec<Affected>,
     /// Layers that only the process that writes them can read: /dev/shm had no room for their block
     /// maps.
-    pub unread: Vec<CatalogDamage>,
+    pub(crate) unread: Vec<CatalogDamage>,
 }
 
 impl Inventory {

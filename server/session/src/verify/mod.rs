@@ -28,7 +28,6 @@ use crate::points::catalog::Catalog;
 use crate::points::inventory::Inventory;
 use crate::points::read_lease::ReadLease;
 use crate::sessions::session::session;
-pub use layers::LayerReport;
 use recent::RecentInventory;
 
 /// What to verify.

@@ -131,7 +131,7 @@ impl BackgroundLock {
     ///
     /// # Errors
     /// The operating system's error.
-    pub fn is_wanted(&self) -> Result<bool> {
+    pub(crate) fn is_wanted(&self) -> Result<bool> {
         let path = self.repository.join(WANTED);
         let file = open(&path)?;
         Ok(!lock(&file, &path, FlockOperation::NonBlockingLockExclusive)?)
@@ -153,7 +153,7 @@ impl Drop for Over<'_> {
 ///
 /// # Errors
 /// The errors of `open_writer`: `Busy` if another process writes the repository.
-pub fn write_before_background<T>(
+pub(crate) fn write_before_background<T>(
     repository: &Path,
     mut open_writer: impl FnMut() -> Result<T>,
 ) -> Result<T> {

@@ -12,7 +12,7 @@ pub struct ChunkRange {
     /// Number of chunks.
     pub count: u64,
     /// Whether the second map holds chunks in the range, or holes.
-    pub stored: bool,
+    pub(crate) stored: bool,
 }
 
 struct Walk<'a> {

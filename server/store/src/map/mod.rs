@@ -23,7 +23,7 @@ mod page;
 use serde::{Deserialize, Serialize};
 
 pub use builder::{MapBuilder, PageSink};
-pub use diff::{for_each_difference, ChunkRange};
+pub use diff::for_each_difference;
 pub use extents::{extents_of, Place};
 pub use page::{page_value, parse_page_value};
 
