@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {}", error.kind().word(), error.full_message());
-            ExitCode::from(error.kind().exit_code())
+            ExitCode::from(if error.kind() == ErrorKind::Interrupted { 130 } else { 1 })
         }
     }
 }

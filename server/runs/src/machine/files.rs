@@ -14,8 +14,9 @@ use std::time::SystemTime;
 use coldrise_block::{create_private, Context, ErrorKind, HeldLock, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::folder::{RunFiles, RunsFolder};
-use crate::machine::MachineFiles;
+use super::MachineFiles;
+use crate::folder::RunsFolder;
+use crate::run_files::RunFiles;
 use crate::RunId;
 
 pub(crate) const RECORD: &str = "files.json";

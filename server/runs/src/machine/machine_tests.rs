@@ -48,7 +48,7 @@ fn a_machine_is_there_while_its_run_lives() {
     client.read_exact(&mut read).unwrap();
     assert_eq!(&read, b"login: ");
     // A killed process leaves its files.
-    let left = folder.run_path(&id).join(RECORD);
+    let left = folder.run_path(&id).join(MACHINE_RECORD);
     let text = std::fs::read(&left).unwrap();
     drop(machine);
     assert_eq!(folder.machines().unwrap(), []);
@@ -82,7 +82,7 @@ fn links_in_qemus_folder_lead_nowhere() {
 #[test]
 fn a_damaged_record_is_no_machine() {
     let (_scratch, folder, run, machine) = begun();
-    let path = folder.run_path(run.id().unwrap()).join(RECORD);
+    let path = folder.run_path(run.id().unwrap()).join(MACHINE_RECORD);
     for content in ["", "{}", "[", &" ".repeat(1 << 20)] {
         std::fs::write(&path, content).unwrap();
         assert_eq!(folder.machines().unwrap(), []);

@@ -9,6 +9,8 @@
 //! A guest that broke out of QEMU can change everything in QEMU's folder. Readers open sockets and
 //! files there without following links, and use exactly the object that they have checked.
 
+pub(crate) mod files;
+
 use std::fs::{DirBuilder, File, Permissions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -22,41 +24,19 @@ use coldrise_block::{
 use rustix::fs::{fstat, openat, unlinkat, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde::Serialize;
 
-use crate::files;
-use crate::folder::{RunFiles, RunsFolder};
+use crate::documents::MachineRecord;
+use crate::folder::RunsFolder;
+use crate::run_files::{machine_of, RunFiles, MACHINE_RECORD};
 use crate::RunId;
 
-/// Maximum size of machine.json, in bytes. A longer one is not read.
-const MAX_RECORD_BYTES: u64 = 16 << 10;
-const RECORD: &str = "machine.json";
 const SERIAL: &str = "serial";
 pub(crate) const QEMU_FOLDER: &str = "machine";
 /// The command whose runs have machines.
 const COMMAND: &str = "boot";
 /// Interval of trying to connect.
 const INTERVAL: Duration = Duration::from_millis(20);
-
-/// What machine.json contains.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct MachineRecord {
-    /// The repository's absolute path.
-    pub repository: String,
-    /// The session that it runs on.
-    pub session: String,
-    /// Since when, in milliseconds since 1970.
-    pub since_ms: u64,
-    /// Its memory, in MiB.
-    pub memory_mib: u64,
-    /// Its processors.
-    pub cpus: u32,
-    /// `none`, `isolated` (leads nowhere) or `connected`.
-    pub network: String,
-    /// Whether it has a screen.
-    pub has_screen: bool,
-}
 
 /// A socket of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,11 +135,6 @@ impl RunsFolder {
     }
 }
 
-/// The machine in the folder of a run.
-pub(crate) fn machine_of(run: &RunFiles) -> Option<MachineRecord> {
-    run.document(RECORD, MAX_RECORD_BYTES).ok()
-}
-
 /// Connects to an opened socket. A blocking connect would wait for ever when as many clients wait as the
 /// listener allows.
 fn connect(found: &OwnedFd, until: Instant) -> std::io::Result<UnixStream> {
@@ -219,7 +194,7 @@ impl MachineFiles {
     /// # Errors
     /// Errors of the operating system.
     pub fn tell(&self, record: &MachineRecord) -> Result<()> {
-        self.write(RECORD, record)
+        self.write(MACHINE_RECORD, record)
     }
 
     /// Writes a document beside QEMU's folder, whole.
@@ -241,7 +216,7 @@ impl Drop for MachineFiles {
 
 /// Removes what the machine of a run has left. Links in QEMU's folder are removed, not followed.
 pub(crate) fn remove_machine(run: &Path) {
-    for record in [RECORD, files::RECORD].map(|name| run.join(name)) {
+    for record in [MACHINE_RECORD, files::RECORD].map(|name| run.join(name)) {
         let _ = std::fs::remove_file(temporary_path(&record));
         let _ = std::fs::remove_file(record);
     }

@@ -159,7 +159,7 @@ pub(super) fn prune(
         false => Report::done(&pruned, text),
     };
     if is_damaged {
-        report.exit_code = ErrorKind::Corrupt.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(report)
 }

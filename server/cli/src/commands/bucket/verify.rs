@@ -93,7 +93,7 @@ pub(super) fn run(
     };
     let mut report = Report::done(&verified, text);
     if let Some(code) = code {
-        report.exit_code = code.exit_code();
+        report.exit_code = coldrise_runs::exit_code(code);
     }
     Ok(report)
 }

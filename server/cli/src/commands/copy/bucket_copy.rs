@@ -51,7 +51,7 @@ pub(super) fn run(
     let damaged = bucket::tell_damaged(&bucket);
     if !damaged.is_empty() {
         tracing::warn!("{}", damaged.trim_start());
-        report.exit_code = ErrorKind::Incomplete.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     Ok(report)
 }

@@ -184,7 +184,7 @@ fn repair(
     let text = text(&repaired, done, &sound, invocation);
     let mut answer = Report::answer(&repaired, text);
     if !repaired.is_clean {
-        answer.exit_code = ErrorKind::Corrupt.exit_code();
+        answer.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(answer)
 }
