@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
+use super::keys::Name;
 use super::pack::{
-    assemble, damaged, id_of, number_of, object_name, Name, PackNumber, Tables, FOLDER,
-    MOST_PACK_BYTES,
+    assemble, damaged, id_of, number_of, object_name, PackNumber, Tables, FOLDER, MOST_PACK_BYTES,
 };
 use super::pack_reader::REQUESTS;
 use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
@@ -30,7 +30,7 @@ const LEAST_RETURNED_BYTES: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompactReport {
     /// Packs that are there now.
-    pub packs: u64,
+    pub(crate) packs: u64,
     /// Their size, in bytes.
     pub size_bytes: u64,
     /// Packs that were removed.

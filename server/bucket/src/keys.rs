@@ -10,7 +10,9 @@ use coldrise_store::format::{page_value, parse_page_value, PageId};
 use coldrise_store::format::{ChunkCodec, ChunkId, EncoderState};
 use coldrise_store::{MachineName, Passphrase, RepositoryId};
 
-use super::pack::{Name, NAME_BYTES};
+/// The name of a chunk's content: a keyed hash, or zeroes for a page.
+pub(super) type Name = [u8; NAME_BYTES];
+pub(super) const NAME_BYTES: usize = 16;
 
 /// The keys and parameters of a bucket's repository.
 pub(super) struct BucketKeys {

@@ -23,7 +23,6 @@
 mod busy;
 mod compact;
 mod disk;
-mod disk_writer;
 mod in_parallel;
 mod index;
 mod keys;
@@ -54,7 +53,7 @@ use coldrise_store::{Compression, DiskDocument, InitOptions, PassphraseSource, R
 
 pub use self::compact::CompactReport;
 pub use self::disk::BucketDisk;
-pub use self::verify::{BucketCheck, BucketDamage, BucketVerifyReport};
+pub use self::verify::{BucketCheck, BucketVerifyReport};
 pub use self::writer::BucketWriter;
 
 const CONFIG: &str = "repository.json";

@@ -17,14 +17,10 @@ use std::ops::Range;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::keys::BucketKeys;
+use super::keys::{BucketKeys, Name, NAME_BYTES};
 
 /// The number of a pack: random, from 1 to 2^47.
 pub(super) type PackNumber = u64;
-/// The name of a chunk's content: a keyed hash, or zeroes for a page.
-pub(super) type Name = [u8; NAME_BYTES];
-
-pub(super) const NAME_BYTES: usize = 16;
 /// A pack is complete with so many bytes of values. With less, the tests in this crate need less
 /// data for several packs.
 const FULL_BYTES: usize = if cfg!(test) { 2 << 20 } else { 16 << 20 };

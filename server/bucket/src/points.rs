@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::in_parallel::in_parallel;
-use super::pack::NAME_BYTES;
+use super::keys::NAME_BYTES;
 use super::pack_reader::REQUESTS;
 use super::BucketRepository;
 use coldrise_block::hex;

@@ -18,8 +18,10 @@ use coldrise_store::{
 };
 use parking_lot::Mutex;
 
-use crate::copy::{CopyProgress, CopySummary};
-use crate::remote::{fetch, serve_fetch, Announced, Announcement, FetchRequest, Opening, Remote};
+use crate::remote::{
+    fetch, Announced, Announcement, CopyProgress, CopySummary, FetchRequest, Opening, Remote,
+};
+use crate::serve_fetch::serve_fetch;
 use crate::source::CopySource;
 
 /// A bucket to which points are copied.

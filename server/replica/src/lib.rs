@@ -39,19 +39,22 @@ mod disk_copy;
 mod links;
 mod plan;
 mod remote;
+mod serve_fetch;
 mod source;
 mod status;
 mod windows;
 
 pub use attempts::{copy_over, paced, Attempts, Site, Way};
 pub use bucket::{fetch_from_bucket, BucketRemote};
-pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
+pub use copy::{copy, CopyRequest};
 pub use links::{parse_link_name, parse_prefix, Invitation, Link, Links, Right};
 pub use plan::Identity;
 pub use remote::{
-    fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, FetchRequest, Fetched,
-    Greeting, LineRemote, Opening, PartialMap, Remote, Traffic,
+    fetch, limit_fetch, Announced, AnnouncedDisk, Announcement, CopiedPoint, CopyProgress,
+    CopyStep, CopySummary, FetchRequest, Fetched, Greeting, LineRemote, MachineCopy, Opening,
+    PartialMap, Remote, Traffic,
 };
+pub use serve_fetch::serve_fetch;
 pub use source::CopySource;
 pub use status::{
     CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 
-use super::disk::BucketDisk;
-use super::pack_reader::PackReader;
-use super::writer::{BucketWriter, Stored};
+use super::{BucketWriter, Stored};
+use crate::disk::BucketDisk;
+use crate::pack_reader::PackReader;
 use coldrise_store::format::is_zero;
 use coldrise_store::format::{check_size, end_of_write};
 use coldrise_store::format::{MapBuilder, Page, PageId, PageSink, PageSource};

@@ -8,6 +8,8 @@
 //! 3. The end of a disk waits for all of its packs, and gives the map's root.
 //! 4. The files that a point carries, and then its document. *A crash leaves* files without a point, which a compaction removes.
 
+mod disk;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,15 +17,16 @@ use std::sync::Arc;
 use coldrise_block::{ErrorKind, Result};
 use parking_lot::Mutex;
 
-use super::busy::{Busy, Role};
-use super::disk_writer::BucketDiskWriter;
-use super::in_parallel::in_parallel;
-use super::index::Index;
-use super::pack::{Name, Pack, PackBuilder};
-use super::pack_reader::PackReader;
-use super::uploads::Uploads;
-use super::walk::Reached;
-use super::BucketRepository;
+use self::disk::BucketDiskWriter;
+use crate::busy::{Busy, Role};
+use crate::in_parallel::in_parallel;
+use crate::index::Index;
+use crate::keys::Name;
+use crate::pack::{Pack, PackBuilder};
+use crate::pack_reader::PackReader;
+use crate::uploads::Uploads;
+use crate::walk::Reached;
+use crate::BucketRepository;
 use coldrise_block::hex;
 use coldrise_store::format::EncoderState;
 use coldrise_store::MapRoot;

@@ -1,8 +1,8 @@
 //! Files: clients' opens, reads and writes.
 
 use crate::held_files::HeldFiles;
+use crate::node::flush::FlushQueue;
 use crate::share_reservations::{Checked, Share, ShareDenied};
-use crate::shared_flush::FlushQueue;
 use crate::{OpenNode, Shared};
 use coldrise_block::{would_wait, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 use coldrise_export::OpenFile;

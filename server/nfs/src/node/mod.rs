@@ -1,11 +1,15 @@
 //! A folder, file or link that the host holds, with its path and its handle.
 
+pub(crate) mod attributes;
+pub(crate) mod files;
+mod flush;
+
 use crate::held_files::HeldFiles;
-use crate::node_attributes::Remembered;
-use crate::shared_flush::FlushQueue;
 use crate::Shared;
+use attributes::Remembered;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{FolderEntry, Node, NodeType};
+use flush::FlushQueue;
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;

@@ -6,8 +6,7 @@ use coldrise_store::MachineName;
 
 use super::fetch::{FetchReport, Fetched};
 use super::messages::{broken, Failure};
-use super::Traffic;
-use crate::copy::{CopyProgress, CopyStep, CopySummary, MachineCopy};
+use super::{CopyProgress, CopyStep, CopySummary, MachineCopy, Traffic};
 
 /// Maximum length of a disk's label, in bytes: the names of a machine, a point and a disk.
 const MAX_LABEL_BYTES: usize = 400;

@@ -1,13 +1,15 @@
 //! Fetches whose other side does not keep to the protocol, and rights.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use coldrise_ingest::NoProgress;
+use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair, PairedLine};
 use coldrise_session::RepositoryAccess;
 use coldrise_store::{
     Compression, DiskDocument, InitOptions, MadeIn, OpenOptions, PassphraseSource, PointDocument,
-    PointOrigin, Quarantine, RepositoryWriter,
+    PointOrigin, Quarantine,
 };
 
 use coldrise_session::Catalog;
@@ -16,6 +18,8 @@ use coldrise_store::Repository;
 use super::*;
 use crate::remote::content::{encode_head, Coding};
 use crate::remote::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};
+use crate::remote::LineRemote;
+use crate::serve_fetch::serve_fetch;
 
 const CHUNK: u64 = 16384;
 const LIMIT: Duration = Duration::from_secs(20);

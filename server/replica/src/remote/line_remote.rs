@@ -118,7 +118,7 @@ impl LineRemote {
     ///
     /// # Errors
     /// As for [`LineRemote::new`].
-    pub(super) fn for_fetch(
+    pub(crate) fn for_fetch(
         line: Arc<dyn Line>,
         repository: &RepositoryId,
         cancel: Arc<AtomicBool>,
@@ -215,7 +215,7 @@ impl LineRemote {
     }
 
     /// Says what needs no answer.
-    pub(super) fn tell(&self, ask: &Ask, attachment: &[u8]) -> Result<()> {
+    pub(crate) fn tell(&self, ask: &Ask, attachment: &[u8]) -> Result<()> {
         self.shared.state.lock().check()?;
         let _one = self.telling.lock();
         self.own_error(send(&*self.shared.line, ask, attachment))

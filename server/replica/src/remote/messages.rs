@@ -63,7 +63,7 @@ pub(super) const ZEROES: Name = [0; 32];
 /// What the source asks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ask {
+pub(crate) enum Ask {
     Hello {
         version: u32,
         repository: RepositoryId,
@@ -146,13 +146,13 @@ pub(super) enum Answer {
 
 /// An error on its way to the other side.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     pub(super) kind: String,
     pub(super) message: String,
 }
 
 impl Failure {
-    pub(super) fn of(error: &Error) -> Failure {
+    pub(crate) fn of(error: &Error) -> Failure {
         Failure { kind: error.kind().word().to_owned(), message: error.full_message() }
     }
 

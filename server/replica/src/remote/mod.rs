@@ -1,6 +1,7 @@
 //! The repository to which points are copied: on this host, or behind a line.
 
 mod content;
+mod copied;
 mod fetch;
 mod fetch_progress;
 mod line_disk;
@@ -20,7 +21,9 @@ use coldrise_session::{ByteRanges, CarriedFiles, Catalog, SharedWriter};
 use coldrise_store::{BackupTarget, MachineName, MapRoot, PointDocument, RepositoryId};
 use serde::{Deserialize, Serialize};
 
-pub use fetch::{fetch, limit_fetch, serve_fetch, FetchRequest, Fetched, Greeting, Opening};
+pub use copied::{CopiedPoint, CopyProgress, CopyStep, CopySummary, MachineCopy};
+pub(crate) use fetch::FetchReport;
+pub use fetch::{fetch, limit_fetch, FetchRequest, Fetched, Greeting, Opening};
 pub use line_remote::LineRemote;
 pub use traffic::Traffic;
 

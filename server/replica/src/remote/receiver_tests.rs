@@ -7,8 +7,7 @@ use coldrise_block::{ErrorKind, Result};
 use coldrise_line::{pair, Class, Frame, Line, PairedLine, Received};
 use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{
-    Compression, InitOptions, MapRoot, OpenOptions, PassphraseSource, Repository, RepositoryId,
-    RepositoryWriter,
+    Compression, InitOptions, MapRoot, PassphraseSource, Repository, RepositoryId,
 };
 
 use super::*;
