@@ -1,6 +1,5 @@
 //! The boundary to the kernel: errors become errnos, and panics do not cross it.
 
-use crate::served::{Served, Tree};
 use coldrise_block::{defect, Error, ErrorKind};
 use coldrise_export::{Node, OpenFile};
 use fuser::Errno;
@@ -10,38 +9,7 @@ use std::sync::Arc;
 /// The answer to a request.
 pub(crate) type Answer<T> = std::result::Result<T, Errno>;
 
-impl Served {
-    /// Answers a request that belongs to no open file.
-    pub(crate) fn answer<T>(&self, call: impl FnOnce(&Tree) -> Answer<T>) -> Answer<T> {
-        // Unwind safe: state of the panicked call is dropped with it, or lies
-        // behind locks and atomics whose tables stay valid on unwinding.
-        let answered = self.with(|tree| catch_unwind(AssertUnwindSafe(|| call(tree))));
-        match answered {
-            Some(Ok(answer)) => answer,
-            Some(Err(panic)) => {
-                tracing::error!("{}", defect(panic));
-                Err(Errno::EIO)
-            }
-            None => Err(Errno::ENODEV),
-        }
-    }
-
-    /// Answers a request on an open file. A panic stops the file permanently, and
-    /// with it every file of its session.
-    #[inline]
-    pub(crate) fn on_file<T>(
-        &self,
-        handle: u64,
-        call: impl FnOnce(&OpenFile) -> coldrise_block::Result<T>,
-    ) -> Answer<T> {
-        self.answer(|tree| {
-            let file = tree.files.get(handle).ok_or(Errno::EBADF)?;
-            on_open_file(&file, call)
-        })
-    }
-}
-
-/// Like `on_file`, for a file that the caller already has.
+/// Answers a request on an open file; see `Served::on_file`.
 pub(crate) fn on_open_file<T>(
     file: &Arc<OpenFile>,
     call: impl FnOnce(&OpenFile) -> coldrise_block::Result<T>,

@@ -1,11 +1,14 @@
 //! The state that all requests share until the end of the mount.
 
+use crate::answer::{on_open_file, Answer};
 use crate::cached_writers::CachedWriters;
 use crate::handles::{Files, Handles, Listings};
 use crate::nodes::Nodes;
-use coldrise_block::Result;
-use coldrise_export::Folders;
+use coldrise_block::{defect, Result};
+use coldrise_export::{Folders, OpenFile};
+use fuser::Errno;
 use parking_lot::RwLock;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// The owner of all files: the user who mounts.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +50,35 @@ impl Served {
     /// Calls with the tree, or does nothing once the tree has ended.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&Tree) -> T) -> Option<T> {
         self.tree.read().as_ref().map(call)
+    }
+
+    /// Answers a request that belongs to no open file.
+    pub(crate) fn answer<T>(&self, call: impl FnOnce(&Tree) -> Answer<T>) -> Answer<T> {
+        // Unwind safe: state of the panicked call is dropped with it, or lies
+        // behind locks and atomics whose tables stay valid on unwinding.
+        let answered = self.with(|tree| catch_unwind(AssertUnwindSafe(|| call(tree))));
+        match answered {
+            Some(Ok(answer)) => answer,
+            Some(Err(panic)) => {
+                tracing::error!("{}", defect(panic));
+                Err(Errno::EIO)
+            }
+            None => Err(Errno::ENODEV),
+        }
+    }
+
+    /// Answers a request on an open file. A panic stops the file permanently, and
+    /// with it every file of its session.
+    #[inline]
+    pub(crate) fn on_file<T>(
+        &self,
+        handle: u64,
+        call: impl FnOnce(&OpenFile) -> coldrise_block::Result<T>,
+    ) -> Answer<T> {
+        self.answer(|tree| {
+            let file = tree.files.get(handle).ok_or(Errno::EBADF)?;
+            on_open_file(&file, call)
+        })
     }
 
     /// Open files, by path.

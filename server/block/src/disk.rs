@@ -61,12 +61,6 @@ pub trait Disk: Send + Sync {
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>>;
 }
 
-/// The error of a read that would have to wait and must not.
-#[cold]
-pub fn would_wait() -> Error {
-    Error::new(ErrorKind::WouldWait, "the bytes are not in memory")
-}
-
 fn read_only() -> Error {
     Error::new(
         ErrorKind::ReadOnly,

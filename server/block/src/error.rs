@@ -1,7 +1,7 @@
 //! The only public error type: a small kind, a context for people, a source.
 //!
-//! The kind decides the machine-readable answer (errno in the data path, exit code on the command
-//! line); the context is the text for people.
+//! The kind decides the machine-readable answer (the errno in the data path); the context is the
+//! text for people. Layers above have answers of their own for kinds: `coldrise_runs::exit_code`.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -36,9 +36,9 @@ pub enum ErrorKind {
     WouldWait,
     /// A write to a restore point or another read-only disk.
     ReadOnly,
-    /// The service does not know who asks.
+    /// The other side does not know who asks.
     Unauthorized,
-    /// The service knows who asks, and does not allow it.
+    /// The other side knows who asks, and does not allow it.
     Forbidden,
     /// Stored bytes are missing or fail authentication.
     Corrupt,
@@ -56,16 +56,13 @@ pub enum ErrorKind {
     Interrupted,
     /// The work ended early; running it again continues it.
     Incomplete,
-    /// A booted machine provably failed to come up.
-    BootFailed,
-    /// A booted machine gave no proof that it came up, and none that it failed.
-    BootNotProven,
     /// A defect in Coldrise itself.
     Internal,
 }
 
 impl ErrorKind {
-    const ALL: [ErrorKind; 26] = [
+    /// Every kind.
+    pub const ALL: [ErrorKind; 24] = [
         ErrorKind::InvalidInput,
         ErrorKind::OutOfRange,
         ErrorKind::NotFound,
@@ -89,8 +86,6 @@ impl ErrorKind {
         ErrorKind::ToolFailed,
         ErrorKind::Interrupted,
         ErrorKind::Incomplete,
-        ErrorKind::BootFailed,
-        ErrorKind::BootNotProven,
         ErrorKind::Internal,
     ];
 
@@ -118,41 +113,7 @@ impl ErrorKind {
             | ErrorKind::Poisoned
             | ErrorKind::ToolFailed
             | ErrorKind::Incomplete
-            | ErrorKind::BootFailed
-            | ErrorKind::BootNotProven
             | ErrorKind::Internal => libc::EIO,
-        }
-    }
-
-    /// The exit code of the command line. The whole table is here.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            ErrorKind::InvalidInput => 2,
-            ErrorKind::Incomplete => 3,
-            ErrorKind::NoRepository => 10,
-            ErrorKind::Busy => 11,
-            ErrorKind::WrongPassphrase => 12,
-            ErrorKind::BootFailed => 13,
-            ErrorKind::BootNotProven => 14,
-            ErrorKind::Interrupted => 130,
-            ErrorKind::OutOfRange
-            | ErrorKind::NotFound
-            | ErrorKind::AlreadyExists
-            | ErrorKind::NotEmpty
-            | ErrorKind::NotAFolder
-            | ErrorKind::IsAFolder
-            | ErrorKind::NameTooLong
-            | ErrorKind::WouldWait
-            | ErrorKind::ReadOnly
-            | ErrorKind::Unauthorized
-            | ErrorKind::Forbidden
-            | ErrorKind::Corrupt
-            | ErrorKind::NoSpace
-            | ErrorKind::Io
-            | ErrorKind::Poisoned
-            | ErrorKind::Unsupported
-            | ErrorKind::ToolFailed
-            | ErrorKind::Internal => 1,
         }
     }
 
@@ -187,8 +148,6 @@ impl ErrorKind {
             ErrorKind::ToolFailed => "tool_failed",
             ErrorKind::Interrupted => "interrupted",
             ErrorKind::Incomplete => "incomplete",
-            ErrorKind::BootFailed => "boot_failed",
-            ErrorKind::BootNotProven => "boot_not_proven",
             ErrorKind::Internal => "internal",
         }
     }
@@ -355,46 +314,43 @@ mod tests {
         assert!(message.contains("ulimit -n") && message.ends_with("start it again"), "{message}");
     }
 
-    const TABLE: [(ErrorKind, i32, u8); 26] = [
-        (ErrorKind::InvalidInput, libc::EINVAL, 2),
-        (ErrorKind::OutOfRange, libc::EINVAL, 1),
-        (ErrorKind::NotFound, libc::ENOENT, 1),
-        (ErrorKind::AlreadyExists, libc::EEXIST, 1),
-        (ErrorKind::NotEmpty, libc::ENOTEMPTY, 1),
-        (ErrorKind::NotAFolder, libc::ENOTDIR, 1),
-        (ErrorKind::IsAFolder, libc::EISDIR, 1),
-        (ErrorKind::NameTooLong, libc::ENAMETOOLONG, 1),
-        (ErrorKind::NoRepository, libc::ENOENT, 10),
-        (ErrorKind::WrongPassphrase, libc::EACCES, 12),
-        (ErrorKind::Busy, libc::EBUSY, 11),
-        (ErrorKind::WouldWait, libc::EAGAIN, 1),
-        (ErrorKind::ReadOnly, libc::EROFS, 1),
-        (ErrorKind::Unauthorized, libc::EACCES, 1),
-        (ErrorKind::Forbidden, libc::EACCES, 1),
-        (ErrorKind::Corrupt, libc::EIO, 1),
-        (ErrorKind::NoSpace, libc::ENOSPC, 1),
-        (ErrorKind::Io, libc::EIO, 1),
-        (ErrorKind::Poisoned, libc::EIO, 1),
-        (ErrorKind::Unsupported, libc::EOPNOTSUPP, 1),
-        (ErrorKind::ToolFailed, libc::EIO, 1),
-        (ErrorKind::Interrupted, libc::EINTR, 130),
-        (ErrorKind::Incomplete, libc::EIO, 3),
-        (ErrorKind::BootFailed, libc::EIO, 13),
-        (ErrorKind::BootNotProven, libc::EIO, 14),
-        (ErrorKind::Internal, libc::EIO, 1),
+    const TABLE: [(ErrorKind, i32); 24] = [
+        (ErrorKind::InvalidInput, libc::EINVAL),
+        (ErrorKind::OutOfRange, libc::EINVAL),
+        (ErrorKind::NotFound, libc::ENOENT),
+        (ErrorKind::AlreadyExists, libc::EEXIST),
+        (ErrorKind::NotEmpty, libc::ENOTEMPTY),
+        (ErrorKind::NotAFolder, libc::ENOTDIR),
+        (ErrorKind::IsAFolder, libc::EISDIR),
+        (ErrorKind::NameTooLong, libc::ENAMETOOLONG),
+        (ErrorKind::NoRepository, libc::ENOENT),
+        (ErrorKind::WrongPassphrase, libc::EACCES),
+        (ErrorKind::Busy, libc::EBUSY),
+        (ErrorKind::WouldWait, libc::EAGAIN),
+        (ErrorKind::ReadOnly, libc::EROFS),
+        (ErrorKind::Unauthorized, libc::EACCES),
+        (ErrorKind::Forbidden, libc::EACCES),
+        (ErrorKind::Corrupt, libc::EIO),
+        (ErrorKind::NoSpace, libc::ENOSPC),
+        (ErrorKind::Io, libc::EIO),
+        (ErrorKind::Poisoned, libc::EIO),
+        (ErrorKind::Unsupported, libc::EOPNOTSUPP),
+        (ErrorKind::ToolFailed, libc::EIO),
+        (ErrorKind::Interrupted, libc::EINTR),
+        (ErrorKind::Incomplete, libc::EIO),
+        (ErrorKind::Internal, libc::EIO),
     ];
 
     #[test]
-    fn every_kind_has_its_errno_and_exit_code() {
-        for (kind, errno, exit) in TABLE {
+    fn every_kind_has_its_errno() {
+        for (kind, errno) in TABLE {
             assert_eq!(kind.errno(), errno, "{kind:?}");
-            assert_eq!(kind.exit_code(), exit, "{kind:?}");
         }
     }
 
     #[test]
     fn every_word_names_its_kind() {
-        for (kind, ..) in TABLE {
+        for (kind, _) in TABLE {
             assert_eq!(ErrorKind::from_word(kind.word()), Some(kind));
         }
         assert_eq!(ErrorKind::from_word("no kind"), None);

@@ -1,7 +1,7 @@
 //! The base crate of Coldrise: the common types for bytes on a disk.
 //!
 //! It defines offsets, extents, the [`Disk`] trait that front ends serve, and the public [`Error`]
-//! type with its errno and exit code. Its only I/O is for small files that a crash must leave
+//! type with its errno. Its only I/O is for small files that a crash must leave
 //! whole, and for folders and child processes that end with their process.
 #![deny(unsafe_code)]
 
@@ -18,25 +18,27 @@ mod periodic_thread;
 mod read_context;
 mod scratch_folder;
 mod small_file;
+mod stored_ranges;
 pub mod units;
 
 pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
 pub use clock::now_ms;
-pub use disk::{check_range, would_wait, Disk};
+pub use disk::{check_range, Disk};
 pub use durable_file::{
     create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,
     sync_directory, temporary_path, write_synced, ReplaceError, IS_FOLDER,
 };
 pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
-pub use extent::{push_extent, Extent, ExtentKind, StoredRanges};
+pub use extent::{push_extent, Extent, ExtentKind};
 pub use held_lock::HeldLock;
 pub use holes::Holes;
 pub use periodic_thread::PeriodicThread;
-pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting};
+pub use read_context::{would_wait, ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{
     remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,
 };
 pub use small_file::{read_at_most, read_small_file};
+pub use stored_ranges::StoredRanges;
 
 /// Bytes in one block. Writes are captured in blocks, and a block is never
 /// torn.

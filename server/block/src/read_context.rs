@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::disk::would_wait;
-use crate::Result;
+use crate::{Error, ErrorKind, Result};
 
 /// Whether a read may wait for a drive or a lock, or decode chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +11,12 @@ pub enum Waiting {
     Allowed,
     /// The read fails with `ErrorKind::WouldWait` instead.
     Refused,
+}
+
+/// The error of a read that would have to wait and must not.
+#[cold]
+pub fn would_wait() -> Error {
+    Error::new(ErrorKind::WouldWait, "the bytes are not in memory")
 }
 
 /// What a part of a read was answered from.
@@ -128,7 +133,6 @@ impl ReadContext {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     #[test]
     fn neighbours_of_one_source_are_joined() {

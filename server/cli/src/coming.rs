@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::ComingDetails;
-use coldrise_session::{coming_sentence, Catalog, Coming, SessionDocument};
+use coldrise_session::{incoming_sentence, Catalog, IncomingPoint, SessionDocument};
 use coldrise_store::{
     Configuration, MachineName, PointDocument, PointSelector, Repository, SessionName,
 };
@@ -20,7 +20,7 @@ pub(crate) enum Origin {
     /// A restore point.
     Point(Box<PointDocument>),
     /// A point that is still on its way here.
-    Coming(Box<Coming>),
+    IncomingPoint(Box<IncomingPoint>),
 }
 
 impl Origin {
@@ -38,8 +38,8 @@ impl Origin {
         let catalog = Catalog::new(repository);
         match catalog.point(machine, selector) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                match Coming::find(repository, machine, selector)? {
-                    Some(coming) => Ok(Origin::Coming(Box::new(coming))),
+                match IncomingPoint::find(repository, machine, selector)? {
+                    Some(coming) => Ok(Origin::IncomingPoint(Box::new(coming))),
                     None => Err(error),
                 }
             }
@@ -55,7 +55,7 @@ impl Origin {
     pub(crate) fn document(&self) -> &PointDocument {
         match self {
             Origin::Point(point) => point,
-            Origin::Coming(coming) => &coming.point.document,
+            Origin::IncomingPoint(coming) => &coming.point.document,
         }
     }
 
@@ -67,7 +67,7 @@ impl Origin {
     /// Publishes it. What is missing is said before.
     ///
     /// # Errors
-    /// Those of [`coldrise_session::publish`] and [`coldrise_session::publish_coming`].
+    /// Those of [`coldrise_session::publish`] and [`coldrise_session::publish_incoming`].
     pub(crate) fn publish(
         &self,
         invocation: &Invocation,
@@ -76,9 +76,9 @@ impl Origin {
     ) -> Result<SessionDocument> {
         match self {
             Origin::Point(point) => coldrise_hosting::vmx::publish(repository, point, name),
-            Origin::Coming(coming) => {
+            Origin::IncomingPoint(coming) => {
                 invocation.remark(&coming.sentence(repository));
-                coldrise_hosting::vmx::publish_coming(repository, coming, name)
+                coldrise_hosting::vmx::publish_incoming(repository, coming, name)
             }
         }
     }
@@ -90,7 +90,7 @@ impl Origin {
 /// `Busy` then; `NotFound` without such a session.
 pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
     let document = coldrise_session::session(repository, session)?.document;
-    match coming_sentence(repository, &document)? {
+    match incoming_sentence(repository, &document)? {
         None => Ok(()),
         Some(sentence) => Err(Error::new(ErrorKind::Busy, sentence).advise(format!(
             "wait for the end of the copy, or throw the machine's writes away: coldrise recover live/{session} --undo --discard"

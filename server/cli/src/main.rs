@@ -94,7 +94,7 @@ fn main() -> ExitCode {
 
 fn answer_error(is_json: bool, error: &Error) -> ExitCode {
     print_error(is_json, error.kind(), &error.full_message());
-    ExitCode::from(error.kind().exit_code())
+    ExitCode::from(coldrise_runs::exit_code(error.kind()))
 }
 
 /// Parses a command line, whose first word is the program.
@@ -158,6 +158,6 @@ impl RefusedArguments {
         }
         let is_json = words.iter().skip(1).any(|word| word == "--json");
         print_error(is_json, ErrorKind::InvalidInput, &self.message());
-        ExitCode::from(ErrorKind::InvalidInput.exit_code())
+        ExitCode::from(coldrise_runs::exit_code(ErrorKind::InvalidInput))
     }
 }

@@ -168,7 +168,7 @@ pub(crate) fn finish_failed(error: &Error) {
     if let Some(run) = RUN.get() {
         let failure =
             Failure { kind: error.kind().word().to_owned(), message: error.full_message() };
-        run.finish(error.kind().exit_code(), Some(failure), None);
+        run.finish(coldrise_runs::exit_code(error.kind()), Some(failure), None);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_requests::{parse_point, Target};
-use coldrise_session::{Catalog, Coming};
+use coldrise_session::{Catalog, IncomingPoint};
 use coldrise_store::{MachineName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::invocation::Invocation;
@@ -81,15 +81,16 @@ pub(crate) fn quarantined(
 pub(crate) fn take_coming(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
-) -> Result<Vec<Coming>> {
-    let is_lost = |coming: &Coming| !coming.is_reachable(repository);
-    let mut lost: Vec<Coming> = Coming::all(repository)?.into_iter().filter(is_lost).collect();
-    let is_named = |coming: &Coming, target: &Target| match target {
+) -> Result<Vec<IncomingPoint>> {
+    let is_lost = |coming: &IncomingPoint| !coming.is_reachable(repository);
+    let mut lost: Vec<IncomingPoint> =
+        IncomingPoint::all(repository)?.into_iter().filter(is_lost).collect();
+    let is_named = |coming: &IncomingPoint, target: &Target| match target {
         Target::Point(machine, PointSelector::Exact(point)) => {
-            (machine, point) == (&coming.begun.machine, &coming.begun.point)
+            (machine, point) == (&coming.partial.machine, &coming.partial.point)
         }
         Target::Point(..) => false,
-        Target::Machine(machine) => *machine == coming.begun.machine,
+        Target::Machine(machine) => *machine == coming.partial.machine,
     };
     lost.retain(|coming| targets.iter().any(|target| is_named(coming, target)));
     let catalog = Catalog::new(repository);

@@ -31,7 +31,7 @@ static IS_ANSWERED: AtomicBool = AtomicBool::new(false);
 /// `Io` if a handler cannot be installed or no thread can be started.
 pub fn answer_signals(answer: impl Fn() + Send + 'static) -> Result<()> {
     let mut signals = Signals::new(ENDINGS).context(|| "catching signals")?;
-    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    let code = i32::from(coldrise_runs::exit_code(ErrorKind::Interrupted));
     let wait = move || {
         for _ in signals.forever() {
             if are_caught() {
@@ -68,7 +68,7 @@ pub fn answer_alone() {
 pub fn cancel_flag() -> Result<Arc<AtomicBool>> {
     // Not `CANCEL`: the thread of `answer_signals` sets that at any time.
     let is_second = Arc::new(AtomicBool::new(false));
-    let code = i32::from(ErrorKind::Interrupted.exit_code());
+    let code = i32::from(coldrise_runs::exit_code(ErrorKind::Interrupted));
     for signal in ENDINGS {
         // The order matters: the conditional shutdown checks the flag before it is
         // set again.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_session::{
-    publish_with_files, CarriedFile, CarriedFiles, Coming, SessionDocument, MAX_SMALL_BYTES,
+    publish_with_files, CarriedFile, CarriedFiles, IncomingPoint, SessionDocument, MAX_SMALL_BYTES,
 };
 use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionName, VMX};
 
@@ -26,14 +26,14 @@ pub fn publish(
 }
 
 /// The same for a point that is still on its way here. The errors are those of
-/// [`coldrise_session::publish_coming`].
-pub fn publish_coming(
+/// [`coldrise_session::publish_incoming`].
+pub fn publish_incoming(
     repository: &Arc<Repository>,
-    coming: &Coming,
+    coming: &IncomingPoint,
     name: Option<SessionName>,
 ) -> Result<SessionDocument> {
     let point = &coming.point.document;
-    coldrise_session::publish_coming(repository, coming, name, |session, files| {
+    coldrise_session::publish_incoming(repository, coming, name, |session, files| {
         Ok(arrange(point, session, files))
     })
 }

@@ -1,7 +1,7 @@
 //! Points that are still on their way to the repository.
 
 use coldrise_block::Result;
-use coldrise_session::Coming;
+use coldrise_session::IncomingPoint;
 use coldrise_store::{MachineName, PointSelector, Repository};
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub struct ComingDetails {
 
 impl ComingDetails {
     /// Describes one point.
-    pub fn new(repository: &Repository, coming: &Coming) -> ComingDetails {
+    pub fn new(repository: &Repository, coming: &IncomingPoint) -> ComingDetails {
         let document = &coming.point.document;
         ComingDetails {
             address: format!("{}/{}", document.machine, document.point),
@@ -46,7 +46,7 @@ impl ComingDetails {
     }
 
     /// What a selector means among `all`, which are sorted: the newest of the machine for `latest`, as with
-    /// [`Coming::find`].
+    /// [`IncomingPoint::find`].
     pub fn find<'a>(
         all: &'a [ComingDetails],
         machine: &MachineName,
@@ -64,13 +64,14 @@ impl ComingDetails {
     /// Those of one machine, or of all.
     ///
     /// # Errors
-    /// As for [`Coming::all`].
+    /// As for [`IncomingPoint::all`].
     pub fn all(
         repository: &Repository,
         machine: Option<&MachineName>,
     ) -> Result<Vec<ComingDetails>> {
-        let all = Coming::all(repository)?;
-        let is_meant = |coming: &&Coming| machine.is_none_or(|name| coming.begun.machine == *name);
+        let all = IncomingPoint::all(repository)?;
+        let is_meant =
+            |coming: &&IncomingPoint| machine.is_none_or(|name| coming.partial.machine == *name);
         Ok(all.iter().filter(is_meant).map(|one| ComingDetails::new(repository, one)).collect())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use coldrise_block::Result;
 use coldrise_session::Catalog;
 use coldrise_store::{
-    BootCheckDocument, BootVerdict, Horizon, MachineName, PointDocument, PointOrigin, Quarantine,
-    Repository,
+    BootCheckDocument, BootVerdict, ClockGuard, MachineName, PointDocument, PointOrigin,
+    Quarantine, Repository,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -137,7 +137,7 @@ impl PointKind {
 impl ListedPoint {
     fn new(
         point: &PointDocument,
-        horizon: &Horizon,
+        clock_guard: &ClockGuard,
         boot: Option<&BootCheckDocument>,
     ) -> ListedPoint {
         let disks = DiskList::new(point);
@@ -148,8 +148,8 @@ impl ListedPoint {
             created_at_ms: point.created_at_ms,
             size_bytes: disks.size_bytes(),
             is_protected: point.is_protected,
-            is_in_future: horizon.is_in_future(&point.point),
-            is_passed_over: horizon.is_passed_over(&point.point),
+            is_in_future: clock_guard.is_in_future(&point.point),
+            is_passed_over: clock_guard.is_passed_over(&point.point),
             quarantine: point.quarantine,
             boot: boot.map(|check| check.verdict),
             is_boot_worse: boot.is_some_and(|check| check.is_worse),
@@ -183,10 +183,11 @@ impl Listing {
         let mut warnings = Vec::new();
         for machine in machines {
             let points = catalog.points(&machine)?;
-            let horizon = repository.horizon(&machine)?;
-            warnings.extend(horizon.warning(&machine, points.iter().map(|point| &point.point)));
-            let listed =
-                |point| ListedPoint::new(point, &horizon, boot_check(repository, point).as_ref());
+            let clock_guard = repository.clock_guard(&machine)?;
+            warnings.extend(clock_guard.warning(&machine, points.iter().map(|point| &point.point)));
+            let listed = |point| {
+                ListedPoint::new(point, &clock_guard, boot_check(repository, point).as_ref())
+            };
             let points = points.iter().map(listed).collect();
             listing.machines.push(ListedMachine { machine: machine.to_string(), points });
         }

@@ -2,13 +2,14 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use crate::wire::GRANT_UNIT_BYTES;
-
 /// Largest body of a frame, in bytes. The receiver refuses a longer one before it allocates memory.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// Bytes before a body, see [`crate::wire`].
 pub(crate) const HEADER_BYTES: usize = 12;
+
+/// Credit is granted in multiples of this.
+pub(crate) const GRANT_UNIT_BYTES: u64 = 64;
 
 /// How a frame travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //! ```
 
 use crate::failure::Failure;
-use crate::frame::{Class, Frame, HEADER_BYTES, MAX_BODY_BYTES};
+use crate::frame::{Class, Frame, GRANT_UNIT_BYTES, HEADER_BYTES, MAX_BODY_BYTES};
 
 const FRAME: u8 = 0;
 const GRANT: u8 = 1;
@@ -60,9 +60,6 @@ impl Message {
 fn unknown() -> Failure {
     Failure::protocol("it sent an unknown message")
 }
-
-/// Credit is granted in multiples of this.
-pub(crate) const GRANT_UNIT_BYTES: u64 = 64;
 
 /// Puts messages together from the bytes of a connection.
 #[derive(Default)]

@@ -14,7 +14,7 @@
 //! A node is listed before its attributes are read, and marked as not listed before the
 //! host is told: a host that asks meanwhile lists it again.
 //!
-//! [`LIVE_ATTRIBUTES_MS`]: crate::node_attributes::LIVE_ATTRIBUTES_MS
+//! [`LIVE_ATTRIBUTES_MS`]: crate::node::attributes::LIVE_ATTRIBUTES_MS
 
 use crate::{OpenNode, Shared};
 use coldrise_block::{Context, Result};

@@ -21,16 +21,13 @@ mod attribute_invalidation;
 mod client_changes;
 mod held_files;
 mod node;
-mod node_attributes;
-mod node_files;
 mod share_reservations;
-mod shared_flush;
 mod thread_pool;
 
 pub use attribute_invalidation::AttributeWatcher;
+pub use node::attributes::NodeAttributes;
+pub use node::files::{OpenError, OpenResult, ReadOutcome};
 pub use node::{ListedEntry, MissingName, Named, OpenNode, MAX_HANDLE_BYTES};
-pub use node_attributes::NodeAttributes;
-pub use node_files::{OpenError, OpenResult, ReadOutcome};
 pub use share_reservations::{Checked, Share, ShareDenied};
 
 use attribute_invalidation::{AttributeInvalidation, InvalidationThread};

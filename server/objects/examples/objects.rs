@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_objects::Objects;
 use coldrise_objects::{open, Settings};
-use coldrise_store::bucket::Objects;
 
 const THREADS: usize = 8;
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {}", error.kind().word(), error.full_message());
-            ExitCode::from(error.kind().exit_code())
+            ExitCode::from(if error.kind() == ErrorKind::Interrupted { 130 } else { 1 })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Objects in a store that speaks S3, behind the small blocking trait that repositories use.
 //!
 //! ```text
-//!   callers ──► Objects           coldrise-store's trait: put, get, list, delete
+//!   callers ──► Objects           the trait: put, get, list, delete
 //!                  │
 //!               s3.rs, fetch.rs   each call as attempts of object_store's client
 //!                  │
@@ -23,6 +23,7 @@ mod environment;
 mod exchange;
 mod failure;
 mod fetch;
+mod objects;
 mod refusal;
 mod s3;
 mod tls;
@@ -36,10 +37,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::Result;
-use coldrise_store::bucket::Objects;
+
+pub use objects::{Listed, Objects};
 
 /// Most bytes of an object that [`Objects::put`] takes.
-pub const MOST_PUT_BYTES: u64 = 64 << 20;
+pub(crate) const MOST_PUT_BYTES: u64 = 64 << 20;
 
 /// How to reach a store.
 #[derive(Clone, Debug)]

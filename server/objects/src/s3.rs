@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::objects::{Listed, Objects};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::bucket::{Listed, Objects};
 use hyper::body::Bytes;
 use object_store::aws::AmazonS3;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};

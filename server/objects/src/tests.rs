@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::ErrorKind;
 
+use super::Objects;
 use crate::s3::S3;
 use crate::Settings;
-use coldrise_store::bucket::Objects;
 
 /// What the server does with one request.
 enum Reply {

@@ -3,7 +3,7 @@
 //!     hostile_peer ADDRESS CODE MACHINE
 //!
 //! It pairs, and waits for a line on standard input before each attack. Afterwards it prints what the other side said last,
-//! as JSON. MACHINE has a point there. Protocol: server/replica/src/far/messages.rs; it is written here once more, so that
+//! as JSON. MACHINE has a point there. Protocol: server/replica/src/remote/messages.rs; it is written here once more, so that
 //! nothing of what is tested is used.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,7 +80,7 @@ struct Site<'a> {
 struct Talk(TcpLine, AtomicU32);
 
 /// What came.
-enum Heard {
+enum Reply {
     Message(Value),
     Frame(u8),
     Silence,
@@ -145,7 +145,7 @@ impl Site<'_> {
         let runs = [((offset * self.chunk_bytes) as u64, pieces.len() as u32)];
         talk.names(number, &runs, pieces.iter().map(|piece| *blake3::hash(piece).as_bytes()))?;
         match talk.hear(LONG) {
-            Heard::Frame(_) => Ok(()),
+            Reply::Frame(_) => Ok(()),
             _ => Err(Error::new(ErrorKind::Corrupt, "pieces were not wanted")),
         }
     }
@@ -179,12 +179,12 @@ impl Talk {
     fn ask_with(&self, message: &Value, attachment: &[u8]) -> Result<Value> {
         self.tell_with(message, attachment)?;
         match self.hear(LONG) {
-            Heard::Message(answer) => Ok(answer),
-            Heard::End(why) => Err(Error::new(ErrorKind::Io, why)),
-            Heard::Frame(kind) => {
+            Reply::Message(answer) => Ok(answer),
+            Reply::End(why) => Err(Error::new(ErrorKind::Io, why)),
+            Reply::Frame(kind) => {
                 Err(Error::new(ErrorKind::Corrupt, format!("a frame of kind {kind}")))
             }
-            Heard::Silence => Err(Error::new(ErrorKind::Io, "no answer")),
+            Reply::Silence => Err(Error::new(ErrorKind::Io, "no answer")),
         }
     }
 
@@ -227,14 +227,14 @@ impl Talk {
         self.frame(Class::Bulk, CONTENT, body)
     }
 
-    fn hear(&self, limit: Duration) -> Heard {
+    fn hear(&self, limit: Duration) -> Reply {
         let mut message = Vec::new();
         loop {
             let frame = match self.0.receive(&[Class::Control], limit) {
                 Ok(Received::Frame { frame, .. }) => frame,
-                Ok(Received::Nothing) => return Heard::Silence,
-                Ok(Received::Closed) => return Heard::End("closed".to_owned()),
-                Err(error) => return Heard::End(error.full_message()),
+                Ok(Received::Nothing) => return Reply::Silence,
+                Ok(Received::Closed) => return Reply::End("closed".to_owned()),
+                Err(error) => return Reply::End(error.full_message()),
             };
             match frame.kind {
                 PART | MESSAGE => {
@@ -243,10 +243,10 @@ impl Talk {
                         let length =
                             message.first_chunk().map_or(0, |length| u32::from_le_bytes(*length));
                         let json = message.get(4..4 + length as usize).unwrap_or_default();
-                        return Heard::Message(serde_json::from_slice(json).unwrap_or_default());
+                        return Reply::Message(serde_json::from_slice(json).unwrap_or_default());
                     }
                 }
-                kind => return Heard::Frame(kind),
+                kind => return Reply::Frame(kind),
             }
         }
     }
@@ -256,17 +256,17 @@ impl Talk {
         let mut last = "nothing".to_owned();
         loop {
             match self.hear(SHORT) {
-                Heard::Message(answer) => {
+                Reply::Message(answer) => {
                     let refusal = answer["failed"]["message"].as_str();
                     return refusal
                         .map_or_else(|| answer.to_string(), |text| format!("refused: {text}"));
                 }
-                Heard::Frame(WANTED) => last = "wanted".to_owned(),
-                Heard::Frame(APPLIED) => last = "applied".to_owned(),
-                Heard::Frame(kind) => last = format!("a frame of kind {kind}"),
-                Heard::Silence => return last,
-                Heard::End(why) if last == "nothing" => return why,
-                Heard::End(_) => return last,
+                Reply::Frame(WANTED) => last = "wanted".to_owned(),
+                Reply::Frame(APPLIED) => last = "applied".to_owned(),
+                Reply::Frame(kind) => last = format!("a frame of kind {kind}"),
+                Reply::Silence => return last,
+                Reply::End(why) if last == "nothing" => return why,
+                Reply::End(_) => return last,
             }
         }
     }
@@ -275,11 +275,11 @@ impl Talk {
     fn until_applied(&self) -> String {
         loop {
             match self.hear(LONG) {
-                Heard::Frame(APPLIED) => return "applied".to_owned(),
-                Heard::Frame(_) => {}
-                Heard::Message(answer) => return answer.to_string(),
-                Heard::Silence => return "nothing".to_owned(),
-                Heard::End(why) => return why,
+                Reply::Frame(APPLIED) => return "applied".to_owned(),
+                Reply::Frame(_) => {}
+                Reply::Message(answer) => return answer.to_string(),
+                Reply::Silence => return "nothing".to_owned(),
+                Reply::End(why) => return why,
             }
         }
     }

@@ -17,8 +17,8 @@ use coldrise_store::Repository;
 use coldrise_block::units::show_duration;
 
 use crate::{
-    copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FarSide,
-    FetchRequest, LineFar, MachineCopy, RateWindows, Traffic,
+    copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FetchRequest,
+    LineRemote, MachineCopy, RateWindows, Remote, Traffic,
 };
 
 /// The first wait, which doubles with every attempt that fails.
@@ -192,27 +192,27 @@ fn attempt(
     };
     let (copied, loss, traffic) = match way {
         Way::To { source, request } => {
-            let greeted = LineFar::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel));
-            let far = match greeted {
+            let greeted = LineRemote::new(Arc::clone(&line) as _, source.id(), Arc::clone(cancel));
+            let remote = match greeted {
                 Err(error) if error.kind() == ErrorKind::Io => return Ok(Attempt::lost(error)),
                 greeted => greeted?,
             };
             let follow = |flow| {
                 if flow == Flow::Stopped {
-                    far.pause();
+                    remote.pause();
                 }
                 follow(flow);
             };
             let copied = within(site.windows, begun, follow, || {
-                copy(*source, &far, request, progress, cancel)
+                copy(*source, &remote, request, progress, cancel)
             });
-            (copied, far.loss(), far.traffic())
+            (copied, remote.loss(), remote.traffic())
         }
         Way::From { access, request, prefix } => {
-            let far = SharedWriter::join(access, cancel)?;
+            let remote = SharedWriter::join(access, cancel)?;
             let request = FetchRequest { rate_bytes_per_second: rate, ..(*request).clone() };
             let fetched = within(site.windows, begun, follow, || {
-                fetch(&*line, &far, &request, prefix, progress, cancel)
+                fetch(&*line, &remote, &request, prefix, progress, cancel)
             });
             (fetched.copied, fetched.loss, fetched.traffic)
         }

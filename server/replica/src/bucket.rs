@@ -8,35 +8,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_bucket::{BucketDisk, BucketRepository, BucketWriter};
 use coldrise_ingest::RateLimit;
 use coldrise_inventory::{MachinePattern, Range};
 use coldrise_line::pair;
 use coldrise_session::{CarriedFiles, SharedWriter};
-use coldrise_store::bucket::{BucketDisk, BucketRepository, BucketWriter};
 use coldrise_store::{
-    BackupTarget, DiskName, Horizon, MachineName, PointDocument, Repository, RepositoryId,
+    BackupTarget, ClockGuard, DiskName, MachineName, PointDocument, Repository, RepositoryId,
 };
 use parking_lot::Mutex;
 
-use crate::copy::{CopyProgress, CopySummary};
-use crate::far::{fetch, serve_fetch, Announced, Announcement, FarSide, FetchRequest, Opening};
+use crate::remote::{
+    fetch, Announced, Announcement, CopyProgress, CopySummary, FetchRequest, Opening, Remote,
+};
+use crate::serve_fetch::serve_fetch;
 use crate::source::CopySource;
 
 /// A bucket to which points are copied.
-pub struct BucketFar {
+pub struct BucketRemote {
     writer: BucketWriter,
     /// The machine whose boot trace was put last.
     traced: Mutex<Option<MachineName>>,
 }
 
-impl BucketFar {
+impl BucketRemote {
     /// Begins to write. The index of the bucket's contents is kept beside `source`.
     ///
     /// # Errors
     /// As for [`BucketWriter::begin`].
-    pub fn begin(bucket: &Arc<BucketRepository>, source: &Repository) -> Result<BucketFar> {
+    pub fn begin(bucket: &Arc<BucketRepository>, source: &Repository) -> Result<BucketRemote> {
         let writer = BucketWriter::begin(bucket, source)?;
-        Ok(BucketFar { writer, traced: Mutex::default() })
+        Ok(BucketRemote { writer, traced: Mutex::default() })
     }
 }
 
@@ -46,7 +48,7 @@ impl BucketFar {
 /// `NotFound` for an unknown machine; errors of reaching the bucket, and of the repository; `Interrupted` once `cancel` is set.
 pub fn fetch_from_bucket(
     bucket: &Arc<BucketRepository>,
-    far: &SharedWriter<'_>,
+    remote: &SharedWriter<'_>,
     request: &FetchRequest,
     (prefix, limit): (&str, Option<Arc<RateLimit>>),
     progress: &dyn CopyProgress,
@@ -66,7 +68,7 @@ pub fn fetch_from_bucket(
                 tracing::debug!("{}", error.full_message());
             }
         });
-        fetch(&near, far, request, prefix, progress, cancel)
+        fetch(&near, remote, request, prefix, progress, cancel)
     });
     match fetched.loss {
         Some(loss) => Err(loss),
@@ -74,7 +76,7 @@ pub fn fetch_from_bucket(
     }
 }
 
-impl FarSide for BucketFar {
+impl Remote for BucketRemote {
     fn target(&self) -> &dyn BackupTarget {
         &self.writer
     }
@@ -173,8 +175,8 @@ impl CopySource for Arc<BucketRepository> {
         BucketRepository::points(self, machine)
     }
 
-    fn horizon(&self, _machine: &MachineName) -> Result<Horizon> {
-        Ok(Horizon::new(None))
+    fn clock_guard(&self, _machine: &MachineName) -> Result<ClockGuard> {
+        Ok(ClockGuard::new(None))
     }
 
     fn hold(&self, point: &mut PointDocument) -> Result<Box<dyn Any>> {

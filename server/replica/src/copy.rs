@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{store_source, NoProgress, Pace, Progress, RateLimit, StoredDisk, Watch};
-use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
-use serde::{Deserialize, Serialize};
+use coldrise_ingest::{store_source, Pace, RateLimit, StoredDisk, Watch};
+use coldrise_store::{DiskDocument, MachineName, PointDocument, Repository};
 
-use crate::disk_copy::DiskCopy;
-use crate::far::messages::error_on_its_way;
-use crate::far::{Announced, Announcement, Begun, FarSide, Traffic};
+use crate::disk_copy::{Common, DiskCopy};
 use crate::plan::{base_of, came_by, comes_back, made_in, places_before, Plan, Side, Wanted};
+use crate::remote::{
+    Announced, Announcement, CopiedPoint, CopyProgress, CopyStep, CopySummary, MachineCopy,
+    PartialMap, Remote,
+};
 use crate::source::CopySource;
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
@@ -36,109 +37,7 @@ pub struct CopyRequest {
     pub target: Option<(Arc<Repository>, CopyTarget)>,
 }
 
-/// The result.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct CopySummary {
-    /// The machines, in the order of their names.
-    pub machines: Vec<MachineCopy>,
-}
-
-/// The result for one machine.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct MachineCopy {
-    /// The machine.
-    pub machine: MachineName,
-    /// Its name there.
-    pub far_machine: MachineName,
-    /// The copied points, oldest first.
-    pub copied: Vec<CopiedPoint>,
-    /// The number of points that were there before.
-    pub there: usize,
-    /// Points that are not there and were not copied, because a younger one is there or enough were copied.
-    pub passed_over: Vec<PointName>,
-    /// Points in quarantine, which are not copied.
-    pub quarantined: Vec<PointName>,
-    /// What was sent for it over a line, its points that were not finished included.
-    pub traffic: Traffic,
-    /// Why the rest was not copied.
-    #[serde(with = "error_on_its_way")]
-    pub error: Option<Error>,
-}
-
-impl MachineCopy {
-    /// Nothing was copied yet.
-    pub(crate) fn new(machine: MachineName, far_machine: MachineName) -> MachineCopy {
-        let (copied, there, passed_over, quarantined, traffic, error) = Default::default();
-        MachineCopy {
-            machine,
-            far_machine,
-            copied,
-            there,
-            passed_over,
-            quarantined,
-            traffic,
-            error,
-        }
-    }
-
-    /// The same once more.
-    pub(crate) fn again(&self) -> MachineCopy {
-        let error = self.error.as_ref();
-        MachineCopy {
-            machine: self.machine.clone(),
-            far_machine: self.far_machine.clone(),
-            copied: self.copied.clone(),
-            there: self.there,
-            passed_over: self.passed_over.clone(),
-            quarantined: self.quarantined.clone(),
-            traffic: self.traffic,
-            error: error.map(|error| Error::new(error.kind(), error.full_message())),
-        }
-    }
-}
-
-/// A step of a copy.
-#[derive(Debug)]
-pub enum CopyStep<'a> {
-    /// Each machine and its name there, before any is copied.
-    Machines(&'a [(MachineName, MachineName)]),
-    /// A point of a machine is there.
-    Point {
-        /// The machine.
-        machine: &'a MachineName,
-        /// The point.
-        point: &'a CopiedPoint,
-    },
-    /// Nothing more is done for a machine.
-    Machine(&'a MachineCopy),
-}
-
-/// Receives the progress within disks, and the steps.
-pub trait CopyProgress: Progress {
-    /// The copy has come so far.
-    fn reached(&self, _step: &CopyStep<'_>) {}
-}
-
-impl CopyProgress for NoProgress {}
-
-/// One copied point.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CopiedPoint {
-    /// The point.
-    pub point: PointName,
-    /// The point with which it was compared; `None`: it was read completely.
-    pub base: Option<PointName>,
-    /// The sum of the sizes of its disks.
-    pub size_bytes: u64,
-    /// Bytes read here.
-    pub read_bytes: u64,
-    /// Bytes stored there, compressed.
-    pub stored_bytes: u64,
-    /// The time that it took.
-    pub elapsed_ms: u64,
-}
-
-/// Copies points to the repository of `far`, machine after machine, oldest point first. What one machine prevents
+/// Copies points to the repository of `remote`, machine after machine, oldest point first. What one machine prevents
 /// is in its [`MachineCopy::error`]; the others are copied.
 ///
 /// # Errors
@@ -146,12 +45,12 @@ pub struct CopiedPoint {
 /// machine; `Interrupted` once `cancel` is set, `NoSpace`: what is copied stays, and the next copy continues.
 pub fn copy(
     source: &dyn CopySource,
-    far: &dyn FarSide,
+    remote: &dyn Remote,
     request: &CopyRequest,
     progress: &dyn CopyProgress,
     cancel: &AtomicBool,
 ) -> Result<CopySummary> {
-    if source.id() == far.id()? {
+    if source.id() == remote.id()? {
         let text = "both are the same repository, or one is a copy of the other's files";
         return Err(Error::new(ErrorKind::InvalidInput, text)
             .advise("make a new repository there with coldrise init"));
@@ -167,16 +66,23 @@ pub fn copy(
         .collect::<Result<Vec<_>>>()?;
     progress.reached(&CopyStep::Machines(&machines));
     let recorder = Recorder::new(request.target.as_ref(), request.machines.is_empty());
-    let watching = Watching::new(&recorder, far, progress);
-    let run =
-        CopyRun { source, far, request, progress, watched: &watching, recorder: &recorder, cancel };
+    let watching = Watching::new(&recorder, remote, progress);
+    let run = CopyRun {
+        source,
+        remote,
+        request,
+        progress,
+        watched: &watching,
+        recorder: &recorder,
+        cancel,
+    };
     recorder.beside(&watching, || run.copy_machines(machines))
 }
 
 /// What the copies of all machines share.
 struct CopyRun<'a> {
     source: &'a dyn CopySource,
-    far: &'a dyn FarSide,
+    remote: &'a dyn Remote,
     request: &'a CopyRequest,
     progress: &'a dyn CopyProgress,
     watched: &'a Watching<'a>,
@@ -187,12 +93,12 @@ struct CopyRun<'a> {
 impl CopyRun<'_> {
     /// `machines`: the names here and there.
     fn copy_machines(&self, machines: Vec<(MachineName, MachineName)>) -> Result<CopySummary> {
-        let CopyRun { source, far, request, progress, watched, recorder, cancel } = *self;
+        let CopyRun { source, remote, request, progress, watched, recorder, cancel } = *self;
         let mut summary = CopySummary::default();
         for (machine, far_machine) in machines {
             let mut run = MachineRun {
                 source,
-                far,
+                remote,
                 request,
                 pace: Pace { threads: 0, limit: request.limit.as_deref() },
                 watched,
@@ -202,10 +108,10 @@ impl CopyRun<'_> {
                 result: MachineCopy::new(machine, far_machine),
             };
             recorder.begin_machine(&run.result.machine, &run.result.far_machine);
-            let before = far.traffic();
+            let before = remote.traffic();
             let done = run.copy_machine();
-            run.result.traffic = far.traffic() - before;
-            recorder.end_machine(far, &run.result.far_machine, done.as_ref().err());
+            run.result.traffic = remote.traffic() - before;
+            recorder.end_machine(remote, &run.result.far_machine, done.as_ref().err());
             match done {
                 // These stop every machine.
                 Err(error)
@@ -229,15 +135,9 @@ fn far_name(request: &CopyRequest, machine: &MachineName) -> Result<MachineName>
     }
 }
 
-/// A point that both sides have.
-pub(crate) struct Common {
-    pub(crate) here: PointDocument,
-    pub(crate) there: PointDocument,
-}
-
 struct MachineRun<'a> {
     source: &'a dyn CopySource,
-    far: &'a dyn FarSide,
+    remote: &'a dyn Remote,
     request: &'a CopyRequest,
     pace: Pace<'a>,
     /// Gets the progress within disks.
@@ -251,13 +151,13 @@ struct MachineRun<'a> {
 impl MachineRun<'_> {
     fn copy_machine(&mut self) -> Result<()> {
         loop {
-            let claim = self.far.claim(&self.result.far_machine)?;
+            let claim = self.remote.claim(&self.result.far_machine)?;
             let done = self.copy_missing();
             if done.is_ok() || self.cancel.load(Ordering::Relaxed) {
                 return done;
             }
             drop(claim);
-            if !self.far.begin_again()? {
+            if !self.remote.begin_again()? {
                 return done;
             }
         }
@@ -266,25 +166,25 @@ impl MachineRun<'_> {
     /// Plans, and copies what is missing.
     fn copy_missing(&mut self) -> Result<()> {
         let mut points = self.source.points(&self.result.machine)?;
-        let (here_id, far_id) = (self.source.id(), self.far.id()?);
+        let (here_id, far_id) = (self.source.id(), self.remote.id()?);
         // Unless somebody asks for this machine.
         if self.request.machines.is_empty() {
             let far_machine = &self.result.far_machine;
             points.retain(|point| !comes_back(&places_before(point), &far_id, far_machine));
         }
-        let far_points = self.far.points(&self.result.far_machine)?;
+        let far_points = self.remote.points(&self.result.far_machine)?;
         let here = Side { repository: &here_id, machine: &self.result.machine, points: &points };
         let there =
             Side { repository: &far_id, machine: &self.result.far_machine, points: &far_points };
-        let horizon = Some(self.source.horizon(&self.result.machine)?);
-        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last, horizon };
+        let clock_guard = Some(self.source.clock_guard(&self.result.machine)?);
+        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last, clock_guard };
         let plan = Plan::make(&here, &there, wanted)?;
         let names = |places: &[usize]| places.iter().map(|at| points[*at].point.clone()).collect();
         self.result.there = plan.there - self.result.copied.len().min(plan.there);
         self.result.passed_over = names(&plan.passed_over);
         self.result.quarantined = names(&plan.quarantined);
         self.recorder.planned(
-            self.far,
+            self.remote,
             far_id,
             &self.result.far_machine,
             Seen::of(&plan, &points),
@@ -323,7 +223,7 @@ impl MachineRun<'_> {
         commons: &mut Vec<Common>,
     ) -> Result<CopiedPoint> {
         let started = Instant::now();
-        self.recorder.begin_point(self.far, &point.point);
+        self.recorder.begin_point(self.remote, &point.point);
         let _held = self.source.hold(&mut point)?;
         let base = self.lease_base(&point, commons)?;
         let (common, _held_base) = match base {
@@ -357,7 +257,7 @@ impl MachineRun<'_> {
         }
         let there = self.put_point(&point, disks)?;
         self.recorder.end_point(
-            self.far,
+            self.remote,
             Cut::of(&point),
             CopyCounts {
                 size_bytes: copied.size_bytes,
@@ -381,7 +281,7 @@ impl MachineRun<'_> {
             let candidates: Vec<_> = commons.iter().map(|common| &common.here).collect();
             let Some(at) = base_of(point, &candidates) else { return Ok(None) };
             match self.source.hold(&mut commons[at].here) {
-                Ok(lease) if self.far.keep_base(&commons[at].there)? => {
+                Ok(lease) if self.remote.keep_base(&commons[at].there)? => {
                     return Ok(Some((at, lease)))
                 }
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -390,7 +290,7 @@ impl MachineRun<'_> {
         }
     }
 
-    /// Tells the far side what comes.
+    /// Tells the remote side what comes.
     fn announce(&self, point: &PointDocument, parts: &[DiskCopy]) -> Result<Announced> {
         let document = self.document_there(point, &point.disks);
         let announcement = Announcement {
@@ -400,7 +300,7 @@ impl MachineRun<'_> {
             files: &self.source.files(point)?,
             trace: self.source.boot_trace(&point.machine),
         };
-        self.far.announce(&announcement)
+        self.remote.announce(&announcement)
     }
 
     fn copy_disk(
@@ -408,7 +308,7 @@ impl MachineRun<'_> {
         point: &PointDocument,
         disk: &DiskDocument,
         part: &mut DiskCopy,
-        begun: Option<Begun>,
+        begun: Option<PartialMap>,
     ) -> Result<StoredDisk> {
         let content = part.source.content(part.base_end_bytes, self.cancel)?;
         let address = format!("{}/{}/{}", point.machine, point.point, disk.name);
@@ -422,17 +322,17 @@ impl MachineRun<'_> {
             part.source.go_on(begun.end_bytes);
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }
-        self.far.compare_with(part.compared.take());
-        let target = self.far.target();
+        self.remote.compare_with(part.compared.take());
+        let target = self.remote.target();
         let stored = store_source(target, &part.source, root, end_bytes, self.pace, &watch);
         self.watched.end_disk(stored.is_ok());
         stored
     }
 
-    /// Adds the point to the far side's catalog. Returns its document.
+    /// Adds the point to the remote side's catalog. Returns its document.
     fn put_point(&self, point: &PointDocument, disks: Vec<DiskDocument>) -> Result<PointDocument> {
         let files = self.source.files(point)?;
-        self.far.add_point(self.document_there(point, &disks), &files)
+        self.remote.add_point(self.document_there(point, &disks), &files)
     }
 
     fn document_there(&self, point: &PointDocument, disks: &[DiskDocument]) -> PointDocument {
@@ -443,7 +343,7 @@ impl MachineRun<'_> {
             origin: point.origin.clone(),
             disks: disks.to_vec(),
             configuration: point.configuration.clone(),
-            // Protection and quarantine are the far side's own.
+            // Protection and quarantine are the remote side's own.
             is_protected: false,
             files: None,
             quarantine: None,

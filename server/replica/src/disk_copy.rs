@@ -8,14 +8,19 @@ use coldrise_session::ByteRanges;
 use coldrise_store::{DiskDocument, MapRoot, PointDocument};
 
 use crate::changes::PointChanges;
-use crate::copy::Common;
-use crate::far::AnnouncedDisk;
+use crate::remote::AnnouncedDisk;
 use crate::source::CopySource;
 
 /// Maximum number of ranges that are announced of a point.
 const MAX_RANGES: usize = 16 << 10;
 
-/// The changes of a disk against its base at the far side.
+/// A point that both sides have.
+pub(crate) struct Common {
+    pub(crate) here: PointDocument,
+    pub(crate) there: PointDocument,
+}
+
+/// The changes of a disk against its base at the remote side.
 pub(crate) struct DiskCopy {
     pub(crate) source: PointChanges,
     /// The map of the base there.

@@ -1,7 +1,7 @@
 //! Copies of restore points in another repository.
 //!
 //! ```text
-//!   point and base ─▶ PointChanges ─▶ store_source ─┬▶ SharedWriter of the far repository
+//!   point and base ─▶ PointChanges ─▶ store_source ─┬▶ SharedWriter of the remote repository
 //!   (here)            what differs     reads ahead   │  chunks, dedup, encryption of its own
 //!                                                   ├▶ BucketFar ─▶ packs in an object store
 //!                                                   └▶ LineFar ══ line ══▶ Receiver ─▶ SharedWriter
@@ -9,7 +9,7 @@
 //!
 //! Who dials is the source (copy --to) or the receiver (copy --from): the same two loops, with an opening in front that says which.
 //!
-//! A copy is a backup whose source is a point: the far repository stores the content in chunks of its own size,
+//! A copy is a backup whose source is a point: the remote repository stores the content in chunks of its own size,
 //! compressed and encrypted its own way, and finds what it has already. Only what differs from a point that both
 //! have is read.
 //!
@@ -19,15 +19,15 @@
 //! 2. Two points are the same if they were made in the same repository, for the same machine, under the same name, at
 //!    the same time ([`Identity`]). Points never change, so their content is the same. Only such a pair is a base.
 //! 3. A point goes out with the base that it was compared with: both are leased here, the base's data is leased there.
-//! 4. Nothing at the far side is removed or replaced. A point of the same name that is another one is an error.
-//! 5. What the far side has retired is not copied again: without `--all`, only points younger than the youngest one
+//! 4. Nothing at the remote side is removed or replaced. A point of the same name that is another one is an error.
+//! 5. What the remote side has retired is not copied again: without `--all`, only points younger than the youngest one
 //!    that it has.
 //!
 //! # Crashes
 //!
 //! A copy that is killed leaves whole points and stored chunks without a point. The next copy continues at the first
-//! point that is not there, and finds those chunks by their content. A gc at the far side may remove them first; then they
-//! are stored again. If the process that holds the far side's writer is killed, the copy becomes the writer and
+//! point that is not there, and finds those chunks by their content. A gc at the remote side may remove them first; then they
+//! are stored again. If the process that holds the remote side's writer is killed, the copy becomes the writer and
 //! plans the machine again.
 
 mod attempts;
@@ -36,22 +36,25 @@ mod changes;
 mod content;
 mod copy;
 mod disk_copy;
-mod far;
 mod links;
 mod plan;
+mod remote;
+mod serve_fetch;
 mod source;
 mod status;
 mod windows;
 
 pub use attempts::{copy_over, paced, Attempts, Site, Way};
-pub use bucket::{fetch_from_bucket, BucketFar};
-pub use copy::{copy, CopiedPoint, CopyProgress, CopyRequest, CopyStep, CopySummary, MachineCopy};
-pub use far::{
-    fetch, limit_fetch, serve_fetch, Announced, AnnouncedDisk, Announcement, Begun, FarSide,
-    FetchRequest, Fetched, Greeting, LineFar, Opening, Traffic,
-};
+pub use bucket::{fetch_from_bucket, BucketRemote};
+pub use copy::{copy, CopyRequest};
 pub use links::{parse_link_name, parse_prefix, Invitation, Link, Links, Right};
 pub use plan::Identity;
+pub use remote::{
+    fetch, limit_fetch, Announced, AnnouncedDisk, Announcement, CopiedPoint, CopyProgress,
+    CopyStep, CopySummary, FetchRequest, Fetched, Greeting, LineRemote, MachineCopy, Opening,
+    PartialMap, Remote, Traffic,
+};
+pub use serve_fetch::serve_fetch;
 pub use source::CopySource;
 pub use status::{
     CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,

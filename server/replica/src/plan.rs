@@ -2,7 +2,8 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    Horizon, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId, MAX_CAME_BY,
+    ClockGuard, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId,
+    MAX_CAME_BY,
 };
 
 /// What makes two points of different repositories the same.
@@ -45,10 +46,14 @@ pub(crate) fn came_by(repository: &RepositoryId, point: &PointDocument) -> Vec<M
     places[places.len().saturating_sub(MAX_CAME_BY)..].to_vec()
 }
 
-/// Whether a point was in `far`, and would come back there under another name. Sites that copy to each other with prefixes, or in a
+/// Whether a point was in `remote`, and would come back there under another name. Sites that copy to each other with prefixes, or in a
 /// ring, would send all points round without end.
-pub(crate) fn comes_back(before: &[MadeIn], far: &RepositoryId, far_machine: &MachineName) -> bool {
-    let mut there = before.iter().filter(|place| place.repository == *far).peekable();
+pub(crate) fn comes_back(
+    before: &[MadeIn],
+    remote: &RepositoryId,
+    far_machine: &MachineName,
+) -> bool {
+    let mut there = before.iter().filter(|place| place.repository == *remote).peekable();
     there.peek().is_some() && there.all(|place| place.machine != *far_machine)
 }
 
@@ -68,7 +73,7 @@ pub(crate) struct Wanted {
     pub(crate) last: Option<usize>,
     /// Of the source's machine: points that its `latest` skips are not the youngest one that is there. A
     /// clock that was wrong once must not keep later points here for years.
-    pub(crate) horizon: Option<Horizon>,
+    pub(crate) clock_guard: Option<ClockGuard>,
 }
 
 /// The plan for one machine. Numbers are places in the source's list.
@@ -92,9 +97,10 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// # Errors
-    /// `AlreadyExists` if the far side has another point under a name that is to be copied.
-    pub(crate) fn make(source: &Side<'_>, far: &Side<'_>, wanted: Wanted) -> Result<Plan> {
-        let there: Vec<_> = far.points.iter().map(|p| Identity::of(far.repository, p)).collect();
+    /// `AlreadyExists` if the remote side has another point under a name that is to be copied.
+    pub(crate) fn make(source: &Side<'_>, remote: &Side<'_>, wanted: Wanted) -> Result<Plan> {
+        let there: Vec<_> =
+            remote.points.iter().map(|p| Identity::of(remote.repository, p)).collect();
         let mut plan = Plan::default();
         let mut youngest_ms = None;
         let mut order: Vec<usize> = (0..source.points.len()).collect();
@@ -107,13 +113,13 @@ impl Plan {
             match there.iter().position(|known| *known == identity) {
                 Some(place) => {
                     plan.there += 1;
-                    if wanted.horizon.is_some_and(|now| now.is_passed_over(&point.point)) {
+                    if wanted.clock_guard.is_some_and(|now| now.is_passed_over(&point.point)) {
                         plan.ahead.push(at);
                     } else {
                         plan.youngest = Some(at);
                         youngest_ms = Some(point.created_at_ms);
                     }
-                    if is_good && far.points[place].quarantine.is_none() {
+                    if is_good && remote.points[place].quarantine.is_none() {
                         plan.common.push((at, place));
                     }
                 }
@@ -130,15 +136,16 @@ impl Plan {
             let skipped = plan.missing.len().saturating_sub(last);
             plan.passed_over.extend(plan.missing.drain(..skipped));
         }
-        let is_taken =
-            |at: &&usize| far.points.iter().any(|point| point.point == source.points[**at].point);
+        let is_taken = |at: &&usize| {
+            remote.points.iter().any(|point| point.point == source.points[**at].point)
+        };
         match plan.missing.iter().find(is_taken) {
             None => Ok(plan),
             Some(at) => {
                 let name = &source.points[*at].point;
                 let text = format!(
                     "the other repository has another point {}/{name}, which is not a copy of {}/{name}",
-                    far.machine, source.machine
+                    remote.machine, source.machine
                 );
                 Err(Error::new(ErrorKind::AlreadyExists, text)
                     .advise("choose another name there with --prefix or --as"))

@@ -32,7 +32,7 @@ const DAYS: [&str; 4] =
 
 struct Case {
     here: RepositoryId,
-    far: RepositoryId,
+    remote: RepositoryId,
     machine: MachineName,
     points: Vec<PointDocument>,
 }
@@ -42,7 +42,7 @@ impl Case {
         let points = DAYS.iter().zip(1..).map(|(name, at)| point(name, at)).collect();
         Case {
             here: repository_id('a'),
-            far: repository_id('b'),
+            remote: repository_id('b'),
             machine: "web01".parse().unwrap(),
             points,
         }
@@ -50,7 +50,7 @@ impl Case {
 
     fn plan(&self, there: &[PointDocument], wanted: Wanted) -> Result<Plan> {
         let side = |repository, points| Side { repository, machine: &self.machine, points };
-        Plan::make(&side(&self.here, &self.points), &side(&self.far, there), wanted)
+        Plan::make(&side(&self.here, &self.points), &side(&self.remote, there), wanted)
     }
 
     fn copy(&self, at: usize) -> PointDocument {
@@ -58,7 +58,7 @@ impl Case {
     }
 }
 
-const NEW: Wanted = Wanted { is_all: false, last: None, horizon: None };
+const NEW: Wanted = Wanted { is_all: false, last: None, clock_guard: None };
 
 #[test]
 fn what_is_retired_there_is_not_copied_again() {
@@ -80,7 +80,7 @@ fn a_point_dated_in_the_future_keeps_no_later_one_here() {
     let there = [case.copy(1), case.copy(4)];
     let wanted = |last: Option<&str>| {
         let last: Option<PointName> = last.map(|name| name.parse().unwrap());
-        Wanted { horizon: Some(Horizon::new(last.as_ref())), ..NEW }
+        Wanted { clock_guard: Some(ClockGuard::new(last.as_ref())), ..NEW }
     };
     let plan = case.plan(&there, wanted(Some(DAYS[3]))).unwrap();
     assert_eq!((&plan.missing[..], &plan.passed_over[..]), (&[2, 3][..], &[0][..]));
@@ -102,7 +102,7 @@ fn a_point_sealed_late_from_an_old_one_is_new() {
 fn another_point_of_the_same_name_is_refused_and_no_base() {
     let case = Case::new();
     // The same name, made elsewhere; and made here, but at another time, as after a rollback of the repository.
-    for other in [copied(&case.points[3], case.far), copied(&point(DAYS[3], 77), case.here)] {
+    for other in [copied(&case.points[3], case.remote), copied(&point(DAYS[3], 77), case.here)] {
         let error = case.plan(&[case.copy(0), other], NEW).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     }
@@ -113,7 +113,7 @@ fn a_copy_that_comes_back_is_recognized() {
     let case = Case::new();
     let machine = &case.machine;
     let copies: Vec<_> = (0..4).map(|at| case.copy(at)).collect();
-    let here = Side { repository: &case.far, machine, points: &copies };
+    let here = Side { repository: &case.remote, machine, points: &copies };
     let there = Side { repository: &case.here, machine, points: &case.points };
     let plan = Plan::make(&here, &there, NEW).unwrap();
     assert_eq!((plan.there, plan.missing.len()), (4, 0));
@@ -152,9 +152,9 @@ fn a_point_does_not_return_to_a_repository_through_which_it_came() {
 fn points_in_quarantine_are_neither_copied_nor_a_base() {
     let mut case = Case::new();
     case.points[3].quarantine = Some(Quarantine::Damaged);
-    let mut far = case.copy(1);
-    far.quarantine = Some(Quarantine::Chosen);
-    let plan = case.plan(&[case.copy(0), far], NEW).unwrap();
+    let mut remote = case.copy(1);
+    remote.quarantine = Some(Quarantine::Chosen);
+    let plan = case.plan(&[case.copy(0), remote], NEW).unwrap();
     assert_eq!((&plan.missing[..], &plan.quarantined[..]), (&[2][..], &[3][..]));
     assert_eq!(plan.common, [(0, 0)]);
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use coldrise_block::{Disk, Result};
 use coldrise_inventory::{changed_ranges, Range};
 use coldrise_session::{boot_trace, open_point_disk, CarriedFiles, Catalog, ReadLease};
-use coldrise_store::{DiskName, Horizon, MachineName, PointDocument, Repository, RepositoryId};
+use coldrise_store::{ClockGuard, DiskName, MachineName, PointDocument, Repository, RepositoryId};
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "copy";
@@ -39,7 +39,7 @@ pub trait CopySource: Sync {
     ///
     /// # Errors
     /// Errors of reading its catalog.
-    fn horizon(&self, machine: &MachineName) -> Result<Horizon>;
+    fn clock_guard(&self, machine: &MachineName) -> Result<ClockGuard>;
 
     /// Protects the data of a point until the result is dropped, and brings its document up to date.
     ///
@@ -94,8 +94,8 @@ impl CopySource for Arc<Repository> {
         Catalog::new(self).points(machine)
     }
 
-    fn horizon(&self, machine: &MachineName) -> Result<Horizon> {
-        Repository::horizon(self, machine)
+    fn clock_guard(&self, machine: &MachineName) -> Result<ClockGuard> {
+        Repository::clock_guard(self, machine)
     }
 
     fn hold(&self, point: &mut PointDocument) -> Result<Box<dyn Any>> {

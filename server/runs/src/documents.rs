@@ -4,8 +4,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::machine::MachineRecord;
-
 /// What a run was asked to do. Contains no secrets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
@@ -163,4 +161,23 @@ pub struct RunRecord {
     pub progress: Option<Value>,
     /// What is wrong with its files, and why it was lost.
     pub problems: Vec<String>,
+}
+
+/// What machine.json contains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineRecord {
+    /// The repository's absolute path.
+    pub repository: String,
+    /// The session that it runs on.
+    pub session: String,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// Its memory, in MiB.
+    pub memory_mib: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// `none`, `isolated` (leads nowhere) or `connected`.
+    pub network: String,
+    /// Whether it has a screen.
+    pub has_screen: bool,
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use coldrise_block::{Context, Result};
 
 use crate::documents::LogLine;
-use crate::folder::{RunFiles, RunsFolder};
+use crate::folder::RunsFolder;
+use crate::run_files::RunFiles;
 use crate::{log, RunId};
 
 /// Interval of looking for new lines.

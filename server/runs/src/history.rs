@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use coldrise_block::{create_private, HeldLock, Result};
 
-use crate::folder::{RunFiles, RunsFolder};
+use crate::folder::{planned_id, RunsFolder};
 use crate::machine::remove_machine;
-use crate::planned::planned_id;
+use crate::run_files::RunFiles;
 use crate::RunId;
 
 /// Number of runs that are kept whatever their age.

@@ -30,7 +30,7 @@
 
 mod control;
 mod documents;
-mod files;
+mod exit_code;
 mod folder;
 mod follow;
 mod history;
@@ -42,20 +42,23 @@ mod page;
 mod planned;
 mod redact;
 mod run;
+mod run_files;
 mod starter;
 mod watch;
+mod written;
 
 #[cfg(test)]
 mod planned_tests;
 #[cfg(test)]
 mod tests;
 
-pub use documents::{Failure, LogLine, Outcome, Plan, RunRecord, State, Who};
-pub use files::{FilesPoint, FilesRecord};
+pub use documents::{Failure, LogLine, MachineRecord, Outcome, Plan, RunRecord, State, Who};
+pub use exit_code::{exit_code, BOOT_FAILED, BOOT_NOT_PROVEN};
 pub use folder::{RunList, RunsFolder};
 pub use follow::Follow;
 pub use id::RunId;
-pub use machine::{MachineFiles, MachineRecord, MachineSocket};
+pub use machine::files::{FilesPoint, FilesRecord};
+pub use machine::{MachineFiles, MachineSocket};
 pub use planned::{Planned, Request};
 pub use redact::{redact, redact_arguments};
 pub use run::Run;

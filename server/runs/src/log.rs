@@ -8,9 +8,10 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::documents::LogLine;
-use crate::folder::RunFiles;
-use crate::page::Beginning;
+use crate::run_files::RunFiles;
 
 /// Size at which the log is renamed, in bytes.
 const MAX_BYTES: u64 = 8 << 20;
@@ -18,6 +19,13 @@ const MAX_BYTES: u64 = 8 << 20;
 pub(crate) const MAX_TEXT_BYTES: usize = 8 << 10;
 /// Length of the end of a log that readers look at, in bytes.
 const TAIL_BYTES: u64 = 64 << 10;
+
+/// The first line of a half of the log.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Beginning {
+    /// Number of bytes logged before.
+    pub(crate) from_byte: u64,
+}
 
 /// A log that is open for writing.
 pub(crate) struct LogFile {

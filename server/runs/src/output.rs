@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use coldrise_block::{create_private, PeriodicThread};
 
-use crate::folder::RunFiles;
+use crate::run_files::RunFiles;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Size above which the file is cut, and that of each part that is kept, in bytes.

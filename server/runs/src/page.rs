@@ -7,24 +7,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 
 use coldrise_block::{Context, Result};
-use serde::{Deserialize, Serialize};
 
 use crate::documents::LogLine;
 use crate::folder::RunsFolder;
-use crate::{log, RunId};
+use crate::log::{self, Beginning};
+use crate::RunId;
 
 /// Bounds of a piece, in bytes. Lines are shorter than the lower one.
 const MIN_PIECE_BYTES: u64 = 64 << 10;
 const MAX_PIECE_BYTES: u64 = 4 << 20;
 /// Maximum length of a [`Beginning`], in bytes.
 const MAX_BEGINNING_BYTES: u64 = 64;
-
-/// The first line of a half of the log.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Beginning {
-    /// Number of bytes logged before.
-    pub(crate) from_byte: u64,
-}
 
 /// A half of the log, open for reading.
 struct Half {

@@ -20,13 +20,13 @@ use coldrise_block::{
 use serde::{Deserialize, Serialize};
 
 use crate::documents::{Failure, Outcome, Plan, Who};
-use crate::folder::{RunFiles, RunsFolder};
-use crate::run::{write_plan, write_result};
+use crate::folder::{planned_id, RunsFolder, PLANNED_SUFFIX};
+use crate::run_files::RunFiles;
+use crate::written::{write_plan, write_result};
 use crate::{history, redact_arguments, RunId};
 
 /// Maximum size of request.json, in bytes.
 pub const MAX_REQUEST_BYTES: u64 = 64 << 10;
-const SUFFIX: &str = ".planned";
 
 /// A command that another process is to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,13 +149,8 @@ impl RunsFolder {
 
     /// The folder of a planned run.
     pub(crate) fn planned_path(&self, id: &RunId) -> PathBuf {
-        self.path().join(format!(".{id}{SUFFIX}"))
+        self.path().join(format!(".{id}{PLANNED_SUFFIX}"))
     }
-}
-
-/// The id in the name of a planned run's folder.
-pub(crate) fn planned_id(name: &str) -> Option<RunId> {
-    name.strip_prefix('.')?.strip_suffix(SUFFIX)?.parse().ok()
 }
 
 /// A planned run that this process has taken. Dropped, it is planned as before.
@@ -200,7 +195,7 @@ impl Planned {
         let message = format!("could not be started: {}", failure.message);
         let outcome = Outcome {
             run: Some(self.id.to_string()),
-            exit_code: kind.exit_code(),
+            exit_code: crate::exit_code(kind),
             error: Some(Failure { message, ..failure }),
             counts: None,
             ended_at_ms: now_ms(),

@@ -1,7 +1,6 @@
 //! A run of this process.
 
 use coldrise_block::now_ms;
-use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -9,16 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
-    create_private, remove_if_present, rename_over, temporary_path, Context, Error, ErrorKind,
-    HeldLock, PeriodicThread, Result,
+    remove_if_present, Context, Error, ErrorKind, HeldLock, PeriodicThread, Result,
 };
 use serde_json::{json, Value};
 
 use crate::documents::{Failure, LogLine, Outcome, Plan};
-use crate::folder::{RunFiles, RunsFolder, MAX_PLAN_BYTES, MAX_RESULT_BYTES};
-use crate::log::{LogFile, MAX_TEXT_BYTES};
+use crate::folder::RunsFolder;
+use crate::log::LogFile;
 use crate::machine::MachineFiles;
 use crate::planned::{plan_again, Planned, Request};
+use crate::run_files::RunFiles;
+use crate::written::{cut, write_plan, write_result};
 use crate::{control, history, output, redact, RunId};
 
 /// Least time between two progress lines, in milliseconds.
@@ -284,35 +284,6 @@ impl Shared {
     }
 }
 
-/// Writes result.json, whole or not at all for readers. It is not synced: if a power cut takes its
-/// content or its name, the run is lost, which is safe. With its id it is never another run's.
-pub(crate) fn write_result(folder: &Path, mut outcome: Outcome) -> Result<()> {
-    if let Some(Failure { message, .. }) = &mut outcome.error {
-        *message = cut(redact(message));
-    }
-    let mut text = redact(&json!(outcome).to_string());
-    if text.len() as u64 > MAX_RESULT_BYTES {
-        outcome.counts = None;
-        text = redact(&json!(outcome).to_string());
-    }
-    let path = folder.join("result.json");
-    let temporary = temporary_path(&path);
-    let written = create_private(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| rename_over(&temporary, &path));
-    written.context(|| format!("writing {}", path.display())).inspect_err(|_| {
-        // On a full drive the file's space is needed.
-        let _ = std::fs::remove_file(&temporary);
-    })
-}
-
-/// The text, at most [`MAX_TEXT_BYTES`] of it.
-fn cut(mut text: String) -> String {
-    let end = (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.truncate(end.unwrap_or(0));
-    text
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -381,16 +352,6 @@ fn new_lock(path: &Path) -> std::io::Result<HeldLock> {
 fn fill(path: &Path, plan: &Plan) -> std::io::Result<LogFile> {
     write_plan(path, plan)?;
     LogFile::create(path)
-}
-
-/// Writes plan.json.
-pub(crate) fn write_plan(path: &Path, plan: &Plan) -> std::io::Result<()> {
-    let mut text = json!(plan).to_string();
-    if text.len() as u64 > MAX_PLAN_BYTES {
-        let arguments = vec!["(too long)".to_owned()];
-        text = json!(Plan { arguments, ..plan.clone() }).to_string();
-    }
-    create_private(&path.join("plan.json"))?.write_all(text.as_bytes())
 }
 
 fn listen(path: &Path) -> std::io::Result<UnixListener> {

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use crate::documents::Failure;
-use crate::folder::{RunFiles, RunsFolder};
+use crate::folder::RunsFolder;
+use crate::run_files::RunFiles;
 use crate::RunId;
 
 /// Exists while systemd is the init process.

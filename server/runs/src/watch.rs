@@ -10,8 +10,9 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-use crate::folder::{RunFiles, RunsFolder};
-use crate::planned::planned_id;
+use crate::folder::{planned_id, RunsFolder};
+
+use crate::run_files::RunFiles;
 use crate::RunId;
 
 /// Interval of looking whether the folder of all runs is still the same one.

@@ -1,15 +1,12 @@
 //! Calendar events, as systemd.time(7) defines them.
 
 use std::fmt;
-use std::str::FromStr;
 
-use coldrise_block::{Error, Result};
 use jiff::civil::{Date, DateTime};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{Timestamp, ToSpan};
 
-use crate::field::Field;
-use crate::parse;
+use crate::field::{Field, Item};
 
 /// The last year of a calendar event, as in systemd.
 pub(crate) const MAX_YEAR: u32 = 2199;
@@ -36,15 +33,6 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// Parses a calendar event: weekdays, date, time and time zone, all optional, or a word such
-    /// as `daily`.
-    ///
-    /// # Errors
-    /// `InvalidInput`; the message says where and what is allowed.
-    pub fn parse(text: &str) -> Result<Calendar> {
-        parse::calendar(text)
-    }
-
     /// The first time of the event after `after`, exact to the microsecond; `None` if there is none
     /// until the end of 2199. Without a time zone in the event, the system's applies.
     ///
@@ -140,14 +128,6 @@ impl Calendar {
     }
 }
 
-impl FromStr for Calendar {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Calendar> {
-        Calendar::parse(text)
-    }
-}
-
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.weekdays != ALL_DAYS {
@@ -157,7 +137,7 @@ impl fmt::Display for Calendar {
         let (years, months, days) = (self.years.show(1), self.months.show(1), self.days.show(1));
         let (hours, minutes) = (self.hours.show(1), self.minutes.show(1));
         write!(f, "{years}-{months}{separator}{days} {hours}:{minutes}:")?;
-        match self.seconds == parse::every_second() {
+        match self.seconds == every_second() {
             true => f.write_str("*")?,
             false => f.write_str(&self.seconds.show(MICROS))?,
         }
@@ -166,6 +146,11 @@ impl fmt::Display for Calendar {
             None => Ok(()),
         }
     }
+}
+
+/// What `*` means for seconds.
+pub(crate) fn every_second() -> Field {
+    Field(vec![Item { start: 0, stop: None, step: MICROS }])
 }
 
 /// Three and more days in a row become a range.

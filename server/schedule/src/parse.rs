@@ -1,9 +1,11 @@
 //! Parser of calendar events.
 
+use std::str::FromStr;
+
 use coldrise_block::{Error, ErrorKind, Result};
 use jiff::tz::TimeZone;
 
-use crate::calendar::{Calendar, ALL_DAYS, MAX_YEAR};
+use crate::calendar::{every_second, Calendar, ALL_DAYS, MAX_YEAR};
 use crate::field::{Field, Item};
 
 /// Maximum length of an expression, in bytes.
@@ -86,7 +88,26 @@ pub(crate) fn words(text: &str) -> Result<Vec<Word<'_>>> {
     Ok(found)
 }
 
-pub(crate) fn calendar(text: &str) -> Result<Calendar> {
+impl Calendar {
+    /// Parses a calendar event: weekdays, date, time and time zone, all optional, or a word such
+    /// as `daily`.
+    ///
+    /// # Errors
+    /// `InvalidInput`; the message says where and what is allowed.
+    pub fn parse(text: &str) -> Result<Calendar> {
+        calendar(text)
+    }
+}
+
+impl FromStr for Calendar {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Calendar> {
+        Calendar::parse(text)
+    }
+}
+
+fn calendar(text: &str) -> Result<Calendar> {
     let words = words(text)?;
     let first = words[0];
     let shorthand = SHORTHANDS.iter().find(|(name, _)| name.eq_ignore_ascii_case(first.text));
@@ -248,11 +269,6 @@ fn time(event: &mut Calendar, word: Word<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// What `*` means for seconds.
-pub(crate) fn every_second() -> Field {
-    Field(vec![Item { start: 0, stop: None, step: MICROS }])
 }
 
 /// What a part of an event may contain.

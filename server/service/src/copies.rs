@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use coldrise_block::Result;
 use coldrise_inventory::ComingDetails;
 use coldrise_replica::{CopiesStamp, CopyState, StatusReader, TargetCopies};
-use coldrise_session::Coming;
+use coldrise_session::IncomingPoint;
 use coldrise_store::MachineName;
 use parking_lot::Mutex;
 use rusqlite::params;
@@ -219,7 +219,7 @@ fn look_at_coming(
     last: &mut Option<(Option<SystemTime>, Instant)>,
 ) -> Result<()> {
     let repository = service.inventory()?.repository()?;
-    let stamp = Coming::stamp(&repository)?;
+    let stamp = IncomingPoint::stamp(&repository)?;
     // Whether the other site is connected leaves no mark if its process was killed.
     let is_running = !service.copies.coming().is_empty();
     let is_same = last.is_some_and(|(before, at)| {

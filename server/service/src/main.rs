@@ -56,7 +56,11 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            let code = if error.use_stderr() { ErrorKind::InvalidInput.exit_code() } else { 0 };
+            let code = if error.use_stderr() {
+                coldrise_runs::exit_code(ErrorKind::InvalidInput)
+            } else {
+                0
+            };
             return ExitCode::from(code);
         }
     };
@@ -64,7 +68,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("coldrised: {}", error.full_message());
-            ExitCode::from(error.kind().exit_code())
+            ExitCode::from(coldrise_runs::exit_code(error.kind()))
         }
     }
 }

@@ -36,7 +36,9 @@ impl FoundDamage {
         let is_verify = run.plan.as_ref().is_some_and(|plan| plan.command == "verify");
         let result = run.result.as_ref().filter(|_| is_verify && run.state == State::Failed)?;
         // Damage is an answer and no error.
-        if result.exit_code != ErrorKind::Corrupt.exit_code() || result.error.is_some() {
+        if result.exit_code != coldrise_runs::exit_code(ErrorKind::Corrupt)
+            || result.error.is_some()
+        {
             return None;
         }
         // Very long answers are not kept.

@@ -13,11 +13,11 @@ use coldrise_store::{
 use proptest::prelude::*;
 
 use crate::client_files::{CarriedFile, CarriedFiles, FileTree};
-use crate::document::SessionDocument;
-use crate::inventory::Inventory;
-use crate::live::open_live_disk;
+use crate::live_disk::open_live_disk;
 use crate::paths::{layer_path, SessionPaths};
-use crate::session::{sessions, Session};
+use crate::points::inventory::Inventory;
+use crate::session_folder::document::SessionDocument;
+use crate::sessions::session::{sessions, Session};
 use crate::{publish, seal};
 
 const DISK_BYTES: u64 = 1 << 20;

@@ -17,7 +17,7 @@
 //! - `leases/` names everything that running programs read, so that it is not deleted.
 //! - `writer.control` is the socket of the backup that holds the writer. That backup stores the
 //!   disks of other backups, does gcs and removes points. `backups.lock` belongs to it (see
-//!   `shared_writer`).
+//!   `writer::shared`).
 //! - `live/DIRECTORY/lock` is held by the process that writes the session. `live/DIRECTORY/control`
 //!   is its socket for seals, `live/DIRECTORY/activity` the one for counts of requests.
 //! - `layers/ID` are the layers, `live/DIRECTORY/side/ID` those of the session's image files.
@@ -25,11 +25,11 @@
 //!   `live/DIRECTORY/sealed` holds the files that sealed points carry, until the points are in the
 //!   catalog.
 //! - `live/DIRECTORY/notes` says where a recovered machine runs and to where its disks were moved
-//!   (see `session_notes`).
+//!   (see `session_folder::notes`).
 //!
 //! - `traces/` holds, for each machine, what it reads first at a boot (see `boot_trace`).
 //!
-//! - `begun/` holds, for each point that is on its way here, what has arrived (see `coming`).
+//! - `begun/` holds, for each point that is on its way here, what has arrived (see `incoming`).
 //!
 //! DIRECTORY is a keyed hash of the session's name, and `session.json` is encrypted: without the
 //! key the folder reveals no names.
@@ -42,103 +42,66 @@
 #![deny(unsafe_code)]
 
 mod activity;
-mod addresses;
-mod background_lock;
 mod boot_trace;
-mod catalog;
-mod change_points;
 mod client_files;
-mod coming;
-mod control;
-mod disk;
-mod document;
-mod ended_session;
+mod disks;
 mod fold;
-mod folded_disks;
-mod forget;
 #[cfg(test)]
 mod fuzz_tests;
-mod gc;
 mod hexadecimal;
-mod in_use;
-mod inventory;
+mod incoming;
 mod layer;
-mod lease;
-mod length;
-mod live;
-mod local_socket;
-mod lock;
-#[allow(unsafe_code)]
-mod mapping;
-mod owned_session;
-mod owner_lock;
+mod live_disk;
+mod locks;
 mod paths;
-mod point_change;
-mod point_disk;
-mod prune;
-mod publish;
-mod quarantine;
-mod read_lease;
-mod repository_access;
-mod rollback_guard;
-mod seal;
-mod seal_report;
-mod sealed_files;
-mod session;
-mod session_notes;
-mod session_progress;
-mod session_stamps;
-mod shared_writer;
-mod side_file;
-mod top_layers;
-mod unpublish;
-mod usage;
+mod points;
+mod session_folder;
+mod sessions;
+mod sockets;
 mod verify;
-mod writer_messages;
+mod writer;
 
 pub use activity::{
-    served_sessions, session_activity, ActivityDetail, DiskActivity, HeatMap, OperationActivity,
+    served_sessions, session_activity, ActivityDetail, DiskActivity, OperationActivity,
     SessionActivity,
 };
-pub use background_lock::{write_before_background, BackgroundLock, BackgroundWork};
 pub use boot_trace::{adopt_boot_trace, boot_trace};
-pub use catalog::{enter_sealed_points, open_for_repair, Catalog, EnteredPoints};
-pub use change_points::change_points;
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
-    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_CLIENT_FILES, MAX_LARGE_BYTES,
-    MAX_NAME_BYTES, MAX_SMALL_BYTES,
+    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_SMALL_BYTES,
 };
-pub use coming::{
-    coming_sentence, BegunCopy, BegunDisk, ByteRanges, Coming, ComingPoint, Differences,
-    FetchSocket, PieceSource,
-};
-pub use document::{SessionDisk, SessionDocument};
+pub use disks::length::Length;
+pub use disks::point_disk::open_point_disk;
 pub use fold::{fold, FoldReport};
-pub use forget::{GivingUp, PointRemoval, Published};
-pub use gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
-pub use in_use::{remove_unused_layers, InUse};
-pub use inventory::{damaged_sessions, Inventory};
-pub use lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
-pub use length::Length;
-pub use live::{open_live_disk, open_live_side_file};
-pub use owned_session::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
-pub use point_change::PointChange;
-pub use point_disk::open_point_disk;
-pub use prune::{judge, PointVerdict};
-pub use publish::{publish, publish_coming, publish_with_files};
-pub use quarantine::{check_offered, set_quarantine, settle_quarantine, QuarantineReport};
-pub use read_lease::ReadLease;
-pub use repository_access::{keep_files_private, RepositoryAccess};
-pub use rollback_guard::{session_damage, SessionDamage};
-pub use seal::seal;
-pub use seal_report::SealReport;
-pub use session::{session, sessions, Session, SessionState};
-pub use session_notes::{NotesLock, SessionNotes};
-pub use session_stamps::{session_stamps, waiting_points, SessionStamp};
-pub use shared_writer::{change_through_backup, SharedWriter};
-pub use unpublish::unpublish;
-pub use usage::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
-pub use verify::{
-    joined, verify, LayerReport, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
+pub use incoming::{
+    incoming_sentence, ByteRanges, Differences, FetchSocket, IncomingContent, IncomingPoint,
+    PartialCopy, PartialDisk, PieceSource,
 };
+pub use live_disk::{open_live_disk, open_live_side_file};
+pub use locks::lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
+pub use points::catalog::{enter_sealed_points, open_for_repair, Catalog};
+pub use points::forget::{GivingUp, PointRemoval, Published};
+pub use points::in_use::{remove_unused_layers, InUse};
+pub use points::inventory::{damaged_sessions, Inventory};
+pub use points::prune::{judge, PointVerdict};
+pub use points::quarantine::{apply_quarantine, check_offered, set_quarantine, QuarantineReport};
+pub use points::read_lease::ReadLease;
+pub use points::usage::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
+pub use session_folder::document::{SessionDisk, SessionDocument};
+pub use session_folder::notes::{NotesLock, SessionNotes};
+pub use session_folder::rollback_guard::{session_damage, SessionDamage};
+pub use session_folder::stamps::{session_stamps, waiting_points, SessionStamp};
+pub use sessions::owned::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
+pub use sessions::publish::{publish, publish_incoming, publish_with_files};
+pub use sessions::seal::seal;
+pub use sessions::seal_report::SealReport;
+pub use sessions::session::{session, sessions, Session, SessionState};
+pub use sessions::unpublish::unpublish;
+pub use sockets::point_change::PointChange;
+pub use verify::{
+    joined, verify, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
+};
+pub use writer::access::{keep_files_private, RepositoryAccess};
+pub use writer::background_lock::{BackgroundLock, BackgroundWork};
+pub use writer::gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
+pub use writer::shared::{change_through_backup, SharedWriter};

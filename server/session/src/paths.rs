@@ -57,7 +57,7 @@ impl SessionPaths {
         self.directory.join("session.json")
     }
 
-    /// The session's progress, in two copies; see `rollback_guard`.
+    /// The session's progress, in two copies; see `session_folder::rollback_guard`.
     pub(crate) fn progress(&self) -> [PathBuf; 2] {
         ["progress", "progress-copy"].map(|name| self.directory.join(name))
     }
@@ -66,7 +66,7 @@ impl SessionPaths {
         self.directory.join("lock")
     }
 
-    /// Locked by the process with which the session ends; see `owned_session`.
+    /// Locked by the process with which the session ends; see `sessions::owned`.
     pub(crate) fn owner(&self) -> PathBuf {
         self.directory.join("owner")
     }
@@ -90,7 +90,7 @@ impl SessionPaths {
         self.directory.join("sealed")
     }
 
-    /// Notes of other crates; see `session_notes`.
+    /// Notes of other crates; see `session_folder::notes`.
     pub(crate) fn notes(&self) -> PathBuf {
         self.directory.join("notes")
     }

@@ -8,7 +8,7 @@ use crate::name::{LATEST, LIVE};
 use crate::{DiskName, MachineName, PointName, SessionName};
 
 /// Maximum N of `latest~N`.
-pub const MAX_LATEST: u32 = 999_999;
+pub(crate) const MAX_LATEST: u32 = 999_999;
 
 /// Maximum length of a parsed address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 256;

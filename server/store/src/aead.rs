@@ -14,7 +14,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::{Zeroize, Zeroizing};
 
 /// 256 bits.
-pub(crate) type Key = [u8; 32];
+pub type Key = [u8; 32];
 
 pub(crate) const NONCE_BYTES: usize = 12;
 pub(crate) const TAG_BYTES: usize = 16;
@@ -24,7 +24,7 @@ pub(crate) const TAG_BYTES: usize = 16;
 pub(crate) struct Mismatch;
 
 /// Encrypts and decrypts one kind of stored bytes with its own keys.
-pub(crate) struct Aead {
+pub struct Aead {
     nonce_key: Zeroizing<Key>,
     mode: Mode,
 }
@@ -184,14 +184,14 @@ pub fn random(bytes: &mut [u8]) -> Result<()> {
 }
 
 /// A sealed document: version, nonce, ciphertext, tag.
-pub(crate) mod document {
+pub mod document {
     use super::*;
 
     const VERSION: u8 = 1;
     const OVERHEAD_BYTES: usize = 1 + NONCE_BYTES + TAG_BYTES;
 
     /// Maximum size of a document, in bytes of plaintext.
-    pub(crate) const MAX_BYTES: usize = 16 << 20;
+    pub const MAX_BYTES: usize = 16 << 20;
 
     fn associated(repository: &[u8; 16], purpose: &str) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(17 + purpose.len());
@@ -201,7 +201,8 @@ pub(crate) mod document {
         bytes
     }
 
-    pub(crate) fn encrypt(
+    /// Encrypts a document for `purpose`, which the reader must name.
+    pub fn encrypt(
         aead: &Aead,
         repository: &[u8; 16],
         purpose: &str,
@@ -224,7 +225,8 @@ pub(crate) mod document {
         Ok(bytes)
     }
 
-    pub(crate) fn decrypt(
+    /// The content of an encrypted document.
+    pub fn decrypt(
         aead: &Aead,
         repository: &[u8; 16],
         purpose: &str,

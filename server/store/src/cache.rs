@@ -70,20 +70,23 @@ impl ChunkCache {
 }
 
 /// Decoded pages by id and level.
-pub(crate) struct PageCache(Cache<(PageId, u8), Page, Bytes>);
+pub struct PageCache(Cache<(PageId, u8), Page, Bytes>);
 
 impl PageCache {
-    pub(crate) fn new(bytes: u64) -> Self {
+    /// A cache of so many bytes.
+    pub fn new(bytes: u64) -> Self {
         let pages = (bytes / (LEAF_SLOTS as u64 * 8)) as usize;
         PageCache(Cache::with_weighter(pages, bytes, Bytes))
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: PageId, level: u8) -> Option<Page> {
+    /// The page, if it is here.
+    pub fn get(&self, id: PageId, level: u8) -> Option<Page> {
         self.0.get(&(id, level))
     }
 
-    pub(crate) fn insert(&self, id: PageId, level: u8, page: Page) {
+    /// Keeps a page.
+    pub fn insert(&self, id: PageId, level: u8, page: Page) {
         self.0.insert((id, level), page);
     }
 }

@@ -35,7 +35,7 @@ pub const MAX_CHUNK_SIZE_BYTES: u32 = 256 << 10;
 
 /// The number of a stored chunk: from 1 on, in the order of storing, never
 /// reused for different visible contents. 0 stands for a hole.
-pub(crate) type ChunkId = u64;
+pub type ChunkId = u64;
 
 const VERSION: u8 = 1;
 const FIXED_BYTES: usize = 8;
@@ -60,14 +60,14 @@ struct Parts<'a> {
 }
 
 /// Turns chunks into values and back.
-pub(crate) struct ChunkCodec {
+pub struct ChunkCodec {
     repository: RepositoryId,
     compression: Compression,
     chunk_size: usize,
 }
 
 /// State that one encoding thread keeps between chunks.
-pub(crate) struct EncoderState {
+pub struct EncoderState {
     zstd: Option<Compressor<'static>>,
     /// LZ4 needs space for its worst case in advance.
     lz4: Vec<u8>,
@@ -85,7 +85,8 @@ thread_local! {
 }
 
 impl ChunkCodec {
-    pub(crate) fn new(repository: RepositoryId, compression: Compression, chunk_size: u32) -> Self {
+    /// The codec of one repository.
+    pub fn new(repository: RepositoryId, compression: Compression, chunk_size: u32) -> Self {
         ChunkCodec { repository, compression, chunk_size: chunk_size as usize }
     }
 
@@ -95,7 +96,7 @@ impl ChunkCodec {
     }
 
     /// The state that a thread needs to encode.
-    pub(crate) fn encoder(&self) -> Result<EncoderState> {
+    pub fn encoder(&self) -> Result<EncoderState> {
         let failed = |e| Error::with_source(ErrorKind::Internal, "setting up compression", e);
         let zstd = match self.compression {
             Compression::Zstd(level) => {
@@ -116,7 +117,7 @@ impl ChunkCodec {
     }
 
     /// Appends the value of `chunk` to `out`. `chunk` must have the chunk size.
-    pub(crate) fn encode(
+    pub fn encode(
         &self,
         state: &mut EncoderState,
         aead: &Aead,
@@ -189,13 +190,7 @@ impl ChunkCodec {
     /// # Errors
     /// `ErrorKind::Corrupt`, naming the id; the content of `chunk` is then
     /// undefined.
-    pub(crate) fn decode(
-        &self,
-        aead: &Aead,
-        id: ChunkId,
-        value: &[u8],
-        chunk: &mut [u8],
-    ) -> Result<()> {
+    pub fn decode(&self, aead: &Aead, id: ChunkId, value: &[u8], chunk: &mut [u8]) -> Result<()> {
         if chunk.len() != self.chunk_size {
             return Err(Error::new(ErrorKind::Internal, "a chunk has not the chunk size"));
         }
@@ -287,7 +282,7 @@ impl ChunkCodec {
 }
 
 /// True if every byte is zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+pub fn is_zero(bytes: &[u8]) -> bool {
     // Most non-zero chunks have a non-zero byte early; the rest is compared in
     // pieces that the compiler vectorizes.
     let (front, rest) = bytes.split_at(bytes.len().min(64));

@@ -56,11 +56,6 @@ impl ChunkedDisk {
         self.root
     }
 
-    /// The repository of the disk.
-    pub fn repository(&self) -> &Arc<Repository> {
-        &self.repository
-    }
-
     /// Fills `buffer` from `offset_bytes` on.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub enum Compression {
 
 impl Compression {
     /// The level of plain `zstd`.
-    pub const DEFAULT_ZSTD_LEVEL: i32 = 3;
+    pub(crate) const DEFAULT_ZSTD_LEVEL: i32 = 3;
 
     /// Parses `none`, `lz4`, `zstd` or `zstd:LEVEL`.
     ///

@@ -13,7 +13,7 @@ pub const MAX_DISKS: usize = 256;
 /// Repositories that a copied point remembers; with more, the first are forgotten.
 pub const MAX_CAME_BY: usize = 32;
 /// Maximum number of layers under one synthetic point.
-pub const MAX_LAYERS: usize = 4096;
+pub(crate) const MAX_LAYERS: usize = 4096;
 /// Maximum size of a configuration, in bytes.
 pub const MAX_CONFIGURATION_BYTES: usize = 1 << 20;
 /// Maximum length of a source's description, in bytes.

@@ -274,23 +274,26 @@ fn key_of_passphrase(
 }
 
 /// Every key of an open repository.
-pub(crate) struct Keys {
+pub struct Keys {
     /// The root key of [`crate::Repository::derive_key`].
     exported: Zeroizing<Key>,
     /// Key of the hash of chunk plaintext, which deduplication compares.
-    pub(crate) chunk_hash: Zeroizing<Key>,
+    pub chunk_hash: Zeroizing<Key>,
     /// Key of the tag of dedup entries.
-    pub(crate) dedup_tag: Zeroizing<Key>,
+    pub dedup_tag: Zeroizing<Key>,
     /// Key of the hash of names in catalog keys.
-    pub(crate) name_hash: Zeroizing<Key>,
-    pub(crate) chunks: Aead,
-    pub(crate) pages: Aead,
-    pub(crate) documents: Aead,
+    pub name_hash: Zeroizing<Key>,
+    /// Encrypts chunks.
+    pub chunks: Aead,
+    /// Encrypts pages of maps.
+    pub pages: Aead,
+    /// Encrypts documents.
+    pub documents: Aead,
 }
 
 impl Keys {
     /// The keys below `master`.
-    pub(crate) fn new(master: &Key, encrypted: bool) -> Result<Self> {
+    pub fn new(master: &Key, encrypted: bool) -> Result<Self> {
         Ok(Keys {
             exported: derive_from(master, "coldrise v1 exported", b""),
             chunk_hash: derive_from(master, "coldrise v1 chunk hash", b""),
@@ -315,7 +318,7 @@ impl Keys {
     }
 
     /// A key for another part of Coldrise.
-    pub(crate) fn export(&self, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
+    pub fn export(&self, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
         derive_from(&self.exported, purpose, material)
     }
 }

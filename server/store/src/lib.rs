@@ -20,13 +20,14 @@ mod advice;
 mod aead;
 mod allocator;
 mod attribution;
-pub mod bucket;
 mod cache;
 mod catalog;
+mod catalog_scan;
 mod catch_up;
 mod chunk;
 mod chunked_disk;
 mod claim;
+mod clock_guard;
 mod compression;
 mod damage_list;
 mod dedup;
@@ -36,7 +37,6 @@ mod durable_commit;
 mod file_system;
 mod gc;
 mod high_water;
-mod horizon;
 mod keys;
 mod known_content;
 mod lock_holder;
@@ -57,7 +57,6 @@ mod retention;
 mod rocks;
 mod state;
 mod stats;
-mod survey;
 mod verify;
 mod writer;
 mod writer_lock;
@@ -67,48 +66,64 @@ mod fuzz_tests;
 #[cfg(test)]
 mod tamper_tests;
 
-pub use address::{Address, PointSelector, MAX_LATEST};
+pub use address::{Address, PointSelector};
 pub use advice::advise_room;
 pub use aead::random;
 pub use allocator::return_free_memory;
-pub use attribution::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
+pub use attribution::{HeldAmount, Holdings, MachineAttribution};
+pub use catalog_scan::{
+    CatalogStamp, MachineId, MarkerFiles, ScanEntry, ScannedMachine, ScannedPoint,
+};
 pub use catch_up::CatchUpThread;
 pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
 pub use chunked_disk::{diff, ChunkedDisk};
 pub use claim::Claim;
+pub use clock_guard::ClockGuard;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
     PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, MAX_LAYERS, VMX,
+    MAX_CONFIGURATION_BYTES, MAX_DISKS, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
-pub use horizon::Horizon;
 pub use lock_holder::lock_holder;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
-pub use passphrase::{Passphrase, PassphraseSource, MAX_PASSPHRASE_BYTES};
+pub use passphrase::{Passphrase, PassphraseSource};
 pub use passphrases::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,
     PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
 };
 pub use point_name::PointName;
-pub use repair::{ReopenReport, RepairReport, WaitingPoints};
+pub use repair::{ReopenReport, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
-pub use stats::{IndexMemory, StoreStats, StoredChunks};
-pub use survey::{
-    CatalogStamp, MachineId, MarkerFiles, SurveyEntry, SurveyedMachine, SurveyedPoint,
-};
+pub use stats::IndexMemory;
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,
-    VerifyReport,
 };
 pub use writer::{
     BackupTarget, DiskTarget, DiskWriter, RepositoryWriter, WriteCounts, WriteOptions,
 };
+
+/// The parts of a repository's format, for repositories that do not lie in a directory.
+pub mod format {
+    pub use crate::aead::document;
+    pub use crate::cache::PageCache;
+    pub use crate::chunk::{is_zero, ChunkCodec, ChunkId, EncoderState};
+    pub use crate::keys::Keys;
+    pub use crate::log_directory::LogDirectory;
+    pub use crate::map::{
+        extents_of, for_each_difference, page_value, parse_page_value, slot_of, subtree_chunks,
+        MapBuilder, Page, PageId, PageSink, PageSource, Place,
+    };
+    pub use crate::passphrase::ReadOnce;
+    pub use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
+    pub use crate::rocks::{Batch, Database, Family, ReadMode};
+    pub use crate::writer::{check_size, end_of_write};
+}

@@ -26,7 +26,7 @@ const ROOM_BYTES: u64 = 1 << 20;
 const ATTEMPTS: usize = 100;
 
 /// The directory of one process.
-pub(crate) struct LogDirectory {
+pub struct LogDirectory {
     path: PathBuf,
     /// Open to hold the lock.
     _locked: File,
@@ -34,7 +34,7 @@ pub(crate) struct LogDirectory {
 
 impl LogDirectory {
     /// Creates a directory.
-    pub(crate) fn create() -> Result<Self> {
+    pub fn create() -> Result<Self> {
         let shared = Path::new(SHARED_MEMORY);
         let temporary = std::env::temp_dir();
         remove_abandoned(shared);
@@ -80,7 +80,8 @@ impl LogDirectory {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Its path.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

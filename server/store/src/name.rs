@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub const MAX_NAME_BYTES: usize = 63;
 
 /// The first component of the address of a published session. So no machine can have this name.
-pub const LIVE: &str = "live";
+pub(crate) const LIVE: &str = "live";
 
 /// The second component of the address of a machine's newest point. So no machine can have this
 /// name.

@@ -10,7 +10,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
 /// Maximum length of a passphrase, in bytes.
-pub const MAX_PASSPHRASE_BYTES: usize = 4096;
+pub(crate) const MAX_PASSPHRASE_BYTES: usize = 4096;
 
 /// The credential of a unit: the file `passphrase` of the folder that the unit loads as `coldrise`.
 const UNIT_CREDENTIAL: &str = "coldrise_passphrase";
@@ -65,18 +65,19 @@ impl fmt::Debug for Passphrase {
 
 /// A passphrase that several steps need and that is read once: its source may be a pipe or a
 /// prompt.
-pub(crate) struct ReadOnce<'a> {
+pub struct ReadOnce<'a> {
     source: &'a PassphraseSource,
     read: std::cell::OnceCell<Option<Passphrase>>,
 }
 
 impl<'a> ReadOnce<'a> {
-    pub(crate) fn new(source: &'a PassphraseSource) -> ReadOnce<'a> {
+    /// Reads `source` when it is needed first.
+    pub fn new(source: &'a PassphraseSource) -> ReadOnce<'a> {
         ReadOnce { source, read: std::cell::OnceCell::new() }
     }
 
     /// Errors: as [`PassphraseSource::read`].
-    pub(crate) fn get(&self) -> Result<Option<&Passphrase>> {
+    pub fn get(&self) -> Result<Option<&Passphrase>> {
         if self.read.get().is_none() {
             let _ = self.read.set(self.source.read()?);
         }

@@ -35,7 +35,7 @@ pub struct PassphraseEntry {
     /// Passes over that memory.
     pub passes: u32,
     /// Threads.
-    pub lanes: u32,
+    pub(crate) lanes: u32,
     /// True for the passphrase given now.
     pub is_given: bool,
 }

@@ -28,7 +28,8 @@ pub(crate) const TEMPORARY_NAME: &str = "repository.json.new";
 pub(crate) const LOCK_NAME: &str = "repository.lock";
 const FORMAT: &str = "coldrise repository";
 const FORMAT_VERSION: u32 = 2;
-pub(crate) const MAX_FILE_BYTES: u64 = 64 << 10;
+/// The maximum size of the file.
+pub const MAX_FILE_BYTES: u64 = 64 << 10;
 /// How long to wait for another process that changes files beside the parts.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -38,12 +39,15 @@ pub(crate) const MAX_KEY_SLOTS: usize = 8;
 /// The content of `repository.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RepositoryConfig {
+pub struct RepositoryConfig {
     format: String,
     format_version: u32,
-    pub(crate) id: RepositoryId,
-    pub(crate) chunk_size_bytes: u32,
-    pub(crate) compression: Compression,
+    /// The repository's id.
+    pub id: RepositoryId,
+    /// The size of every chunk.
+    pub chunk_size_bytes: u32,
+    /// The compression of chunks.
+    pub compression: Compression,
     /// One per passphrase; empty in an unencrypted repository.
     pub(crate) key_slots: Vec<KeySlot>,
     /// BLAKE3 of all fields above; distinguishes damage from a wrong passphrase.
@@ -60,7 +64,7 @@ struct Version {
 impl RepositoryConfig {
     /// A new configuration with its id, and its master key. A guess at the passphrase takes about
     /// `guess_time`; without it, the default cost, which is the minimum.
-    pub(crate) fn create(
+    pub fn create(
         chunk_size_bytes: u32,
         compression: Compression,
         passphrase: Option<&Passphrase>,
@@ -99,7 +103,8 @@ impl RepositoryConfig {
         Ok(())
     }
 
-    pub(crate) fn is_encrypted(&self) -> bool {
+    /// Whether a passphrase is needed.
+    pub fn is_encrypted(&self) -> bool {
         !self.key_slots.is_empty()
     }
 
@@ -128,7 +133,7 @@ impl RepositoryConfig {
     /// # Errors
     /// `WrongPassphrase` if the passphrase is wrong or missing, and if one is given for an
     /// unencrypted repository (a person may have put it in the place of an encrypted one).
-    pub(crate) fn master(&self, passphrase: Option<&Passphrase>) -> Result<Zeroizing<Key>> {
+    pub fn master(&self, passphrase: Option<&Passphrase>) -> Result<Zeroizing<Key>> {
         self.master_and_slot(passphrase).map(|(master, _)| master)
     }
 
@@ -239,7 +244,7 @@ impl RepositoryConfig {
     ///
     /// # Errors
     /// `Corrupt` for anything that Coldrise did not write; `Unsupported` for another version.
-    pub(crate) fn parse(text: &[u8]) -> Result<Self> {
+    pub fn parse(text: &[u8]) -> Result<Self> {
         let corrupt = |why: String| {
             Error::new(
                 ErrorKind::Corrupt,
@@ -281,7 +286,7 @@ impl RepositoryConfig {
     }
 
     /// The content of `repository.json`.
-    pub(crate) fn to_text(&self) -> Result<Vec<u8>> {
+    pub fn to_text(&self) -> Result<Vec<u8>> {
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|e| Error::with_source(ErrorKind::Internal, "describing the repository", e))?;
         text.push(b'\n');

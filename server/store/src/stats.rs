@@ -23,7 +23,7 @@ pub struct StoreStats {
     pub stored_bytes: u64,
     /// Size of the database files. They also hold maps, index and catalog, and exclude
     /// the data that is still in RocksDB's log.
-    pub database_bytes: u64,
+    pub(crate) database_bytes: u64,
 }
 
 /// Memory for the indexes of a repository, in bytes.

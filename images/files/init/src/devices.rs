@@ -1,24 +1,23 @@
 //! Disks, partitions and volumes, and their file systems.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Error, ErrorKind, Read, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coldrise_files::{Answer, Device, Failure, Found, Group, MAX_DEVICES};
+use coldrise_files::{Answer, Failure, Found, Group, MAX_DEVICES};
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 
+use crate::block::{disks, number_in, Block};
+use crate::command::run;
 use crate::port::Port;
-use crate::signature::{recognise, unique, Content, Signature, HEAD_BYTES};
+use crate::signature::Content;
 use crate::{abandoned, modules, shown_disks, text, volumes, Refusal};
 
 /// How long the disks may take to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(5);
-/// Sizes in /sys are in sectors of this length.
-const SECTOR_BYTES: u64 = 512;
 
 /// Waits for as many disks as the kernel's command line says.
 pub(crate) fn await_disks() -> Result<()> {
@@ -28,100 +27,6 @@ pub(crate) fn await_disks() -> Result<()> {
         std::thread::sleep(INTERVAL);
     }
     Ok(())
-}
-
-/// The disks' kernel names by their numbers, which QEMU has as serial numbers.
-pub(crate) fn disks() -> Result<BTreeMap<u64, String>> {
-    let mut disks = BTreeMap::new();
-    for disk in std::fs::read_dir("/sys/block")? {
-        let disk = disk?;
-        let Ok(serial) = std::fs::read_to_string(disk.path().join("serial")) else { continue };
-        if let Ok(number) = serial.trim().parse() {
-            disks.insert(number, disk.file_name().to_string_lossy().into_owned());
-        }
-    }
-    Ok(disks)
-}
-
-fn number_in(path: &Path) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// A block device.
-pub(crate) struct Block {
-    /// The kernel's name; empty for a logical volume that is not active.
-    pub(crate) node: String,
-    pub(crate) disk: Option<u64>,
-    pub(crate) partition: u64,
-    pub(crate) volume: Vec<u8>,
-    size_bytes: u64,
-    pub(crate) content: Content,
-    format: &'static str,
-    label: Vec<u8>,
-    /// What only copies of it share: the UUID of a physical volume or of a member of an array; else empty.
-    pub(crate) unique: Vec<u8>,
-    /// Why its volumes are missing.
-    pub(crate) note: String,
-}
-
-impl Block {
-    /// Reads a device's beginning.
-    pub(crate) fn read(node: &str, disk: Option<u64>, partition: u64, volume: Vec<u8>) -> Block {
-        let sectors = number_in(&Path::new("/sys/class/block").join(node).join("size"));
-        let mut head = Vec::new();
-        let read = File::open(Path::new("/dev").join(node))
-            .and_then(|file| file.take(HEAD_BYTES as u64).read_to_end(&mut head));
-        let size_bytes = sectors.unwrap_or_default().saturating_mul(SECTOR_BYTES);
-        let unread = Block::unread(volume, size_bytes);
-        let block = Block { node: node.to_owned(), disk, partition, ..unread };
-        if let Err(error) = read {
-            return Block { note: text(&error), ..block };
-        }
-        let Signature { format, content, label } = recognise(&head);
-        Block { content, format, label, unique: unique(&head, content), ..block }
-    }
-
-    /// A volume of which nothing is known.
-    pub(crate) fn unread(volume: Vec<u8>, size_bytes: u64) -> Block {
-        Block {
-            node: String::new(),
-            disk: None,
-            partition: 0,
-            volume,
-            size_bytes,
-            content: Content::Unreadable(""),
-            format: "unknown",
-            label: Vec::new(),
-            unique: Vec::new(),
-            note: String::new(),
-        }
-    }
-
-    pub(crate) fn path(&self) -> PathBuf {
-        Path::new("/dev").join(&self.node)
-    }
-
-    fn is_readable(&self) -> bool {
-        matches!(self.content, Content::Mountable(..) | Content::Ntfs)
-    }
-
-    fn described(&self, number: usize) -> Device {
-        let note = match self.content {
-            Content::Unreadable(why) if self.note.is_empty() => why,
-            _ => self.note.as_str(),
-        };
-        Device {
-            number: number as u64,
-            disk: self.disk,
-            partition: self.partition,
-            volume: self.volume.clone(),
-            format: self.format.to_owned(),
-            label: self.label.clone(),
-            size_bytes: self.size_bytes,
-            is_readable: self.is_readable(),
-            note: note.to_owned(),
-        }
-    }
 }
 
 /// A file system that is mounted.
@@ -249,34 +154,6 @@ fn mount_block(block: &Block, all: &[Block], folder: &Path) -> Result<()> {
         }
         _ => Err(Error::new(ErrorKind::Unsupported, "there is no file system that can be read")),
     }
-}
-
-/// Runs a program with that input. Its last line is the error's text.
-pub(crate) fn run(command: Command, input: &[u8]) -> Result<()> {
-    let done = output(command, input)?;
-    match done.status.success() {
-        true => Ok(()),
-        false => Err(last_line(&done)),
-    }
-}
-
-/// What a program prints.
-pub(crate) fn output(mut command: Command, input: &[u8]) -> Result<Output> {
-    use std::io::Write;
-    command.env_clear().env("PATH", "/bin").env("LC_ALL", "C");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        let _ = stdin.write_all(input);
-    }
-    child.wait_with_output()
-}
-
-/// The last line that a program has said, as an error.
-pub(crate) fn last_line(done: &Output) -> Error {
-    let said = String::from_utf8_lossy(&done.stderr);
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it failed");
-    Error::other(last.trim().to_owned())
 }
 
 /// Which system lies there. In Btrfs it may be in a subvolume.

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use coldrise_files::{Affected, Group};
 
-use crate::devices::{last_line, output, Block};
+use crate::block::Block;
+use crate::command::{last_line, output};
 
 /// There is no udev here.
 pub(crate) const CONFIG: &str =

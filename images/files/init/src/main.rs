@@ -4,6 +4,8 @@
 //! crashes, the machine ends: nothing in it is worth keeping.
 #![forbid(unsafe_code)]
 
+mod block;
+mod command;
 mod devices;
 mod groups;
 mod modules;

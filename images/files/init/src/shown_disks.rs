@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::devices::disks;
+use crate::block::disks;
 
 const BUS: &str = "/sys/bus/virtio";
 const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_blk";

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use coldrise_files::{Affected, Group};
 
-use crate::devices::{run, Block};
+use crate::block::Block;
+use crate::command::run;
 use crate::groups::{self, VolumeGroup};
 use crate::modules;
 use crate::signature::Content;

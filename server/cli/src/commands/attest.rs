@@ -227,7 +227,7 @@ fn check(invocation: &Invocation, path: &Path, arguments: &AttestArguments) -> R
     let text = checked_text(invocation, &checked);
     let mut report = Report::answer(&checked, text);
     if !checked.is_equal {
-        report.exit_code = ErrorKind::Corrupt.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(report)
 }

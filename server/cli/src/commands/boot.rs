@@ -11,7 +11,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKi
 use coldrise_recovery::relocation::move_state;
 use coldrise_recovery::vsphere::recovery_note;
 use coldrise_session::keep_files_private;
-use coldrise_session::{check_offered, coming_sentence, SessionDocument, SessionNotes};
+use coldrise_session::{check_offered, incoming_sentence, SessionDocument, SessionNotes};
 use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -195,7 +195,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     };
     let session = match subject {
         Subject::Session(session) => {
-            if let Some(text) = coming_sentence(&repository, &session)? {
+            if let Some(text) = incoming_sentence(&repository, &session)? {
                 invocation.remark(&text);
             }
             *session

@@ -150,8 +150,8 @@ fn report(
     let mut report = Report::answer(&checked, text(invocation, &checked));
     report.exit_code = match document.verdict {
         BootVerdict::Ok => 0,
-        BootVerdict::Failed => ErrorKind::BootFailed.exit_code(),
-        BootVerdict::NotProven => ErrorKind::BootNotProven.exit_code(),
+        BootVerdict::Failed => coldrise_runs::BOOT_FAILED,
+        BootVerdict::NotProven => coldrise_runs::BOOT_NOT_PROVEN,
     };
     Ok(report)
 }

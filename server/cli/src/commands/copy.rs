@@ -474,7 +474,7 @@ fn report(
     };
     let mut report = Report::done(&copied, text(invocation, &copied));
     if copied.machines.iter().any(|machine| machine.error.is_some()) {
-        report.exit_code = ErrorKind::Incomplete.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     report
 }

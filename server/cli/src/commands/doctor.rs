@@ -79,7 +79,7 @@ impl Findings {
 
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let mut found = Findings { is_healthy: true, findings: Vec::new() };
-    let mut exit_code = ErrorKind::Io.exit_code();
+    let mut exit_code = coldrise_runs::exit_code(ErrorKind::Io);
     check_nbdkit(&mut found);
     check_tool(&mut found, "qemu-img", "qemu-utils", "backups of images that are not raw");
     check_tool(&mut found, "qemu-nbd", "qemu-utils", "backups of images that are not raw");
@@ -101,7 +101,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         Ok(path) => match invocation.open_for_disks() {
             Err(error) => {
                 found.error("repository", &error);
-                exit_code = error.kind().exit_code();
+                exit_code = coldrise_runs::exit_code(error.kind());
             }
             Ok(repository) => {
                 if let Some(removed) = leftovers::remove(&repository) {

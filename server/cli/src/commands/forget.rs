@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::{parse_target, Forget, Target};
-use coldrise_session::{Coming, GivingUp, PointChange, Published};
+use coldrise_session::{GivingUp, IncomingPoint, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
@@ -82,8 +82,9 @@ impl Forgotten {
     }
 
     /// Points of which only a part has arrived.
-    fn add_coming(&mut self, coming: &[Coming]) {
-        let address = |coming: &Coming| format!("{}/{}", coming.begun.machine, coming.begun.point);
+    fn add_coming(&mut self, coming: &[IncomingPoint]) {
+        let address =
+            |coming: &IncomingPoint| format!("{}/{}", coming.partial.machine, coming.partial.point);
         self.points.extend(coming.iter().map(address));
     }
 }

@@ -107,7 +107,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
     let is_withdrawn = note.phase == MovePhase::Copying;
     let is_left = note.disks.iter().any(|disk| !disk.is_moved) || note.is_held;
     if is_left && !is_withdrawn {
-        report.exit_code = ErrorKind::Incomplete.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     Ok(report)
 }

@@ -4,7 +4,7 @@ use coldrise_block::Result;
 use coldrise_inventory::{SessionDetails, SessionListing};
 use coldrise_recovery::relocation::{move_state, MoveNote};
 use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
-use coldrise_session::{coming_sentence, DiskActivity};
+use coldrise_session::{incoming_sentence, DiskActivity};
 use serde::Serialize;
 
 use super::recover::unserved;
@@ -69,7 +69,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         let Ok(name) = session.session.parse() else { continue };
         let state = coldrise_session::session(&repository, &name);
         if let Some(sentence) =
-            state.and_then(|s| coming_sentence(&repository, &s.document)).ok().flatten()
+            state.and_then(|s| incoming_sentence(&repository, &s.document)).ok().flatten()
         {
             text.push_str(&format!("\n{sentence}\n"));
             coming.push(ComingSession { session: &session.session, sentence });

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{ComingDetails, PointDetails, SessionDetails};
-use coldrise_session::{ActivityDetail, Catalog, Coming};
+use coldrise_session::{ActivityDetail, Catalog, IncomingPoint};
 use coldrise_store::Address;
 
 use super::list::boot_word;
@@ -56,7 +56,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
         Address::Point { machine, selector, disk } => {
             let point = match Catalog::new(&repository).point(machine, selector) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let coming = Coming::find(&repository, machine, selector)?.ok_or(error)?;
+                    let coming =
+                        IncomingPoint::find(&repository, machine, selector)?.ok_or(error)?;
                     return Ok(coming::report(&ComingDetails::new(&repository, &coming)));
                 }
                 point => point?,

@@ -98,9 +98,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &VerifyArguments) -> Resul
     let mut text = text(&outcome);
     text.push_str(&format!(" ({})", show_duration(invocation.elapsed())));
     let exit_code = if !outcome.is_clean {
-        ErrorKind::Corrupt.exit_code()
+        coldrise_runs::exit_code(ErrorKind::Corrupt)
     } else if !outcome.unread.is_empty() {
-        ErrorKind::Incomplete.exit_code()
+        coldrise_runs::exit_code(ErrorKind::Incomplete)
     } else {
         0
     };

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    BackupTarget, Configuration, DiskDocument, DiskName, Horizon, MachineName, MapRoot,
+    BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, MachineName, MapRoot,
     PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions,
     MAX_DISKS,
 };
@@ -132,12 +132,12 @@ impl BackupStart {
         cancel: &AtomicBool,
     ) -> Result<BackupStart> {
         let points = repository.points(&request.machine)?;
-        let horizon = repository.horizon(&request.machine)?;
-        let point = choose_name(request, &points, &horizon, cancel)?;
+        let clock_guard = repository.clock_guard(&request.machine)?;
+        let point = choose_name(request, &points, &clock_guard, cancel)?;
         let names = points.iter().map(|point| point.point.clone()).collect();
         let is_base = |point: &PointDocument| {
             matches!(point.origin, PointOrigin::Backup { .. })
-                && !horizon.is_passed_over(&point.point)
+                && !clock_guard.is_passed_over(&point.point)
         };
         let latest = points.into_iter().rev().find(is_base);
         check_bitmap(repository, request, latest.as_ref())?;
@@ -153,10 +153,10 @@ impl BackupStart {
         repository: &Repository,
         request: &BackupRequest,
     ) -> Result<Vec<String>> {
-        let horizon = repository.horizon(&request.machine)?;
+        let clock_guard = repository.clock_guard(&request.machine)?;
         let names = self.names.iter().chain([&self.point]);
-        let mut warnings = Vec::from_iter(horizon.warning(&request.machine, names));
-        warnings.extend(ahead_of_clock(request, &self.point, &horizon));
+        let mut warnings = Vec::from_iter(clock_guard.warning(&request.machine, names));
+        warnings.extend(ahead_of_clock(request, &self.point, &clock_guard));
         Ok(warnings)
     }
 
@@ -360,7 +360,7 @@ fn distrust(repository: &Repository, base: &PointDocument) -> Result<Option<Stri
 fn choose_name(
     request: &BackupRequest,
     points: &[PointDocument],
-    horizon: &Horizon,
+    clock_guard: &ClockGuard,
     cancel: &AtomicBool,
 ) -> Result<PointName> {
     let is_taken = |name: &PointName| points.iter().any(|point| point.point == *name);
@@ -380,7 +380,8 @@ fn choose_name(
         return Ok(name.clone());
     }
     let watch = Watch { disk: "", progress: &crate::NoProgress, cancel };
-    let newest = points.iter().map(|point| &point.point).rfind(|name| !horizon.is_in_future(name));
+    let newest =
+        points.iter().map(|point| &point.point).rfind(|name| !clock_guard.is_in_future(name));
     let newest_seconds = newest.map_or(0, PointName::unix_seconds);
     loop {
         let now = Timestamp::now();
@@ -398,9 +399,13 @@ fn choose_name(
 }
 
 /// A warning if a generated name is later than the clock.
-fn ahead_of_clock(request: &BackupRequest, point: &PointName, horizon: &Horizon) -> Option<String> {
+fn ahead_of_clock(
+    request: &BackupRequest,
+    point: &PointName,
+    clock_guard: &ClockGuard,
+) -> Option<String> {
     let ahead = point.unix_seconds().saturating_sub(seconds(Timestamp::now()));
-    (request.point.is_none() && ahead > 1 && !horizon.is_in_future(point)).then(|| {
+    (request.point.is_none() && ahead > 1 && !clock_guard.is_in_future(point)).then(|| {
         format!(
             "{}/{point} is named {ahead} s ahead of the clock, to come after the point before it: \
              set the clocks of all hosts",

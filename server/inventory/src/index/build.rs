@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::Catalog;
 use coldrise_store::{
     CatalogDamage, MachineId, MachineName, MarkerFiles, MarkerId, PointDocument, PointName,
-    Quarantine, Repository, SurveyEntry, SurveyedMachine, SurveyedPoint,
+    Quarantine, Repository, ScanEntry, ScannedMachine, ScannedPoint,
 };
 
 use super::{BootResult, Index, IndexedBoot, IndexedMachine, IndexedPoint, PointFlags};
@@ -53,12 +53,12 @@ impl Index {
             .collect();
         let mut drafts: HashMap<MachineId, Draft> = HashMap::new();
         let mut damaged = Vec::new();
-        repository.survey(|entry| match entry {
-            SurveyEntry::Machine(entry) => {
+        repository.scan_catalog(|entry| match entry {
+            ScanEntry::Machine(entry) => {
                 let draft = drafts.entry(entry.id).or_default();
                 draft.read(&known, &entry).or_else(|e| note(&mut damaged, machine_name(draft), e))
             }
-            SurveyEntry::Point(entry) => {
+            ScanEntry::Point(entry) => {
                 let draft = drafts.entry(entry.machine).or_default();
                 let read = draft.read_point(repository, &known, &entry);
                 read.or_else(|e| note(&mut damaged, point_name(draft, &entry), e))
@@ -111,7 +111,7 @@ fn machine_name(draft: &Draft) -> String {
     }
 }
 
-fn point_name(draft: &Draft, entry: &SurveyedPoint<'_>) -> String {
+fn point_name(draft: &Draft, entry: &ScannedPoint<'_>) -> String {
     let machine = draft.name.as_ref().map_or("a machine whose name is lost", MachineName::as_str);
     match PointName::from_sort_key(&entry.key) {
         Some(point) => format!("{machine}/{point}"),
@@ -120,7 +120,7 @@ fn point_name(draft: &Draft, entry: &SurveyedPoint<'_>) -> String {
 }
 
 impl Draft {
-    fn read(&mut self, known: &Known<'_>, entry: &SurveyedMachine<'_>) -> Result<()> {
+    fn read(&mut self, known: &Known<'_>, entry: &ScannedMachine<'_>) -> Result<()> {
         let (name, last_backup) = match known.get(&entry.id) {
             Some((name, before)) if before.version == entry.version => {
                 ((*name).clone(), before.last_backup.clone())
@@ -137,7 +137,7 @@ impl Draft {
         &mut self,
         repository: &Repository,
         known: &Known<'_>,
-        entry: &SurveyedPoint<'_>,
+        entry: &ScannedPoint<'_>,
     ) -> Result<()> {
         if let Some((name, before)) = known.get(&entry.machine) {
             let point = before.find(&entry.key).filter(|point| point.version == entry.version);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coldrise_store::{
-    BootVerdict, CatalogDamage, Horizon, MachineId, MachineName, MarkerId, PointName, Quarantine,
+    BootVerdict, CatalogDamage, ClockGuard, MachineId, MachineName, MarkerId, PointName, Quarantine,
 };
 
 use crate::listing::DiskList;
@@ -89,12 +89,12 @@ struct BootResult {
 }
 
 impl IndexedMachine {
-    /// As [`Repository::horizon`](coldrise_store::Repository::horizon).
-    fn horizon(&self) -> Horizon {
+    /// As [`Repository::clock_guard`](coldrise_store::Repository::horizon).
+    fn clock_guard(&self) -> ClockGuard {
         let is_offered = |name: &&PointName| {
             self.find(&name.sort_key()).is_some_and(|point| point.flags.quarantine.is_none())
         };
-        Horizon::new(self.last_backup.as_ref().filter(is_offered))
+        ClockGuard::new(self.last_backup.as_ref().filter(is_offered))
     }
 
     fn find(&self, key: &[u8; 12]) -> Option<&IndexedPoint> {

@@ -1,7 +1,7 @@
 //! The documents that the index fills.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{Horizon, MachineName, PointName};
+use coldrise_store::{ClockGuard, MachineName, PointName};
 
 use super::{Index, IndexedMachine, IndexedPoint};
 use crate::listing::{DiskList, ListedMachine, ListedPoint, Listing, PointKind};
@@ -22,9 +22,10 @@ impl Index {
         Ok(Listing {
             machines: shown
                 .map(|(name, machine)| {
-                    let horizon = machine.horizon();
+                    let clock_guard = machine.clock_guard();
                     let points = machine.points.iter();
-                    let points = points.filter_map(|p| machine.listed(name, p, &horizon)).collect();
+                    let points =
+                        points.filter_map(|p| machine.listed(name, p, &clock_guard)).collect();
                     ListedMachine { machine: name.to_string(), points }
                 })
                 .collect(),
@@ -60,13 +61,13 @@ impl Index {
         let to = before.map_or(points.len(), |key| position(key, |at, key| at < key));
         let limit = query.limit.unwrap_or(usize::MAX);
         let start = from.max(to.saturating_sub(limit));
-        let horizon = machine.horizon();
+        let clock_guard = machine.clock_guard();
         let shown = points.get(start..to).unwrap_or_default();
         let next = points.get(start).filter(|_| start > from && start < to);
         Ok(PointPage {
             machine: name.to_string(),
             total: points.len() as u64,
-            points: shown.iter().filter_map(|p| machine.listed(name, p, &horizon)).collect(),
+            points: shown.iter().filter_map(|p| machine.listed(name, p, &clock_guard)).collect(),
             next_before: next.and_then(IndexedPoint::name).map(String::from),
         })
     }
@@ -89,7 +90,7 @@ impl IndexedMachine {
         &self,
         machine: &MachineName,
         point: &IndexedPoint,
-        horizon: &Horizon,
+        clock_guard: &ClockGuard,
     ) -> Option<ListedPoint> {
         let name = point.name()?;
         let disks = self.disks_of(point);
@@ -99,8 +100,8 @@ impl IndexedMachine {
             created_at_ms: point.created_at_ms,
             size_bytes: disks.size_bytes(),
             is_protected: point.flags.is_protected,
-            is_in_future: horizon.is_in_future(&name),
-            is_passed_over: horizon.is_passed_over(&name),
+            is_in_future: clock_guard.is_in_future(&name),
+            is_passed_over: clock_guard.is_passed_over(&name),
             quarantine: point.flags.quarantine,
             boot: point.boot().map(|boot| boot.verdict),
             is_boot_worse: point.boot().is_some_and(|boot| boot.is_worse),
@@ -110,15 +111,16 @@ impl IndexedMachine {
     }
 
     fn summary(&self, machine: &MachineName, now_ms: u64) -> MachineSummary {
-        let horizon = self.horizon();
+        let clock_guard = self.clock_guard();
         let newest = || self.points.iter().rev().filter(|p| p.flags.quarantine.is_none());
-        let test = |point: &IndexedPoint, test: fn(&Horizon, &PointName) -> bool| {
-            point.name().is_some_and(|name| !test(&horizon, &name))
+        let test = |point: &IndexedPoint, test: fn(&ClockGuard, &PointName) -> bool| {
+            point.name().is_some_and(|name| !test(&clock_guard, &name))
         };
         // If all points are dated in the future, all of them count.
-        let latest =
-            newest().find(|point| test(point, Horizon::is_passed_over)).or_else(|| newest().next());
-        let mut good = newest().filter(|point| test(point, Horizon::is_in_future)).peekable();
+        let latest = newest()
+            .find(|point| test(point, ClockGuard::is_passed_over))
+            .or_else(|| newest().next());
+        let mut good = newest().filter(|point| test(point, ClockGuard::is_in_future)).peekable();
         let last_good = good.peek().copied();
         let last_good_backup = good.find(|point| !point.flags.is_synthetic);
         let is_proven = |point: &&IndexedPoint| {
@@ -138,22 +140,22 @@ impl IndexedMachine {
             last_good_backup: last_good_backup.and_then(summary),
             last_verified_boot: newest().find(is_proven).and_then(|p| p.badge(machine)),
             last_boot_check: newest()
-                .filter(|point| test(point, Horizon::is_passed_over))
+                .filter(|point| test(point, ClockGuard::is_passed_over))
                 .find_map(|point| point.badge(machine)),
             boot: latest.and_then(|point| point.badge(machine)),
             protected: count(|point| point.flags.is_protected),
             quarantined: count(|point| point.flags.quarantine.is_some()),
             lost: self.lost.iter().map(|point| format!("{machine}/{point}")).collect(),
             total_bytes: self.points.iter().map(size).fold(0, u64::saturating_add),
-            warning: self.warning(machine, &horizon),
+            warning: self.warning(machine, &clock_guard),
         }
     }
 
     /// Points in the future are the newest ones.
-    fn warning(&self, machine: &MachineName, horizon: &Horizon) -> Option<String> {
+    fn warning(&self, machine: &MachineName, clock_guard: &ClockGuard) -> Option<String> {
         let names = self.points.iter().rev().filter_map(IndexedPoint::name);
-        let future: Vec<_> = names.take_while(|name| horizon.is_in_future(name)).collect();
-        horizon.warning(machine, &future)
+        let future: Vec<_> = names.take_while(|name| clock_guard.is_in_future(name)).collect();
+        clock_guard.warning(machine, &future)
     }
 
     fn point_summary(

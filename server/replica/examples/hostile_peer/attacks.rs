@@ -4,7 +4,7 @@ use coldrise_block::Result;
 use coldrise_line::{Class, Line};
 use serde_json::{json, Value};
 
-use super::{Heard, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, SHORT, STREAM, WHOLE};
+use super::{Reply, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, SHORT, STREAM, WHOLE};
 
 type Attack = fn(&Site<'_>, &Talk) -> Result<String>;
 
@@ -125,7 +125,7 @@ fn deltas_without_base(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let content = packed(&piece(site, 27));
     talk.bring_coded(1, &[0], DELTA, 0, &content)?;
     match talk.hear(LONG) {
-        Heard::Frame(WHOLE) => Ok(talk.answered(talk.bring_coded(1, &[0], DELTA, 0, &content))),
+        Reply::Frame(WHOLE) => Ok(talk.answered(talk.bring_coded(1, &[0], DELTA, 0, &content))),
         _ => Ok("it was not asked for as a whole".to_owned()),
     }
 }
@@ -468,7 +468,7 @@ fn message_of_millions_of_parts(site: &Site<'_>, talk: &Talk) -> Result<String> 
         }
     }
     match talk.hear(LONG * 2) {
-        Heard::Message(answer) => Ok(match answer["failed"]["message"].as_str() {
+        Reply::Message(answer) => Ok(match answer["failed"]["message"].as_str() {
             Some(refusal) => format!("refused: {refusal}"),
             None => answer.to_string(),
         }),

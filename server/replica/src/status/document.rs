@@ -11,7 +11,7 @@ use coldrise_store::{MachineName, PointDocument, PointName, Repository, Reposito
 use rustix::fs::{flock, FlockOperation};
 use serde::{Deserialize, Serialize};
 
-use crate::far::Traffic;
+use crate::remote::Traffic;
 
 const FOLDER: &str = "copies";
 const LINK: &str = "link";

@@ -14,8 +14,8 @@ use super::document::{
 };
 use super::watching::Watching;
 use super::WRITE_INTERVAL;
-use crate::far::{FarSide, Traffic};
 use crate::plan::Plan;
+use crate::remote::{Remote, Traffic};
 
 /// Points that follow each other faster are written together.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -141,7 +141,7 @@ impl Current {
 struct State {
     updates: BTreeMap<MachineName, Update>,
     current: Option<Current>,
-    far: Option<RepositoryId>,
+    remote: Option<RepositoryId>,
     written: Option<Instant>,
     has_warned: bool,
 }
@@ -170,7 +170,7 @@ impl Recorder {
             state: Mutex::new(State {
                 updates: BTreeMap::new(),
                 current: None,
-                far: None,
+                remote: None,
                 written: None,
                 has_warned: false,
             }),
@@ -200,7 +200,7 @@ impl Recorder {
                 continue;
             }
             if let Some(current) = &mut state.current {
-                current.sample(watching.far);
+                current.sample(watching.remote);
             }
             drop(state);
             shared.write();
@@ -235,7 +235,7 @@ impl Recorder {
     /// The other side has said what it has; `is_busy` if something is to be copied.
     pub(crate) fn planned(
         &self,
-        far: &dyn FarSide,
+        remote: &dyn Remote,
         id: RepositoryId,
         far_machine: &MachineName,
         seen: Seen,
@@ -243,7 +243,7 @@ impl Recorder {
     ) {
         let is_line = self.shared.as_ref().is_some_and(|shared| shared.is_line());
         self.change(|state| {
-            state.far = Some(id);
+            state.remote = Some(id);
             let now = now_ms();
             let Some(update) = state.updates.get_mut(far_machine) else { return };
             update.seen = Some((seen, now));
@@ -255,7 +255,7 @@ impl Recorder {
             update.last.get_or_insert(begun);
             state.current.get_or_insert_with(|| Current {
                 far_machine: far_machine.clone(),
-                before: is_line.then(|| far.traffic()),
+                before: is_line.then(|| remote.traffic()),
                 counted: CopyCounts::default(),
                 begun_bytes: 0,
                 disk_bytes: 0,
@@ -273,10 +273,10 @@ impl Recorder {
     }
 
     /// A point begins.
-    pub(crate) fn begin_point(&self, far: &dyn FarSide, point: &PointName) {
+    pub(crate) fn begin_point(&self, remote: &dyn Remote, point: &PointName) {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
-            current.sample(far);
+            current.sample(remote);
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
             current.begun_bytes = 0;
@@ -298,10 +298,10 @@ impl Recorder {
     }
 
     /// A point is there. `counts` are those of it.
-    pub(crate) fn end_point(&self, far: &dyn FarSide, cut: Cut, counts: CopyCounts) {
+    pub(crate) fn end_point(&self, remote: &dyn Remote, cut: Cut, counts: CopyCounts) {
         self.change(|state| {
             let Some(current) = &mut state.current else { return };
-            current.sample(far);
+            current.sample(remote);
             current.done_bytes = current.done_bytes();
             (current.point_bytes, current.disk_bytes) = (0, 0);
             (current.point_read_bytes, current.disk_read_bytes) = (0, 0);
@@ -327,14 +327,14 @@ impl Recorder {
     /// The turn of a machine ends.
     pub(crate) fn end_machine(
         &self,
-        far: &dyn FarSide,
+        remote: &dyn Remote,
         far_machine: &MachineName,
         error: Option<&Error>,
     ) {
         self.change(|state| {
             let now = now_ms();
             if let Some(current) = &mut state.current {
-                current.sample(far);
+                current.sample(remote);
             }
             state.gather();
             state.current = None;
@@ -342,7 +342,7 @@ impl Recorder {
             update.end = match error {
                 None => Some(Ok(now)),
                 // Somebody ended it, or a window has closed: it is neither.
-                Some(error) if error.kind() == ErrorKind::Interrupted || far.is_paused() => None,
+                Some(error) if error.kind() == ErrorKind::Interrupted || remote.is_paused() => None,
                 Some(error) => Some(Err(FailedCopy::of(error, now))),
             };
             if let Some(last) = &mut update.last {
@@ -396,8 +396,8 @@ impl Drop for Recorder {
 }
 
 impl Current {
-    fn sample(&mut self, far: &dyn FarSide) {
-        self.counts.line = self.before.map(|before| far.traffic() - before);
+    fn sample(&mut self, remote: &dyn Remote) {
+        self.counts.line = self.before.map(|before| remote.traffic() - before);
     }
 }
 
@@ -434,11 +434,11 @@ impl Shared {
         // The machine whose turn it is goes on; those that ended are done.
         state.updates.retain(|_, update| update.end.is_none());
         state.updates.values_mut().for_each(|update| update.added = CopyCounts::default());
-        let far = state.far;
+        let remote = state.remote;
         drop(state);
         let written = self.records.change(&self.target, |document| {
-            if let Some(far) = far {
-                if document.repository.replace(far).is_some_and(|before| before != far) {
+            if let Some(remote) = remote {
+                if document.repository.replace(remote).is_some_and(|before| before != remote) {
                     document.machines.clear();
                 }
                 document.failure = None;

@@ -147,8 +147,8 @@ struct KnownPoint {
 }
 
 impl KnownPoint {
-    fn comes_back(&self, far: Option<&RepositoryId>, far_machine: &MachineName) -> bool {
-        far.is_some_and(|far| comes_back(&self.before, far, far_machine))
+    fn comes_back(&self, remote: Option<&RepositoryId>, far_machine: &MachineName) -> bool {
+        remote.is_some_and(|remote| comes_back(&self.before, remote, far_machine))
     }
 }
 
@@ -251,7 +251,7 @@ impl StatusReader {
         mut document: TargetDocument,
         now_ms: u64,
     ) -> Result<TargetCopies> {
-        let far = document.repository;
+        let remote = document.repository;
         if document.is_of_all {
             let recorded: BTreeSet<_> =
                 document.machines.values().map(|record| record.machine.clone()).collect();
@@ -259,7 +259,7 @@ impl StatusReader {
             for machine in all.into_iter().filter(|machine| !recorded.contains(machine)) {
                 // What came from there does not go back.
                 let points = self.points(repository, &machine).unwrap_or_default();
-                let comes_back = |point: &KnownPoint| point.comes_back(far.as_ref(), &machine);
+                let comes_back = |point: &KnownPoint| point.comes_back(remote.as_ref(), &machine);
                 if points.is_empty() || !points.iter().all(comes_back) {
                     // Its name there is known when it is copied.
                     document.machines.entry(machine.clone()).or_insert(MachineRecord::new(machine));
@@ -267,7 +267,7 @@ impl StatusReader {
             }
         }
         let of_record = |(far_machine, record): (MachineName, MachineRecord)| {
-            self.of_record(repository, far.as_ref(), &far_machine, record, now_ms)
+            self.of_record(repository, remote.as_ref(), &far_machine, record, now_ms)
         };
         let mut machines: Vec<MachineCopies> =
             document.machines.into_iter().map(of_record).collect();
@@ -282,18 +282,18 @@ impl StatusReader {
     fn of_record(
         &self,
         repository: &Arc<Repository>,
-        far: Option<&RepositoryId>,
+        remote: Option<&RepositoryId>,
         far_machine: &MachineName,
         record: MachineRecord,
         now_ms: u64,
     ) -> MachineCopies {
         let is_astray = record.newest.as_ref().is_some_and(|newest| {
-            let horizon = repository.horizon(&record.machine);
-            horizon.is_ok_and(|now| now.is_passed_over(&newest.point))
+            let clock_guard = repository.clock_guard(&record.machine);
+            clock_guard.is_ok_and(|now| now.is_passed_over(&newest.point))
         });
         let points = self.points(repository, &record.machine);
         let missing = points.map(|points| {
-            let goes_there = |point: &&KnownPoint| !point.comes_back(far, far_machine);
+            let goes_there = |point: &&KnownPoint| !point.comes_back(remote, far_machine);
             record.missing(points.iter().filter(goes_there), is_astray)
         });
         let bytes = missing.as_ref().ok().and_then(|missing| {

@@ -5,14 +5,14 @@ use parking_lot::Mutex;
 
 use super::recorder::Recorder;
 use crate::content::Content;
-use crate::far::FarSide;
+use crate::remote::Remote;
 
 /// Passes the progress on, in bytes of what has to come: holes, and what does not differ from the base, take no time and
 /// would hide how much is left. What was read, and is not stored at the other site yet, is not
 /// done: that can be many megabytes.
 pub(crate) struct Watching<'a> {
     recorder: &'a Recorder,
-    pub(super) far: &'a dyn FarSide,
+    pub(super) remote: &'a dyn Remote,
     inner: &'a dyn Progress,
     content: Mutex<Content>,
     last: Mutex<Option<Last>>,
@@ -33,10 +33,10 @@ struct Last {
 impl<'a> Watching<'a> {
     pub(crate) fn new(
         recorder: &'a Recorder,
-        far: &'a dyn FarSide,
+        remote: &'a dyn Remote,
         inner: &'a dyn Progress,
     ) -> Watching<'a> {
-        Watching { recorder, far, inner, content: Mutex::default(), last: Mutex::default() }
+        Watching { recorder, remote, inner, content: Mutex::default(), last: Mutex::default() }
     }
 
     /// A disk begins. What lies before `begun_bytes` has arrived before.
@@ -49,7 +49,7 @@ impl<'a> Watching<'a> {
     pub(super) fn tell_again(&self) {
         let mut last = self.last.lock();
         let Some(last) = &mut *last else { return };
-        let pending_bytes = self.far.pending_bytes();
+        let pending_bytes = self.remote.pending_bytes();
         if pending_bytes != last.pending_bytes {
             last.pending_bytes = pending_bytes;
             self.tell(last);
@@ -89,7 +89,7 @@ impl Progress for Watching<'_> {
             total_bytes: content.bytes(),
             read_bytes: progress.read_bytes,
             stored_bytes: progress.stored_bytes,
-            pending_bytes: self.far.pending_bytes(),
+            pending_bytes: self.remote.pending_bytes(),
         });
         self.tell(last);
     }

@@ -29,7 +29,7 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             kind: kind.word(),
-            exit_code: kind.exit_code(),
+            exit_code: coldrise_runs::exit_code(kind),
         }
     }
 }
@@ -55,9 +55,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::NotEmpty
         | ErrorKind::Busy
         | ErrorKind::Incomplete
-        | ErrorKind::Interrupted
-        | ErrorKind::BootFailed
-        | ErrorKind::BootNotProven => StatusCode::CONFLICT,
+        | ErrorKind::Interrupted => StatusCode::CONFLICT,
         ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
         ErrorKind::Forbidden => StatusCode::FORBIDDEN,
         ErrorKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,

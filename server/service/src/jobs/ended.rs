@@ -1,7 +1,7 @@
 //! A run has ended: its row goes, its outcome is recorded, and what follows is queued.
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_runs::{RunRecord, State};
+use coldrise_runs::{exit_code, RunRecord, State, BOOT_FAILED, BOOT_NOT_PROVEN};
 use coldrise_schedule::back_off;
 use rusqlite::Transaction;
 
@@ -43,14 +43,14 @@ enum Meaning {
 impl Meaning {
     fn of(run: &RunRecord) -> Meaning {
         let code = run.result.as_ref().map(|result| result.exit_code);
-        let is = |kind: ErrorKind| code == Some(kind.exit_code());
+        let is = |meaning: u8| code == Some(meaning);
         match run.state {
             State::Ok => Meaning::Success,
             State::Cancelled | State::Running => Meaning::Nothing,
             State::Failed if FoundDamage::of(run).is_some() => Meaning::ProvenFailure,
-            State::Failed if is(ErrorKind::Busy) => Meaning::Busy,
-            State::Failed if is(ErrorKind::BootFailed) => Meaning::ProvenFailure,
-            State::Failed if is(ErrorKind::BootNotProven) => Meaning::Nothing,
+            State::Failed if is(exit_code(ErrorKind::Busy)) => Meaning::Busy,
+            State::Failed if is(BOOT_FAILED) => Meaning::ProvenFailure,
+            State::Failed if is(BOOT_NOT_PROVEN) => Meaning::Nothing,
             State::Failed | State::Lost => Meaning::Failure,
         }
     }

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use coldrise_block::{Context, ErrorKind, Result};
-use coldrise_runs::{RunId, RunRecord, RunsFolder, State};
+use coldrise_runs::{RunId, RunRecord, RunsFolder, State, BOOT_FAILED, BOOT_NOT_PROVEN};
 use rusqlite::{params, Connection, OptionalExtension, Transaction};
 
 use super::condition::{Condition, Severity, Topic};
@@ -129,8 +129,7 @@ fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Op
     };
     let exit_code = run.result.as_ref().map_or(0, |result| result.exit_code);
     // Boot checks have alarms of their own; and a busy repository is tried again.
-    let is_verdict = [ErrorKind::BootFailed, ErrorKind::BootNotProven, ErrorKind::Busy]
-        .map(ErrorKind::exit_code)
+    let is_verdict = [BOOT_FAILED, BOOT_NOT_PROVEN, coldrise_runs::exit_code(ErrorKind::Busy)]
         .contains(&exit_code);
     let (topic, severity, ending) = match run.state {
         State::Running | State::Cancelled => return None,

@@ -7,7 +7,7 @@ use coldrise_block::{Disk, ErrorKind, Extent, ReadContext, Result};
 
 use super::counters::{Counters, Operation};
 use crate::boot_trace::TraceRecorder;
-use crate::disk::LayeredDisk;
+use crate::disks::layered_disk::LayeredDisk;
 
 /// A disk of a session, in the process that writes it. Requests through [`Disk`] count; those of the
 /// session itself go to [`ActiveDisk::layered`].

@@ -16,6 +16,6 @@ mod sample;
 mod socket;
 
 pub(crate) use disk::ActiveDisk;
-pub use sample::{DiskActivity, HeatMap, OperationActivity, SessionActivity};
+pub use sample::{DiskActivity, OperationActivity, SessionActivity};
 pub use socket::{served_sessions, session_activity, ActivityDetail};
 pub(crate) use socket::{ActivitySocket, Served};

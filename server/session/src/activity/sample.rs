@@ -27,7 +27,7 @@ pub struct SessionActivity {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct DiskActivity {
     /// The disk's name.
-    pub disk: String,
+    pub(crate) disk: String,
     /// Reads.
     pub read: OperationActivity,
     /// Writes.
@@ -48,7 +48,7 @@ pub struct DiskActivity {
     pub zero_bytes: u64,
     /// Where on the disk; only if it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub heat_map: Option<HeatMap>,
+    pub(crate) heat_map: Option<HeatMap>,
 }
 
 /// Operations of one kind.
@@ -63,33 +63,33 @@ pub struct OperationActivity {
     /// Their bytes; 0 for flushes.
     pub bytes: u64,
     /// Sum of their times, in microseconds.
-    pub total_us: u64,
+    pub(crate) total_us: u64,
     /// The longest time, in microseconds.
-    pub longest_us: u64,
+    pub(crate) longest_us: u64,
     /// Operations by time: the first number counts those below 1 µs, and reads that memory answers
     /// at once, which are not timed; number N those from 2^(N-1) to
     /// 2^N µs, the 26th all longer ones. Zeros at the end are left out.
     #[schema(max_items = 26)]
-    pub latency: Vec<u64>,
+    pub(crate) latency: Vec<u64>,
 }
 
 /// A disk cut into regions, with the bytes that clients read and wrote in each.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-pub struct HeatMap {
+pub(crate) struct HeatMap {
     /// Size of a region, a power of two. The last region may be shorter.
-    pub region_bytes: u64,
+    pub(crate) region_bytes: u64,
     /// Bytes read from the backup, by region.
     #[schema(max_items = 1024)]
-    pub from_backup: Vec<u64>,
+    pub(crate) from_backup: Vec<u64>,
     /// Bytes read from chunks in memory.
     #[schema(max_items = 1024)]
-    pub from_cache: Vec<u64>,
+    pub(crate) from_cache: Vec<u64>,
     /// Bytes read that were captured.
     #[schema(max_items = 1024)]
-    pub from_captured: Vec<u64>,
+    pub(crate) from_captured: Vec<u64>,
     /// Bytes written, zeroes included, trims not.
     #[schema(max_items = 1024)]
-    pub written: Vec<u64>,
+    pub(crate) written: Vec<u64>,
 }
 
 impl SessionActivity {

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;
 use super::sample::SessionActivity;
-use crate::document::SessionDocument;
 use crate::hexadecimal;
-use crate::local_socket::{ask, send, Answers, LocalSocket};
-use crate::lock::FileLock;
+use crate::locks::file_lock::FileLock;
 use crate::paths::{SessionPaths, ACTIVITY};
+use crate::session_folder::document::SessionDocument;
+use crate::sockets::local_socket::{ask, send, Answers, LocalSocket};
 
 /// Longest wait for an answer. The server only reads numbers in its memory: one that takes longer is
 /// stopped, or the host is overloaded.

@@ -8,8 +8,8 @@ use coldrise_block::{Disk, ReadContext, Waiting};
 use coldrise_store::{DiskName, Repository};
 
 use super::{BootTrace, TraceRecorder, UNIT_BYTES};
-use crate::disk::LayeredDisk;
-use crate::document::SessionDocument;
+use crate::disks::layered_disk::LayeredDisk;
+use crate::session_folder::document::SessionDocument;
 
 /// Parts read at once. On a slow drive they wait side by side; on a fast one the threads end within
 /// a second.

@@ -9,7 +9,7 @@ use coldrise_store::Repository;
 use parking_lot::{Condvar, Mutex};
 
 use super::{BootTrace, Run, MAX_RUNS, MAX_UNITS, UNIT_BYTES};
-use crate::document::SessionDocument;
+use crate::session_folder::document::SessionDocument;
 
 /// How long after the first read the reads belong to the boot.
 const BOOT_TIME: Duration = Duration::from_secs(300);

@@ -16,7 +16,7 @@ use super::names::check_name;
 use super::reader::ClientFilesReader;
 use super::tree::{FileEntry, FileId, FileKind, FileTree, MAX_CLIENT_FILES};
 use super::writer::ClientFiles;
-use crate::document::SessionDocument;
+use crate::session_folder::document::SessionDocument;
 
 /// Maximum size of all files in one restore point, in bytes.
 const MAX_CARRIED_BYTES: u64 = 4 << 20;
@@ -36,7 +36,7 @@ pub struct CarriedFile {
 
 impl CarriedFile {
     /// Time of the last change.
-    pub fn modified(&self) -> SystemTime {
+    pub(crate) fn modified(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.modified_ms)
     }
 }
@@ -180,7 +180,7 @@ pub(crate) fn carry_idle(
     let files = Arc::new(ClientFilesReader::new(repository, document));
     let tree = files.tree()?;
     // Remove block maps of a killed writer: they would look like those of a running one.
-    FilesFolder::of(repository, document).tidy(&tree)?;
+    FilesFolder::of(repository, document).remove_unlisted(&tree)?;
     let open = |entry: &FileEntry| files.file(entry.id);
     gather(repository, &tree, &open, &|entry| files.looks(entry).map(|(modified, _)| modified))
 }

@@ -29,12 +29,12 @@ use super::clamp::clamp;
 use super::folder::MAX_SMALL_BYTES;
 use super::tree::{FileEntry, FileId, FileKind};
 use super::writer::{looks, ns_since_1970, removed, Shared};
-use crate::length::Length;
+use crate::disks::length::Length;
 
-use crate::side_file::SideFile;
+use crate::session_folder::side_file::SideFile;
 
 /// Maximum size of a file, in bytes.
-pub const MAX_LARGE_BYTES: u64 = 1 << 40;
+pub(crate) const MAX_LARGE_BYTES: u64 = 1 << 40;
 /// Limit of the memory for small files, in bytes.
 const RESIDENT_LIMIT_BYTES: u64 = 64 << 20;
 

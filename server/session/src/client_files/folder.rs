@@ -13,9 +13,9 @@ use coldrise_block::{
 use coldrise_store::{LayerId, Repository};
 
 use super::tree::{FileId, FileKind, FileTree};
-use crate::document::SessionDocument;
 use crate::paths::{map_path, remove_folder, SessionPaths};
-use crate::side_file::SideFileKey;
+use crate::session_folder::document::SessionDocument;
+use crate::session_folder::side_file::SideFileKey;
 
 /// Maximum size of a content stored as a document, in bytes. A larger one becomes a layer.
 pub const MAX_SMALL_BYTES: u64 = 1 << 20;
@@ -197,7 +197,7 @@ impl FilesFolder {
 
     /// Removes the remains of a crash: unfinished files, contents of files that are in no list, and
     /// block maps in shared memory. The caller holds the session's lock.
-    pub(crate) fn tidy(&self, tree: &FileTree) -> Result<()> {
+    pub(crate) fn remove_unlisted(&self, tree: &FileTree) -> Result<()> {
         let what = || format!("reading {}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -30,15 +30,15 @@ mod file;
 mod folder;
 mod names;
 mod reader;
+pub(crate) mod sealed;
 mod tree;
 mod writer;
 
 pub(crate) use carried::{begin_files, carry, carry_idle, hash, Carried};
 pub use carried::{CarriedFile, CarriedFiles, SkippedFile};
-pub use file::{ClientFile, MAX_LARGE_BYTES};
+pub use file::ClientFile;
 pub(crate) use folder::FilesFolder;
 pub use folder::MAX_SMALL_BYTES;
-pub use names::MAX_NAME_BYTES;
 pub use reader::ClientFilesReader;
-pub use tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal, MAX_CLIENT_FILES};
+pub use tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
 pub use writer::ClientFiles;

@@ -3,7 +3,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 /// Maximum length of a name, in bytes.
-pub const MAX_NAME_BYTES: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// Maximum nesting depth of folders.
 pub(super) const MAX_DEPTH: usize = 32;
 

@@ -16,9 +16,9 @@ use super::file::length_over;
 use super::folder::{FilesFolder, Mark};
 use super::tree::{FileEntry, FileId, FileKind, FileTree};
 use super::writer::{looks, lost_list, removed};
-use crate::document::SessionDocument;
-use crate::length::Length;
-use crate::live::open_live_layer;
+use crate::disks::length::Length;
+use crate::live_disk::open_live_layer;
+use crate::session_folder::document::SessionDocument;
 
 /// The files of one session, for reading.
 pub struct ClientFilesReader {

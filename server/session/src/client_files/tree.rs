@@ -14,7 +14,7 @@ use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_dee
 use crate::hexadecimal;
 
 /// Maximum number of files and folders of clients in one session.
-pub const MAX_CLIENT_FILES: usize = 10_000;
+pub(crate) const MAX_CLIENT_FILES: usize = 10_000;
 
 /// Identifies a file or folder of a client for its whole life, whatever its name; random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ pub struct FileEntry {
     pub verifier: Option<u64>,
     /// The content of a listed file, at most [`MAX_LISTED_BYTES`]; empty for other kinds.
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hexadecimal")]
-    pub content: Vec<u8>,
+    pub(crate) content: Vec<u8>,
 }
 
 impl FileEntry {
@@ -175,7 +175,7 @@ impl FileTree {
     }
 
     /// Number of files and folders.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 
@@ -216,12 +216,12 @@ impl FileTree {
     }
 
     /// All entries, in no order.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<FileEntry>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<FileEntry>> {
         self.by_id.values()
     }
 
     /// The path from the session's folder, with slashes.
-    pub fn path(&self, entry: &FileEntry) -> String {
+    pub(crate) fn path(&self, entry: &FileEntry) -> String {
         match self.by_id.get(&entry.parent) {
             Some(parent) => format!("{}/{}", self.path(parent), entry.name),
             None => entry.name.clone(),

@@ -11,9 +11,9 @@ use parking_lot::{Mutex, RwLock};
 use super::file::ClientFile;
 use super::folder::FilesFolder;
 use super::tree::{Creation, FileEntry, FileId, FileKind, FileTree, Removal};
-use crate::document::SessionDocument;
 use crate::layer::Poison;
-use crate::lock::FileLock;
+use crate::locks::file_lock::FileLock;
+use crate::session_folder::document::SessionDocument;
 
 /// State that all files of a session share.
 pub(super) struct Shared {
@@ -50,7 +50,7 @@ impl ClientFiles {
                 FileTree::default()
             }
         };
-        folder.tidy(&tree)?;
+        folder.remove_unlisted(&tree)?;
         let shared = Shared {
             folder,
             poison,
@@ -89,11 +89,6 @@ impl ClientFiles {
         let file = Arc::new(ClientFile::open(&self.shared, tree.get(id).ok_or_else(removed)?)?);
         open.insert(id, Arc::clone(&file));
         Ok(file)
-    }
-
-    /// The file with this id, if it is already open.
-    pub fn opened(&self, id: FileId) -> Option<Arc<ClientFile>> {
-        self.open.lock().get(&id).map(Arc::clone)
     }
 
     /// Creates an empty file, or finds the existing one. Also returns which of the two happened.
@@ -235,7 +230,7 @@ impl ClientFiles {
     ///
     /// # Errors
     /// `Corrupt` if the content is missing.
-    pub fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
+    pub(crate) fn modified(&self, entry: &FileEntry) -> Result<SystemTime> {
         self.file(entry.id).map(|file| file.modified())
     }
 
@@ -251,7 +246,7 @@ impl ClientFiles {
     ///
     /// # Errors
     /// The error of the first file that fails. The other files are flushed all the same.
-    pub fn flush(&self) -> Result<()> {
+    pub(crate) fn flush(&self) -> Result<()> {
         let files: Vec<_> = self.open.lock().values().map(Arc::clone).collect();
         let mut result = Ok(());
         for file in files.iter().filter(|file| file.is_dirty()) {

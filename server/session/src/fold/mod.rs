@@ -27,11 +27,11 @@ use coldrise_store::{
     DiskDocument, DiskWriter, MapRoot, PointDocument, RepositoryWriter, WriteCounts, WriteOptions,
 };
 
-use crate::catalog::enter_sealed_points;
-use crate::disk::{LayeredDisk, Stack};
-use crate::folded_disks::FoldedDisks;
+use crate::disks::layered_disk::{LayeredDisk, Stack};
+use crate::disks::point_disk::{base_disk, sealed_layers};
 use crate::paths::layer_path;
-use crate::point_disk::{base_disk, sealed_layers};
+use crate::points::catalog::enter_sealed_points;
+use crate::sessions::folded_disks::FoldedDisks;
 use captured::CapturedChunks;
 
 /// Largest part of a disk that is examined and read at once, in bytes.

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::format::PRIVATE_MAP_WORD;
 use super::open::bump_generation;
-use crate::mapping::SharedWords;
+use crate::layer::mapping::SharedWords;
 use crate::paths::MAP_PREFIX;
 
 /// Number of blocks that share one group word.

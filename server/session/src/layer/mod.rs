@@ -50,13 +50,15 @@
 mod format;
 mod keys;
 mod map;
+#[allow(unsafe_code)]
+mod mapping;
 mod mark;
 mod open;
-mod parked;
 mod read;
 mod recovery;
 mod slots;
 mod sync;
+mod unopened;
 mod windows;
 mod write;
 
@@ -82,13 +84,13 @@ pub(crate) use mark::SealFacts;
 pub(crate) use open::{layer_damage, ReadMode};
 pub(crate) use read::{ReadOptions, Stripe};
 
-use crate::lock::FileLock;
+use crate::locks::file_lock::FileLock;
 use format::RECORD_BYTES;
 use keys::NoncePrefix;
 use map::BlockMap;
-use parked::Parked;
 use slots::Slots;
 use sync::SyncState;
+use unopened::Unopened;
 use windows::Windows;
 use write::OpenCells;
 
@@ -113,9 +115,9 @@ impl std::ops::Deref for Layer {
 
 /// The file of a layer, shared by its owner and the layer's own thread.
 pub(crate) struct LayerFile {
-    /// The open file. For a parked layer every read and write through it fails.
+    /// The open file. For an unopened layer every read and write through it fails.
     file: Arc<File>,
-    parked: Option<Parked>,
+    unopened: Option<Unopened>,
     path: PathBuf,
     keys: LayerKeys,
     map: BlockMap,

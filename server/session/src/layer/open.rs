@@ -22,8 +22,8 @@ use super::sync::{Marking, SyncState};
 use super::windows::Windows;
 use super::write::OpenCells;
 use super::{Layer, LayerFile, Poison, Writer, STRIPES};
-use crate::lock::FileLock;
-use crate::mapping::SharedWords;
+use crate::layer::mapping::SharedWords;
+use crate::locks::file_lock::FileLock;
 
 /// Number of looks at an unreadable mark: its writer may be writing it.
 const MARK_LOOKS: u32 = 3;
@@ -95,13 +95,13 @@ impl Layer {
         let map = BlockMap::shared(blocks, map_path, Arc::clone(windows.head()))?;
         let (file, path) = (Arc::new(file), path.to_owned());
         let mut layer =
-            LayerFile { file, parked: None, path, keys, map, windows, writer: None, generation };
+            LayerFile { file, unopened: None, path, keys, map, windows, writer: None, generation };
         let slots = segments * SLOTS_PER_SEGMENT;
         let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
         let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
         let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
-        let facts = recovery::settle(&layer, &found, &nonces)?;
+        let facts = recovery::finish_interrupted(&layer, &found, &nonces)?;
         // The closed mark must be replaced, durably, before a write can make it wrong. The other
         // mark is replaced, too; the next sync makes that durable.
         let key = layer.keys.marks();
@@ -170,7 +170,7 @@ impl Layer {
         let path = path.to_owned();
         let file = Arc::new(file);
         let mut layer =
-            LayerFile { file, parked: None, path, keys, map, windows, writer: None, generation };
+            LayerFile { file, unopened: None, path, keys, map, windows, writer: None, generation };
         match mode {
             ReadMode::Attached(_) | ReadMode::PerhapsAttached(_) => {}
             ReadMode::Idle(least_sequence) => {
@@ -187,7 +187,7 @@ impl Layer {
                 check_length(&layer.path, slots / SLOTS_PER_SEGMENT, &facts)?;
                 let known = RecoveryFacts { facts, is_whole: true };
                 recovery::scan(&layer, facts.slots, &known)?;
-                layer.park(facts.slots)?;
+                layer.close_until_read(facts.slots)?;
             }
         }
         Ok(Arc::new(Layer { file: Arc::new(layer), ahead: None }))
@@ -344,7 +344,7 @@ impl Drop for Layer {
             return;
         }
         self.join_ahead();
-        let closed = if self.is_parked() { Ok(()) } else { self.file.close() };
+        let closed = if self.is_unopened() { Ok(()) } else { self.file.close() };
         if let Err(error) = closed {
             // Nothing is lost: the next open recovers all flushed writes.
             tracing::warn!(layer = %self.path.display(), error = %error.full_message(), "the layer was not closed cleanly");

@@ -206,7 +206,11 @@ fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
 /// again: after a failed sync the page cache may show bytes that the disk never got. Invalid cells
 /// are cleared. A crash during this function leaves the same work to the next open. Returns the
 /// layer's new extent.
-pub(crate) fn settle(layer: &LayerFile, found: &Found, nonces: &NoncePrefix) -> Result<SealFacts> {
+pub(crate) fn finish_interrupted(
+    layer: &LayerFile,
+    found: &Found,
+    nonces: &NoncePrefix,
+) -> Result<SealFacts> {
     let facts =
         SealFacts { sequence: found.highest_sequence, slots: found.end, cells: found.cells };
     let Found { vacant, unproven, mended, torn_cells, .. } = found;
@@ -273,7 +277,7 @@ impl Found {
         Ok(self.load(layer, slot)?.map_or(0, |(record, _)| record.sequence))
     }
 
-    /// Slots below the end that the map does not use. Valid once the scan is settled.
+    /// Slots below the end that the map does not use. Valid once the scan has ended.
     pub(crate) fn free_slots(&self, layer: &LayerFile) -> Vec<u32> {
         let mut used = vec![0u64; (self.end as usize).div_ceil(64)];
         let mut block = 0;

@@ -16,7 +16,7 @@ use rustix::fs::FallocateFlags;
 use super::format::{
     segment_offset_bytes, MAX_SLOTS, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
 };
-use crate::mapping::name_of;
+use crate::layer::mapping::name_of;
 
 /// A run of neighbouring slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::format::Superblock;
 use super::{Layer, LayerKeys, Poison, ReadMode, SealFacts};
-use crate::disk::{LayeredDisk, Stack};
+use crate::disks::layered_disk::{LayeredDisk, Stack};
 
 pub(super) const PAGE: usize = 4096;
 /// Not a multiple of a block, and larger than two groups of the block map.
@@ -440,7 +440,7 @@ fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
     let mut expected = base_bytes();
     expected[..40 * 4096].fill(ROUNDS);
     let mut steps = 0;
-    for (word, value) in crate::mapping::publishing(&new, keys().unfinished()) {
+    for (word, value) in crate::layer::mapping::publishing(&new, keys().unfinished()) {
         std::fs::write(&copy, &kill_after).unwrap();
         let (layer, disk) = place.open_copy(&copy);
         assert_same(&disk, &expected);

@@ -8,7 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::format::{
     record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
 };
-use crate::mapping::{name_of, SharedWords};
+use crate::layer::mapping::{name_of, SharedWords};
 
 /// Segments in one mapping: about 1 GiB of address space.
 const WINDOW_SEGMENTS: u32 = 256;
@@ -89,7 +89,7 @@ impl Windows {
         Ok(words.load_bytes(offset))
     }
 
-    /// Stores a record, in the order of [`publishing`](crate::mapping::publishing). The slot must
+    /// Stores a record, in the order of [`publishing`](crate::layer::mapping::publishing). The slot must
     /// lie within the file.
     pub(crate) fn store_record(
         &self,

@@ -16,13 +16,13 @@ use coldrise_store::{
 };
 use parking_lot::Mutex;
 
-use crate::addresses::{point_disk, session_disk};
-use crate::document::{SessionDisk, SessionDocument};
-use crate::inventory::{check_cancel, has_ended, Inventory};
+use crate::disks::point_disk::sealed_layers;
 use crate::layer::Layer;
-use crate::live::check_top;
+use crate::live_disk::check_top;
 use crate::paths::layer_path;
-use crate::point_disk::sealed_layers;
+use crate::points::inventory::{check_cancel, has_ended, Inventory};
+use crate::session_folder::addresses::{point_disk, session_disk};
+use crate::session_folder::document::{SessionDisk, SessionDocument};
 
 /// All threads together read a layer that takes more than this on the repository's disk, in bytes.
 const LARGE_BYTES: u64 = 64 << 20;
@@ -33,16 +33,16 @@ const PIECE_BLOCKS: u64 = 1 << 14;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerReport {
     /// Number of layers read.
-    pub layers: u64,
+    pub(crate) layers: u64,
     /// Bytes of captured blocks read.
-    pub read_bytes: u64,
+    pub(crate) read_bytes: u64,
     /// Damaged layers, and layers with damaged blocks.
     pub damaged: Vec<CatalogDamage>,
     /// The disks that refer to damaged blocks.
     pub affected: Vec<Affected>,
     /// Layers that only the process that writes them can read: /dev/shm had no room for their block
     /// maps.
-    pub unread: Vec<CatalogDamage>,
+    pub(crate) unread: Vec<CatalogDamage>,
 }
 
 impl Inventory {
@@ -429,14 +429,14 @@ mod tests {
             let mut found = share_out(101, threads, odd).unwrap();
             found.sort_unstable();
             assert_eq!(found, (0..101).filter(|number| number % 2 == 1).collect::<Vec<_>>());
-            let begun = AtomicU64::new(0);
+            let started = AtomicU64::new(0);
             let failing = |_number: u64| -> Result<Option<()>> {
-                begun.fetch_add(1, Ordering::Relaxed);
+                started.fetch_add(1, Ordering::Relaxed);
                 Err(Error::new(ErrorKind::Interrupted, "cancelled"))
             };
             let error = share_out(1000, threads, failing).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Interrupted);
-            assert!(begun.into_inner() <= threads as u64);
+            assert!(started.into_inner() <= threads as u64);
         }
     }
 

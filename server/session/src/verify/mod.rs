@@ -24,11 +24,10 @@ use coldrise_store::{
 };
 use serde::Serialize;
 
-use crate::catalog::Catalog;
-use crate::inventory::Inventory;
-use crate::read_lease::ReadLease;
-use crate::session::session;
-pub use layers::LayerReport;
+use crate::points::catalog::Catalog;
+use crate::points::inventory::Inventory;
+use crate::points::read_lease::ReadLease;
+use crate::sessions::session::session;
 use recent::RecentInventory;
 
 /// What to verify.

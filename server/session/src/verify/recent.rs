@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use coldrise_store::{MachineName, PointDocument, PointOrigin, RecentDisks, VerifiedDisk};
 
-use crate::inventory::{disks_of_point, Inventory};
+use crate::points::inventory::{disks_of_point, Inventory};
 
 /// The part of an [`Inventory`] that was stored since a given time.
-pub struct RecentInventory {
+pub(crate) struct RecentInventory {
     /// The points stored or sealed since then, and every session. Sealed layers that older points
     /// also have are omitted. Damage is included.
-    pub inventory: Inventory,
+    pub(crate) inventory: Inventory,
     before: Vec<VerifiedDisk>,
     recent: Vec<VerifiedDisk>,
     all: Vec<VerifiedDisk>,
@@ -19,7 +19,7 @@ pub struct RecentInventory {
 impl RecentInventory {
     /// Divides `inventory`. New data was stored at `since_ms` or later, in milliseconds since
     /// 1970-01-01T00:00:00Z.
-    pub fn new(mut inventory: Inventory, since_ms: u64) -> RecentInventory {
+    pub(crate) fn new(mut inventory: Inventory, since_ms: u64) -> RecentInventory {
         let all = inventory.disks();
         let (points, older): (Vec<_>, Vec<_>) =
             inventory.points.into_iter().partition(|point| point.created_at_ms >= since_ms);
@@ -39,7 +39,7 @@ impl RecentInventory {
     }
 
     /// The chunk maps of the disks, for the store.
-    pub fn disks(&self) -> RecentDisks<'_> {
+    pub(crate) fn disks(&self) -> RecentDisks<'_> {
         RecentDisks { before: &self.before, recent: &self.recent, all: &self.all }
     }
 }

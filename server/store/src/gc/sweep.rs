@@ -53,9 +53,9 @@ pub struct GcReport {
     /// Their approximate size in bytes, from the average entry size of each file.
     pub bytes: u64,
     /// Files that were dropped whole.
-    pub dropped_files: u64,
+    pub(crate) dropped_files: u64,
     /// Files that were rewritten.
-    pub rewritten_files: u64,
+    pub(crate) rewritten_files: u64,
     /// Unreferenced chunks that stay, because most of their file is in use or their file
     /// is damaged.
     pub kept_chunks: u64,

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Stores built pages.
-pub(crate) trait PageSink {
+pub trait PageSink {
     /// Stores a page and returns its id.
     fn store(&mut self, level: u8, slots: &[u64]) -> Result<PageId>;
 }
@@ -25,7 +25,7 @@ struct OpenPage {
 }
 
 /// A map under construction.
-pub(crate) struct MapBuilder {
+pub struct MapBuilder {
     base: MapRoot,
     /// From the root downwards.
     open: Vec<OpenPage>,
@@ -36,7 +36,7 @@ pub(crate) struct MapBuilder {
 
 impl MapBuilder {
     /// A map of `chunks` chunks that starts as `base`, truncated or extended.
-    pub(crate) fn new(
+    pub fn new(
         base: MapRoot,
         chunks: u64,
         source: &dyn PageSource,
@@ -73,7 +73,7 @@ impl MapBuilder {
     }
 
     /// Sets the chunk at `index` to `id`; 0 makes a hole.
-    pub(crate) fn set(
+    pub fn set(
         &mut self,
         index: u64,
         id: u64,
@@ -87,7 +87,7 @@ impl MapBuilder {
     }
 
     /// Makes `count` chunks from `first` on holes, whole subtrees at once.
-    pub(crate) fn set_holes(
+    pub fn set_holes(
         &mut self,
         first: u64,
         count: u64,
@@ -122,11 +122,7 @@ impl MapBuilder {
     }
 
     /// Completes the map: all chunks beyond the disk's end become holes.
-    pub(crate) fn finish(
-        mut self,
-        source: &dyn PageSource,
-        sink: &mut dyn PageSink,
-    ) -> Result<MapRoot> {
+    pub fn finish(mut self, source: &dyn PageSource, sink: &mut dyn PageSink) -> Result<MapRoot> {
         if self.base.page() != 0 || !self.open.is_empty() {
             let capacity = self.base.capacity();
             self.clear(self.chunks, capacity, source, sink)?;

@@ -6,11 +6,11 @@ use super::{subtree_chunks, MapRoot, PageId, PageSource};
 
 /// Neighbouring chunks that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChunkRange {
+pub struct ChunkRange {
     /// First chunk index.
-    pub(crate) first: u64,
+    pub first: u64,
     /// Number of chunks.
-    pub(crate) count: u64,
+    pub count: u64,
     /// Whether the second map holds chunks in the range, or holes.
     pub(crate) stored: bool,
 }
@@ -23,7 +23,7 @@ struct Walk<'a> {
 
 /// Reports the ranges in which `to` differs from `from`, ascending and joined.
 /// Visits only pages that are not shared.
-pub(crate) fn for_each_difference(
+pub fn for_each_difference(
     source: &dyn PageSource,
     from: MapRoot,
     to: MapRoot,

@@ -3,11 +3,11 @@
 use coldrise_block::{push_extent, Extent, ExtentKind, Result};
 
 /// The map's answer for one chunk.
-pub(crate) struct Place {
+pub struct Place {
     /// 0: a hole.
-    pub(crate) id: u64,
+    pub id: u64,
     /// The number of chunks from here on with the same answer: 1, or the rest of an absent subtree.
-    pub(crate) known_chunks: u64,
+    pub known_chunks: u64,
 }
 
 /// The content of `offset_bytes..end_bytes` at chunk granularity, cut to the range: in order, without gaps, neighbours of one kind
@@ -15,7 +15,7 @@ pub(crate) struct Place {
 ///
 /// # Errors
 /// Those of `place`, which looks a chunk up by its index.
-pub(crate) fn extents_of(
+pub fn extents_of(
     chunk_size: u64,
     (offset_bytes, end_bytes): (u64, u64),
     limit: usize,

@@ -22,16 +22,16 @@ mod page;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use builder::{MapBuilder, PageSink};
-pub(crate) use diff::for_each_difference;
-pub(crate) use extents::{extents_of, Place};
-pub(crate) use page::{page_value, parse_page_value};
+pub use builder::{MapBuilder, PageSink};
+pub use diff::for_each_difference;
+pub use extents::{extents_of, Place};
+pub use page::{page_value, parse_page_value};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
 /// The number of a stored page: from 1 on, in the order of storing. 0: no page.
-pub(crate) type PageId = u64;
+pub type PageId = u64;
 
 /// Chunk ids in a leaf.
 pub(crate) const LEAF_SLOTS: usize = 1024;
@@ -89,22 +89,24 @@ impl MapRoot {
         Ok(MapRoot { page, levels })
     }
 
-    pub(crate) fn page(self) -> PageId {
+    /// The root page; 0 if there is none.
+    pub fn page(self) -> PageId {
         self.page
     }
 
-    pub(crate) fn levels(self) -> u8 {
+    /// The number of levels.
+    pub fn levels(self) -> u8 {
         self.levels
     }
 
     /// Chunks that this height can hold.
-    pub(crate) fn capacity(self) -> u64 {
+    pub fn capacity(self) -> u64 {
         subtree_chunks(self.levels)
     }
 }
 
 /// Chunks below a page of level `levels - 1`; 1 for 0.
-pub(crate) const fn subtree_chunks(levels: u8) -> u64 {
+pub const fn subtree_chunks(levels: u8) -> u64 {
     let mut chunks = if levels == 0 { 1 } else { LEAF_SLOTS as u64 };
     let mut level = 1;
     while level < levels {
@@ -130,7 +132,7 @@ pub(crate) const fn slots_of(level: u8) -> usize {
 
 /// The slot in a page of `level` that leads to chunk `index`.
 #[inline]
-pub(crate) fn slot_of(index: u64, level: u8) -> usize {
+pub fn slot_of(index: u64, level: u8) -> usize {
     let slot = if level == 0 {
         index % LEAF_SLOTS as u64
     } else {
@@ -140,10 +142,10 @@ pub(crate) fn slot_of(index: u64, level: u8) -> usize {
 }
 
 /// A page in memory: all of its slots.
-pub(crate) type Page = Arc<[u64]>;
+pub type Page = Arc<[u64]>;
 
 /// Reads pages.
-pub(crate) trait PageSource {
+pub trait PageSource {
     /// The page `id`, which must be of `level`.
     fn page(&self, id: PageId, level: u8) -> Result<Page>;
 }

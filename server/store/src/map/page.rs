@@ -50,7 +50,7 @@ fn associated(repository: &RepositoryId, id: PageId, fixed: &[u8; FIXED_BYTES]) 
 }
 
 /// The value of a page.
-pub(crate) fn page_value(
+pub fn page_value(
     repository: &RepositoryId,
     aead: &Aead,
     id: PageId,
@@ -74,7 +74,7 @@ pub(crate) fn page_value(
 ///
 /// # Errors
 /// `ErrorKind::Corrupt`, naming the page.
-pub(crate) fn parse_page_value(
+pub fn parse_page_value(
     repository: &RepositoryId,
     aead: &Aead,
     id: PageId,

@@ -42,7 +42,7 @@ pub struct RetentionRules {
 
 impl RetentionRules {
     /// True if there is no rule.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.last.is_none() && self.within.is_none() && self.periods.is_empty()
     }
 }

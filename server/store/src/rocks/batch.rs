@@ -6,14 +6,15 @@ use librocksdb_sys as sys;
 use super::{Database, Family};
 
 /// Writes that are applied together.
-pub(crate) struct Batch<'db> {
+pub struct Batch<'db> {
     pub(super) batch: *mut sys::rocksdb_writebatch_t,
     pub(super) database: &'db Database,
     pub(super) bytes: usize,
 }
 
 impl Batch<'_> {
-    pub(crate) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
+    /// Adds an entry.
+    pub fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         let handle = self.database.family(family)?;
         self.bytes += key.len() + value.len();
         // SAFETY: all objects are live; key and value are copied.
@@ -31,7 +32,7 @@ impl Batch<'_> {
     }
 
     /// Deletes a key, which may be absent.
-    pub(crate) fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
+    pub fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
         let handle = self.database.family(family)?;
         self.bytes += key.len();
         // SAFETY: all objects are live; the key is copied.

@@ -8,7 +8,7 @@ use librocksdb_sys as sys;
 use super::{checked, lent_bytes, Database};
 
 /// A value borrowed from RocksDB.
-pub(crate) struct Pinned<'db> {
+pub struct Pinned<'db> {
     pub(super) slice: *mut sys::rocksdb_pinnableslice_t,
     pub(super) database: PhantomData<&'db Database>,
 }
@@ -33,14 +33,14 @@ impl Drop for Pinned<'_> {
 }
 
 /// A position in one family.
-pub(crate) struct Cursor<'db> {
+pub struct Cursor<'db> {
     pub(super) iterator: *mut sys::rocksdb_iterator_t,
     pub(super) database: PhantomData<&'db Database>,
 }
 
 impl Cursor<'_> {
     /// Goes to the first key that is `key` or greater.
-    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
+    pub fn seek(&mut self, key: &[u8]) -> Result<()> {
         // SAFETY: the iterator is live; the key is read within the call.
         unsafe { sys::rocksdb_iter_seek(self.iterator, key.as_ptr().cast(), key.len()) };
         self.check()
@@ -54,7 +54,7 @@ impl Cursor<'_> {
     }
 
     /// Goes to the next key; the cursor must be on one.
-    pub(crate) fn next(&mut self) -> Result<()> {
+    pub fn next(&mut self) -> Result<()> {
         if self.entry().is_none() {
             return Err(Error::new(ErrorKind::Internal, "a cursor was moved past its end"));
         }
@@ -64,7 +64,7 @@ impl Cursor<'_> {
     }
 
     /// Key and value at the cursor; `None` past the end.
-    pub(crate) fn entry(&self) -> Option<(&[u8], &[u8])> {
+    pub fn entry(&self) -> Option<(&[u8], &[u8])> {
         let (mut key_bytes, mut value_bytes) = (0, 0);
         // SAFETY: the iterator is live; key and value are read only if it is valid, and stay
         // unchanged until it moves, which needs `&mut`.

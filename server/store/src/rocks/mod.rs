@@ -44,10 +44,10 @@ use librocksdb_sys as sys;
 
 use crate::descriptors::open_tables;
 
-pub(crate) use batch::Batch;
+pub use batch::Batch;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
-pub(crate) use cursor::{Cursor, Pinned};
+pub use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
 pub(crate) use import::{make_database, Above};
 pub(crate) use log_check::usable_logs;
@@ -64,7 +64,7 @@ pub(crate) use sst_reader::BlockBuffers;
 
 /// A column family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Family {
+pub enum Family {
     /// Counters of the store, in RocksDB's default family.
     State,
     /// Chunk id to chunk.
@@ -103,7 +103,7 @@ const FILTERED: [Family; 4] = [Family::Chunks, Family::Maps, Family::MapsCopy, F
 
 /// How a read uses caches and checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReadMode {
+pub enum ReadMode {
     /// Chunks: they evict nothing from the block cache. RocksDB's checksums stay on, although every
     /// chunk carries its own tag: the tag does not cover the bytes around it, and RocksDB parses
     /// those first. With checksums off, damage to a block's framing ended the process in 227 of 500
@@ -127,7 +127,7 @@ const SCAN_READAHEAD_BYTES: usize = 256 << 10;
 const GET_ATTEMPTS: u32 = 5;
 
 /// An open RocksDB.
-pub(crate) struct Database {
+pub struct Database {
     path: PathBuf,
     is_reader: bool,
     db: *mut sys::rocksdb_t,
@@ -225,12 +225,7 @@ impl Database {
 
     /// The value of `key`, without a copy if RocksDB can lend it. A reader that cannot keep all
     /// files open may find that the writer has deleted one; then it catches up and reads again.
-    pub(crate) fn get(
-        &self,
-        family: Family,
-        key: &[u8],
-        mode: ReadMode,
-    ) -> Result<Option<Pinned<'_>>> {
+    pub fn get(&self, family: Family, key: &[u8], mode: ReadMode) -> Result<Option<Pinned<'_>>> {
         let mut read = self.try_get(family, key, mode);
         if self.is_reader && open_tables().is_some() {
             for _ in 0..GET_ATTEMPTS {
@@ -264,7 +259,7 @@ impl Database {
     }
 
     /// Applies a batch atomically; with `sync` it is durable on return.
-    pub(crate) fn write(&self, batch: Batch<'_>, sync: bool) -> Result<()> {
+    pub fn write(&self, batch: Batch<'_>, sync: bool) -> Result<()> {
         self.write_with(batch, sync, true)
     }
 
@@ -300,13 +295,13 @@ impl Database {
     }
 
     /// An empty batch.
-    pub(crate) fn batch(&self) -> Batch<'_> {
+    pub fn batch(&self) -> Batch<'_> {
         // SAFETY: no preconditions.
         Batch { batch: unsafe { sys::rocksdb_writebatch_create() }, database: self, bytes: 0 }
     }
 
     /// A cursor over one family; it sees the family as it is now.
-    pub(crate) fn cursor(&self, family: Family, mode: ReadMode) -> Result<Cursor<'_>> {
+    pub fn cursor(&self, family: Family, mode: ReadMode) -> Result<Cursor<'_>> {
         let handle = self.family(family)?;
         // SAFETY: the database and the handle are live; the options are copied.
         let iterator =

@@ -27,11 +27,7 @@ enum Role {
 
 impl Database {
     /// Opens the database for writing; `create` makes a missing one.
-    pub(crate) fn open_primary(
-        path: &Path,
-        log_directory: &Path,
-        create: bool,
-    ) -> Result<Database> {
+    pub fn open_primary(path: &Path, log_directory: &Path, create: bool) -> Result<Database> {
         refuse_fatal(path)?;
         Self::open_writable(path, log_directory, create, Role::Writer)
     }

@@ -159,7 +159,7 @@ impl DiskWriter {
 ///
 /// # Errors
 /// `InvalidInput`.
-pub(crate) fn check_size(size_bytes: u64) -> Result<()> {
+pub fn check_size(size_bytes: u64) -> Result<()> {
     if (1..=MAX_DISK_SIZE_BYTES).contains(&size_bytes) {
         return Ok(());
     }
@@ -171,7 +171,7 @@ pub(crate) fn check_size(size_bytes: u64) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidInput`.
-pub(crate) fn end_of_write(
+pub fn end_of_write(
     chunk_size: u64,
     left: Range<u64>,
     offset_bytes: u64,

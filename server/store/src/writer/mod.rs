@@ -44,7 +44,7 @@ use crate::writer_lock::lock_for_writing;
 use crate::{catalog, MachineName, OpenOptions, PointDocument, PointName, Quarantine};
 
 pub use disk_run::WriteCounts;
-pub(crate) use disk_writer::{check_size, end_of_write};
+pub use disk_writer::{check_size, end_of_write};
 pub use disk_writer::{DiskWriter, WriteOptions};
 use pipeline::Running;
 pub(crate) use referred::{Condemned, Referred};

@@ -132,7 +132,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &BisectArguments) -> Resul
     };
     let mut report = Report::answer(&bisected, text(invocation, &bisected));
     if let Outcome { last_good: None, .. } | Outcome { first_bad: None, .. } = outcome {
-        report.exit_code = ErrorKind::BootNotProven.exit_code();
+        report.exit_code = coldrise_runs::BOOT_NOT_PROVEN;
     }
     Ok(report)
 }

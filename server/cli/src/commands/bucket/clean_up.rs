@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_bucket::{BucketRepository, CompactReport};
 use coldrise_inventory::{going, Retention, RetentionPlan};
 use coldrise_requests::{parse_target, Target};
 use coldrise_session::{judge, Published};
-use coldrise_store::bucket::{BucketRepository, TidyReport};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ struct Forgotten {
     bucket: String,
     points: Vec<String>,
     damaged_points: u64,
-    tidied: TidyReport,
+    tidied: CompactReport,
     elapsed_ms: u64,
 }
 
@@ -72,7 +72,7 @@ struct Pruned {
     /// The objects of points that cannot be read: nothing is removed then.
     damaged: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tidied: Option<TidyReport>,
+    tidied: Option<CompactReport>,
 }
 
 pub(super) fn forget(
@@ -158,7 +158,7 @@ pub(super) fn prune(
         false => Report::done(&pruned, text),
     };
     if is_damaged {
-        report.exit_code = ErrorKind::Corrupt.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(report)
 }
@@ -168,15 +168,15 @@ fn remove(
     bucket: &BucketRepository,
     points: &[PointDocument],
     is_meant: bool,
-) -> Result<TidyReport> {
+) -> Result<CompactReport> {
     points.iter().try_for_each(|point| bucket.remove_point(point))?;
-    bucket.tidy(is_meant).map_err(|error| match points.is_empty() {
+    bucket.compact(is_meant).map_err(|error| match points.is_empty() {
         true => error,
         false => error.context("the points are forgotten, but their space is not returned"),
     })
 }
 
-fn tidied_text(tidied: &TidyReport) -> String {
+fn tidied_text(tidied: &CompactReport) -> String {
     format!(
         "returned {} in {}, {} are there",
         show_size(tidied.returned_bytes),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_store::bucket::BucketRepository;
+use coldrise_bucket::BucketRepository;
 use serde::Serialize;
 
 use super::{objects, parse_url, PATIENCE};

@@ -99,7 +99,7 @@ pub(super) fn run(
     let listed = Listed { bucket: arguments.bucket.clone(), points, damaged };
     let mut report = Report::answer(&listed, text);
     if is_damaged {
-        report.exit_code = ErrorKind::Corrupt.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(report)
 }

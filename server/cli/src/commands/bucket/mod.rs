@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_bucket::BucketRepository;
+use coldrise_objects::Objects;
 use coldrise_objects::Settings;
-use coldrise_store::bucket::{BucketRepository, Objects};
-use coldrise_store::{Horizon, MachineName, PassphraseSource, PointDocument, PointSelector};
+use coldrise_store::{ClockGuard, MachineName, PassphraseSource, PointDocument, PointSelector};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -115,9 +116,9 @@ fn find(
     let found = match selector {
         PointSelector::Exact(name) => points.iter().find(|point| point.point == *name),
         PointSelector::Latest(back) => {
-            let horizon = Horizon::new(None);
+            let clock_guard = ClockGuard::new(None);
             let mut counted =
-                points.iter().rev().filter(|point| !horizon.is_passed_over(&point.point));
+                points.iter().rev().filter(|point| !clock_guard.is_passed_over(&point.point));
             counted.nth(*back as usize)
         }
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_store::bucket::{BucketCheck, BucketVerifyReport};
+use coldrise_bucket::{BucketCheck, BucketVerifyReport};
 use serde::Serialize;
 
 use super::{open_for, parse_url};
@@ -93,7 +93,7 @@ pub(super) fn run(
     };
     let mut report = Report::done(&verified, text);
     if let Some(code) = code {
-        report.exit_code = code.exit_code();
+        report.exit_code = coldrise_runs::exit_code(code);
     }
     Ok(report)
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
-use coldrise_replica::{copy, fetch_from_bucket, BucketFar, CopyRequest, CopyTarget, RateWindows};
+use coldrise_replica::{
+    copy, fetch_from_bucket, BucketRemote, CopyRequest, CopyTarget, RateWindows,
+};
 use coldrise_session::SharedWriter;
 use coldrise_store::Repository;
 
@@ -29,7 +31,7 @@ pub(super) fn run(
     let view = ProgressView::new(invocation);
     let copied = coldrise_replica::paced(windows, &limit, || match arguments.to {
         Some(_) => {
-            let far = BucketFar::begin(&bucket, here)?;
+            let far = BucketRemote::begin(&bucket, here)?;
             let target = Some((Arc::clone(here), CopyTarget::Bucket(url.to_owned())));
             let limit = Some(Arc::clone(&limit));
             let request = CopyRequest { target, limit, ..arguments.request() };
@@ -49,7 +51,7 @@ pub(super) fn run(
     let damaged = bucket::tell_damaged(&bucket);
     if !damaged.is_empty() {
         tracing::warn!("{}", damaged.trim_start());
-        report.exit_code = ErrorKind::Incomplete.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     Ok(report)
 }

@@ -50,7 +50,7 @@ pub(super) fn run(
     let text = format!("{} runs on {}; {sealed}", done.name, done.target);
     let mut report = Report::done(&object, text);
     if done.point.is_none() {
-        report.exit_code = ErrorKind::Incomplete.exit_code();
+        report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     Ok(report)
 }

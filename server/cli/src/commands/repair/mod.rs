@@ -11,9 +11,7 @@ use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
 use coldrise_ingest::{check_source, heal, SourceSpec};
-use coldrise_session::{
-    joined, settle_quarantine, InUse, Inventory, ProgressSum, QuarantineReport,
-};
+use coldrise_session::{apply_quarantine, joined, InUse, Inventory, ProgressSum, QuarantineReport};
 use coldrise_store::{
     Affected, CatalogDamage, Coverage, Reachable, ReopenReport, RepairReport, Repository,
     RepositoryWriter, VerifyOptions,
@@ -186,7 +184,7 @@ fn repair(
     let text = text(&repaired, done, &sound, invocation);
     let mut answer = Report::answer(&repaired, text);
     if !repaired.is_clean {
-        answer.exit_code = ErrorKind::Corrupt.exit_code();
+        answer.exit_code = coldrise_runs::exit_code(ErrorKind::Corrupt);
     }
     Ok(answer)
 }
@@ -259,7 +257,7 @@ fn settle(
 ) -> Result<QuarantineReport> {
     let mut affected = writer.unhealed(&inventory.disks(), cancel)?;
     affected.extend_from_slice(lost);
-    settle_quarantine(writer, &affected, is_marking)
+    apply_quarantine(writer, &affected, is_marking)
 }
 
 /// The session that the name of damage contains: `live/trial/vda`, `a layer of live/trial/vda`.

@@ -72,6 +72,6 @@ fn exit_code(damaged: &[CatalogDamage]) -> u8 {
     if damaged.is_empty() {
         0
     } else {
-        ErrorKind::Corrupt.exit_code()
+        coldrise_runs::exit_code(ErrorKind::Corrupt)
     }
 }

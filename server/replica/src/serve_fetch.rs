@@ -1,0 +1,135 @@
+//! The side of a fetch that has the points; see `remote::fetch`.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_ingest::{Phase, Progress, ProgressState, RateLimit};
+use coldrise_inventory::MachinePattern;
+use coldrise_line::Line;
+use coldrise_store::MachineName;
+use parking_lot::Mutex;
+
+use crate::copy::{copy, CopyRequest};
+use crate::remote::messages::{Ask, Failure};
+use crate::remote::{
+    CopyProgress, CopyStep, CopySummary, FetchReport, FetchRequest, LineRemote, Remote,
+};
+use crate::source::CopySource;
+
+/// Interval of telling the progress within a disk.
+const TELL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Copies what a fetch asks for, and `allowed` lets it have, to the side that asked. `limit`: on the bytes read.
+///
+/// # Errors
+/// Errors of the line, and what ended the copy, which the other side is told; `Interrupted` once `cancel` is set.
+pub fn serve_fetch(
+    line: Arc<dyn Line>,
+    source: &dyn CopySource,
+    request: &FetchRequest,
+    allowed: &[MachinePattern],
+    limit: Option<Arc<RateLimit>>,
+    cancel: &Arc<AtomicBool>,
+) -> Result<()> {
+    line.set_rate(request.rate_bytes_per_second);
+    let remote = LineRemote::for_fetch(line, &source.id(), Arc::clone(cancel))?;
+    let copied = wanted(source, request, allowed).and_then(|machines| {
+        if machines.is_empty() {
+            return Ok(CopySummary::default());
+        }
+        let request = CopyRequest {
+            machines,
+            rename: request.rename.clone(),
+            is_all: request.is_all,
+            last: request.last,
+            limit,
+            ..CopyRequest::default()
+        };
+        let teller = Teller { remote: &remote, last: Mutex::default() };
+        copy(source, &remote, &request, &teller, cancel)
+    });
+    let (result, copied) = match copied {
+        Ok(_) => (Ok(remote.traffic()), Ok(())),
+        Err(error) => (Err(Failure::of(&error)), Err(error)),
+    };
+    // Over a line that was lost, nobody hears it.
+    let told = remote.tell(&Ask::Ended { result }, &[]);
+    copied.and(told)
+}
+
+/// The machines that are copied. Whether a machine exists that it may not have is not revealed.
+fn wanted(
+    source: &dyn CopySource,
+    request: &FetchRequest,
+    allowed: &[MachinePattern],
+) -> Result<Vec<MachineName>> {
+    let may =
+        |machine: &MachineName| allowed.iter().any(|pattern| pattern.matches(machine.as_str()));
+    let there: Vec<MachineName> = source.machines()?.into_iter().filter(may).collect();
+    if request.machines.is_empty() {
+        return Ok(there);
+    }
+    match request.machines.iter().find(|machine| !there.contains(machine)) {
+        None if request.rename.is_some() && request.machines.len() != 1 => {
+            Err(Error::new(ErrorKind::InvalidInput, "another name is for one machine"))
+        }
+        None => Ok(request.machines.clone()),
+        Some(machine) => {
+            let text = format!("there is no machine {machine} that may be fetched from there");
+            Err(Error::new(ErrorKind::Forbidden, text)
+                .advise("which machines may be fetched is said there: coldrise link list"))
+        }
+    }
+}
+
+/// Tells the other side how far the copy is.
+struct Teller<'a> {
+    remote: &'a LineRemote,
+    /// When the progress was told last.
+    last: Mutex<Option<Instant>>,
+}
+
+impl Teller<'_> {
+    fn tell(&self, told: FetchReport) {
+        if let Err(error) = self.remote.tell(&Ask::Told { told }, &[]) {
+            // The copy finds out, too.
+            tracing::debug!("not sent: {}", error.full_message());
+        }
+    }
+}
+
+impl Progress for Teller<'_> {
+    fn update(&self, state: &ProgressState<'_>) {
+        let Some(mut last) = self.last.try_lock() else { return };
+        let is_due = last.is_none_or(|last| last.elapsed() >= TELL_INTERVAL);
+        if !is_due && state.done_bytes < state.total_bytes {
+            return;
+        }
+        *last = Some(Instant::now());
+        self.tell(FetchReport::Progress {
+            disk: state.disk.to_owned(),
+            is_finishing: state.phase == Phase::Finishing,
+            done_bytes: state.done_bytes,
+            total_bytes: state.total_bytes,
+            read_bytes: state.read_bytes,
+            stored_bytes: state.stored_bytes,
+            traffic: self.remote.traffic(),
+        });
+    }
+}
+
+impl CopyProgress for Teller<'_> {
+    fn reached(&self, step: &CopyStep<'_>) {
+        self.tell(match *step {
+            CopyStep::Machines(machines) => FetchReport::Machines(machines.to_vec()),
+            CopyStep::Point { machine, point } => FetchReport::Point {
+                machine: machine.clone(),
+                point: point.clone(),
+                traffic: self.remote.traffic(),
+            },
+            CopyStep::Machine(machine) => FetchReport::Machine(Box::new(machine.again())),
+        });
+    }
+}

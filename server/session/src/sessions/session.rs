@@ -1,0 +1,484 @@
+//! An open session, in the one process that writes it.
+
+mod rebase;
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use coldrise_block::{remove_if_present, Context, Disk, Error, ErrorKind, Result};
+use coldrise_store::{DiskName, Repository, SessionName};
+use parking_lot::Mutex;
+
+use crate::activity::{ActiveDisk, ActivitySocket, Served};
+use crate::boot_trace::{TraceReadAhead, TraceRecorder};
+use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
+use crate::disks::layered_disk::{LayeredDisk, Stack};
+use crate::disks::point_disk::sealed_layers;
+use crate::incoming::{check_arrived, finish_arrival, session_base};
+use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
+use crate::locks::file_lock::FileLock;
+use crate::locks::owner_lock::is_abandoned;
+use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::session_folder::rollback_guard::check_not_older;
+use crate::session_folder::side_file::{forget_old_maps, SideFile, SideFileKey};
+use crate::session_folder::top_layers::with_new_tops;
+use crate::sessions::control::{lock_for_serving, ControlSocket, ServedSession};
+use crate::sessions::seal::{check_layers, commit};
+use crate::sessions::seal_report::SealReport;
+
+/// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
+/// flushes, closes the layers cleanly and releases the session's lock.
+pub struct Session {
+    // Fields are dropped in this order: first the sockets, then the disks, then the lock.
+    control: Mutex<Option<ControlSocket>>,
+    /// `None` if the process could not listen: it serves the session all the same.
+    _activity: Option<ActivitySocket>,
+    /// `None` if there is no trace.
+    _read_ahead: Option<TraceReadAhead>,
+    trace: Arc<TraceRecorder>,
+    /// The current description of the disks; held during a whole seal.
+    document: Mutex<SessionDocument>,
+    disks: Vec<Arc<ActiveDisk>>,
+    /// The side files of the opened image files, by name.
+    side_files: Mutex<HashMap<String, Arc<SideFile>>>,
+    /// The files of clients.
+    files: Arc<ClientFiles>,
+    poison: Poison,
+    repository: Arc<Repository>,
+    place: SessionPaths,
+    writing: Arc<FileLock>,
+}
+
+impl Session {
+    /// Opens a session for writing. After a crash this recovers the layers, in time proportional to
+    /// the captured blocks' records.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` if another process writes the session; `Corrupt` if a layer is missing,
+    /// foreign or damaged.
+    pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
+        let place = SessionPaths::of(repository, name);
+        SessionDocument::of(repository, name)?;
+        let Some(writing) = lock_for_serving(&place)? else {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "session {name} is being written by another process: use that one, or stop \
+                     it first (only one front end writes a session)"
+                ),
+            ));
+        };
+        // A killed process left this socket: no process listens until this one does.
+        remove_if_present(&place.control())?;
+        forget_old_maps(&place)?;
+        // The session may have been sealed or ended before this process got the lock.
+        let document = SessionDocument::of(repository, name)?;
+        check_not_older(repository, &document)?;
+        let document = finish_arrival(repository, &place, document)?;
+        let poison = Poison::default();
+        let writing = Arc::new(writing);
+        let disks = document
+            .disks
+            .iter()
+            .map(|disk| {
+                let opened = open_disk(repository, &document, disk, &poison, &writing);
+                opened.map(Arc::new).context(|| format!("session {name}, disk {}", disk.name))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let is_fresh = disks.iter().all(|disk| disk.top().is_some_and(|top| top.is_unwritten()));
+        let trace = Arc::new(TraceRecorder::new(is_fresh));
+        let read_ahead = TraceReadAhead::start(repository, &document, &disks, &trace);
+        let count = disks.len();
+        let active = |(disk, index)| ActiveDisk::new(disk, count, (Arc::clone(&trace), index));
+        let disks: Vec<_> = disks.into_iter().zip(0..).map(active).map(Arc::new).collect();
+        let files = ClientFiles::open(
+            FilesFolder::of(repository, &document),
+            &document,
+            poison.clone(),
+            Arc::clone(&writing),
+        );
+        let files = Arc::new(files.context(|| format!("session {name}"))?);
+        let session = Arc::new(Session {
+            control: Mutex::new(None),
+            _activity: listen_for_watchers(repository, &place, &document, &disks),
+            _read_ahead: read_ahead,
+            trace,
+            document: Mutex::new(document),
+            disks,
+            side_files: Mutex::new(HashMap::new()),
+            files,
+            poison,
+            repository: Arc::clone(repository),
+            place: place.clone(),
+            writing,
+        });
+        let served: Arc<dyn ServedSession> = Arc::clone(&session) as _;
+        let control = ControlSocket::listen(&place, Arc::downgrade(&served))?;
+        *session.control.lock() = Some(control);
+        Ok(session)
+    }
+
+    /// The current document of the session.
+    pub fn document(&self) -> SessionDocument {
+        self.document.lock().clone()
+    }
+
+    /// One of its disks, for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound`, naming the existing disks.
+    pub fn disk(&self, name: &DiskName) -> Result<Arc<dyn Disk>> {
+        let document = self.document.lock();
+        document.disk(name)?;
+        let index = document.disks.iter().position(|disk| disk.name == *name);
+        let disk = index
+            .and_then(|i| self.disks.get(i))
+            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("disk {name} is not open")))?;
+        Ok(Arc::clone(disk) as Arc<dyn Disk>)
+    }
+
+    /// The writes of clients into an image file of one of the disks, around the disk. It has
+    /// `size_bytes`, which read as `below` until they are written. All callers with the same `name`
+    /// share one instance. The side file stays until the session ends.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged, or was made with another size.
+    pub fn side_file(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        below: Arc<dyn Disk>,
+    ) -> Result<Arc<dyn Disk>> {
+        let mut files = self.side_files.lock();
+        if let Some(file) = files.get(name) {
+            return Ok(Arc::clone(file) as Arc<dyn Disk>);
+        }
+        let key = SideFileKey::new(&self.repository, &self.document.lock(), name, size_bytes);
+        let (poison, writing) = (self.poison.clone(), Arc::clone(&self.writing));
+        let file = Arc::new(SideFile::open(key, below, poison, writing)?);
+        files.insert(name.to_owned(), Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// The files that clients keep in the session.
+    pub fn files(&self) -> &Arc<ClientFiles> {
+        &self.files
+    }
+
+    /// True once the session refuses writes: unflushed writes may be lost.
+    pub fn has_stopped(&self) -> bool {
+        self.poison.check().is_err()
+    }
+
+    /// Refuses writes, flushes and seals from now on. For a caller that detected a defect and
+    /// cannot trust the memory. Flushed data stays readable, and the next opening, by another
+    /// process, recovers it.
+    pub fn stop(&self) {
+        self.poison.set();
+    }
+
+    /// Accepts no more requests of the command line, and waits for a request that is being
+    /// answered. Call this before the last reference is dropped: a running request also holds the
+    /// session, and would close it later than its owner expects.
+    pub fn stop_listening(&self) {
+        let control = self.control.lock().take();
+        drop(control);
+    }
+
+    /// Seals all disks at once while they stay in use. Requests wait only during the swap of the
+    /// layers.
+    ///
+    /// # Errors
+    /// `Poisoned` after a failed sync; `Corrupt` if the file of a sealed layer is missing or
+    /// damaged. If this fails, nothing has changed.
+    pub fn seal(&self) -> Result<SealReport> {
+        self.seal_if(&|| Ok(()))
+    }
+
+    /// Like [`Session::seal`], unless `may_commit` fails: see [`commit`].
+    pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
+        let mut document = self.document.lock();
+        self.poison.check()?;
+        // The disks below read the complete point already, or move to it with the next read that needs it.
+        *document = finish_arrival(&self.repository, &self.place, document.clone())?;
+        check_arrived(&document)?;
+        let before = document.clone();
+        check_layers(&self.repository, &before)?;
+        with_new_tops(&self.repository, &before, |tops| {
+            self.seal_onto(&mut document, tops, may_commit)
+        })
+    }
+
+    /// Records the layers' last sequence numbers in the document, so that an older version of a
+    /// layer is detected.
+    fn note_progress(&self) -> Result<()> {
+        self.poison.check()?;
+        let document = self.document.lock();
+        let mut reached = Vec::with_capacity(self.disks.len());
+        for (disk, described) in self.disks.iter().zip(&document.disks) {
+            let stack = disk.layered().pause();
+            let top = stack.layers.last().ok_or_else(no_top)?;
+            reached.push((described.top, top.seal_facts()?.sequence));
+        }
+        drop(document);
+        let _documents = FileLock::documents(&self.repository)?;
+        let now = SessionDocument::read(&self.repository, &self.place)?;
+        let Some(mut now) = now else { return Ok(()) };
+        let mut is_changed = false;
+        for (disk, (top, sequence)) in now.disks.iter_mut().zip(reached) {
+            if disk.top == top && disk.least_sequence < sequence {
+                disk.least_sequence = sequence;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            now.write(&self.repository, &self.place)?;
+        }
+        Ok(())
+    }
+
+    /// A commit can fail after its rename, during the sync of the folder. Then the old tops belong
+    /// to a restore point and must take no more writes, or the document no longer names layers that
+    /// are read here.
+    fn stop_unless_unchanged(&self, before: &SessionDocument) {
+        let disks = |document: &SessionDocument| {
+            document.disks.iter().map(|disk| (disk.sealed(), disk.top)).collect::<Vec<_>>()
+        };
+        match SessionDocument::read(&self.repository, &self.place) {
+            Ok(Some(now)) if disks(&now) == disks(before) => {}
+            _ => self.poison.set(),
+        }
+    }
+
+    fn seal_onto(
+        &self,
+        document: &mut SessionDocument,
+        tops: &[SessionDisk],
+        may_commit: &dyn Fn() -> Result<()>,
+    ) -> Result<SealReport> {
+        let fresh = tops
+            .iter()
+            .map(|disk| open_top(&self.repository, disk, &self.poison, &self.writing))
+            .collect::<Result<Vec<_>>>()?;
+        // Flush now, so that most of the flush happens before requests wait for it.
+        for disk in &self.disks {
+            disk.layered().flush()?;
+        }
+        let carried = carry(&self.repository, &self.files)?;
+        let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.layered().pause()).collect();
+        let mut facts = Vec::with_capacity(stacks.len());
+        for stack in &stacks {
+            let top = stack.layers.last().ok_or_else(no_top)?;
+            facts.push(top.seal_facts()?);
+        }
+        let repository = &self.repository;
+        let committed = commit(repository, &self.place, &facts, &carried, Some(tops), may_commit);
+        let committed = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
+        let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
+        *document = committed.document.clone();
+        for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
+            if let Some(old) = stack.layers.last() {
+                old.announce_seal();
+            }
+            if facts[i].sequence == 0 {
+                // Nothing was captured: the empty layer is in no point.
+                stack.layers.pop();
+                let _ = remove_if_present(&layer_path(&self.repository, &emptied[i]));
+            }
+            // A layer that another thread still uses stays open until the next seal.
+            for layer in stack.layers.iter_mut().filter_map(Arc::get_mut) {
+                if let Err(error) = layer.close_until_read() {
+                    tracing::warn!(error = %error.full_message(), "a sealed layer stays open");
+                }
+            }
+            stack.layers.push(top);
+        }
+        drop(stacks);
+        let (point, _) = committed.mark(&self.repository, &carried);
+        for file in &carried.left_out {
+            warn_of_skipped(document, file);
+        }
+        Ok(SealReport { point, left_out: carried.left_out })
+    }
+}
+
+fn warn_of_skipped(document: &SessionDocument, file: &SkippedFile) {
+    let SkippedFile { path, size_bytes, is_snapshot } = file;
+    let name = &document.name;
+    if *is_snapshot {
+        tracing::error!(
+            "session {name}: {path} ({size_bytes} bytes) is not in the sealed point. It looks like a snapshot of the hypervisor: the point lacks what the machine wrote there"
+        )
+    } else {
+        tracing::warn!("session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large")
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.trace.store(&self.repository, &self.document.lock());
+        if let Err(error) = self.files.flush() {
+            tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
+        }
+        if let Err(error) = self.note_progress() {
+            tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
+        }
+    }
+}
+
+/// Answers other processes that ask what clients do.
+fn listen_for_watchers(
+    repository: &Arc<Repository>,
+    place: &SessionPaths,
+    document: &SessionDocument,
+    disks: &[Arc<ActiveDisk>],
+) -> Option<ActivitySocket> {
+    let names = document.disks.iter().map(|disk| disk.name.clone());
+    let counters = disks.iter().map(|disk| Arc::clone(disk.counters()));
+    let socket = ActivitySocket::listen(Served {
+        repository: Arc::clone(repository),
+        place: place.clone(),
+        disks: names.zip(counters).collect(),
+    });
+    if let Err(error) = &socket {
+        tracing::warn!(error = %error.full_message(), "the session's activity cannot be seen");
+    }
+    socket.ok()
+}
+
+fn no_top() -> Error {
+    Error::new(ErrorKind::Internal, "a session's disk without a layer")
+}
+
+fn open_top(
+    repository: &Arc<Repository>,
+    disk: &SessionDisk,
+    poison: &Poison,
+    writing: &Arc<FileLock>,
+) -> Result<Arc<Layer>> {
+    let layer = Layer::open_for_writing(
+        &layer_path(repository, &disk.top),
+        &disk.top_superblock(),
+        LayerKeys::of(repository, &disk.top),
+        &map_path(&disk.top),
+        poison.clone(),
+        Some(Arc::clone(writing)),
+    )?;
+    layer.check_not_older(disk.least_sequence)?;
+    if let Some(bytes) = disk.captured_bytes_limit {
+        layer.bound(bytes);
+    }
+    Ok(layer)
+}
+
+fn open_disk(
+    repository: &Arc<Repository>,
+    document: &SessionDocument,
+    disk: &SessionDisk,
+    poison: &Poison,
+    writing: &Arc<FileLock>,
+) -> Result<LayeredDisk> {
+    let mut layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
+    layers.push(open_top(repository, disk, poison, writing).map_err(layer_damage)?);
+    let base = session_base(repository, document, disk)?;
+    Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
+}
+
+/// A session as shown in a list.
+#[derive(Clone, Debug)]
+pub struct SessionState {
+    /// Its document.
+    pub document: SessionDocument,
+    /// True while a process has it open for writing.
+    pub is_served: bool,
+    /// True if it should have ended with the process that published it, which was killed.
+    pub is_abandoned: bool,
+    /// Space that its top layers take on the repository's disk, in bytes.
+    pub captured_bytes: u64,
+}
+
+/// All sessions, by name.
+///
+/// # Errors
+/// `Corrupt` if a document does not authenticate.
+pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
+    let mut states = Vec::new();
+    for (place, document) in SessionDocument::readable(repository)? {
+        if !document.is_ended {
+            states.extend(state(repository, &place, document)?);
+        }
+    }
+    states.sort_by(|a, b| a.document.name.cmp(&b.document.name));
+    Ok(states)
+}
+
+/// One session.
+///
+/// # Errors
+/// `NotFound`, naming the existing sessions.
+pub fn session(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionState> {
+    let document = SessionDocument::of(repository, name)?;
+    match state(repository, &SessionPaths::of(repository, name), document)? {
+        Some(state) => Ok(state),
+        // The session ended just now: this error names the other ones.
+        None => SessionDocument::of(repository, name).and_then(|_| session(repository, name)),
+    }
+}
+
+/// Returns `None` if the session ended meanwhile.
+fn state(
+    repository: &Repository,
+    place: &SessionPaths,
+    mut document: SessionDocument,
+) -> Result<Option<SessionState>> {
+    loop {
+        match captured_bytes(repository, &document) {
+            Ok(captured_bytes) => {
+                let is_served = FileLock::is_held(&place.lock())?;
+                let is_abandoned = is_abandoned(place)?;
+                return Ok(Some(SessionState {
+                    is_served,
+                    is_abandoned,
+                    document,
+                    captured_bytes,
+                }));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let now = SessionDocument::read(repository, place)?.filter(|now| !now.is_ended);
+                match now {
+                    None => return Ok(None),
+                    // A seal removed an empty layer.
+                    Some(now) if now != document => document = now,
+                    Some(_) => return Err(layer_damage(error)),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result<u64> {
+    let mut bytes = 0;
+    for disk in &document.disks {
+        let path = layer_path(repository, &disk.top);
+        let metadata = std::fs::metadata(&path)
+            .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
+        // A layer without a segment holds no captured block.
+        if metadata.len() > SUPERBLOCK_AREA_BYTES {
+            bytes += metadata.blocks() * 512;
+        }
+    }
+    Ok(bytes)
+}
+
+impl ServedSession for Session {
+    fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
+        Session::seal_if(self, may_commit)
+    }
+
+    fn rebase(&self, folded: &[u8], may_commit: &dyn Fn() -> Result<()>) -> Result<bool> {
+        Session::rebase(self, folded, may_commit)
+    }
+}
