@@ -6,7 +6,7 @@ FILES_KERNEL := $(BUILD_DIR)/coldrise-files-kernel
 FILES_INITRD := $(BUILD_DIR)/coldrise-files-initrd
 FILES_TARGET := build/files/target
 FILES_INIT := $(FILES_TARGET)/x86_64-unknown-linux-gnu/release/coldrise-files-init
-FILES_SOURCES := Cargo.lock $(wildcard images/files/* images/files/init/src/* server/files/src/*)
+FILES_SOURCES := Cargo.lock $(wildcard images/files/* images/files/init/src/* images/files/protocol/src/*)
 
 .PHONY: files-image
 files-image: $(FILES_INITRD) ## Build the machine that reads file systems

@@ -14,7 +14,9 @@ mod extent;
 mod held_lock;
 pub mod hex;
 mod holes;
+mod password_file;
 mod periodic_thread;
+mod progress;
 mod read_context;
 mod scratch_folder;
 mod small_file;
@@ -32,7 +34,9 @@ pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 pub use extent::{push_extent, Extent, ExtentKind};
 pub use held_lock::HeldLock;
 pub use holes::Holes;
+pub use password_file::public_password_warning;
 pub use periodic_thread::PeriodicThread;
+pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use read_context::{would_wait, ReadContext, ReadPiece, ReadSource, Waiting};
 pub use scratch_folder::{
     remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,

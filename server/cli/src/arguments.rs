@@ -114,7 +114,7 @@ pub(crate) enum Command {
     Serve(commands::serve::ServeArguments),
     Recover(commands::recover::RecoverArguments),
     #[command(name = "move")]
-    Move(commands::relocate::MoveArguments),
+    Move(commands::moves::MoveArguments),
     Mount(commands::mount::MountArguments),
     Boot(commands::boot::BootArguments),
     CheckBoot(commands::check_boot::CheckBootArguments),

@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::CheckBoot;
 use coldrise_store::PointDocument;
 
-use coldrise_hosting::boot_check::{Forward, Goal, OwnCheck, Reached, Rung};
+use coldrise_hosting::boot_check::{BootStage, Forward, Goal, OwnCheck, Reached};
 use serde_json::json;
 
 use crate::hardware::Hardware;
@@ -18,9 +18,9 @@ use crate::units::{parse_duration, show_duration};
 /// What the machine has to reach.
 #[derive(Debug, Args)]
 pub(crate) struct GoalOptions {
-    /// The rung to reach. Default: login, or service with --check-port or --check.
-    #[arg(long, value_enum, value_name = "RUNG")]
-    until: Option<Rung>,
+    /// The stage to reach. Default: login, or service with --check-port or --check.
+    #[arg(long, value_enum, value_name = "STAGE")]
+    until: Option<BootStage>,
 
     /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
     ///
@@ -60,15 +60,15 @@ impl GoalOptions {
         GoalOptions { until, check_port, judge: judge.clone() }
     }
 
-    /// The rung to reach.
+    /// The stage to reach.
     ///
     /// # Errors
-    /// `InvalidInput` if an own check comes after that rung.
-    pub(crate) fn until(&self) -> Result<Rung> {
+    /// `InvalidInput` if an own check comes after that stage.
+    pub(crate) fn until(&self) -> Result<BootStage> {
         let has_service = self.check_port.is_some() || self.judge.check.is_some();
-        let default = if has_service { Rung::Service } else { Rung::Login };
+        let default = if has_service { BootStage::Service } else { BootStage::Login };
         let until = self.until.unwrap_or(default);
-        if self.judge.check.is_some() && until != Rung::Service {
+        if self.judge.check.is_some() && until != BootStage::Service {
             let text = "the command of --check proves the service: leave out --until";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
@@ -108,15 +108,15 @@ impl GoalOptions {
     }
 }
 
-/// Prints a rung that a machine has reached. `label` is its point, where several boot at once.
-pub(crate) fn print_rung(invocation: &Invocation, label: Option<&str>, reached: &Reached) {
+/// Prints a stage that a machine has reached. `label` is its point, where several boot at once.
+pub(crate) fn print_stage(invocation: &Invocation, label: Option<&str>, reached: &Reached) {
     let after = show_duration(Duration::from_millis(reached.after_ms));
-    let rung = reached.rung.word();
+    let stage = reached.stage.word();
     let shown = label.map_or_else(String::new, |label| format!("{label}: "));
-    invocation.remark(&format!("{shown}{rung:<9} after {after}: {}", reached.evidence));
+    invocation.remark(&format!("{shown}{stage:<9} after {after}: {}", reached.evidence));
     if invocation.is_json() {
         let event = json!({
-            "event": "progress", "phase": "booting", "point": label, "rung": rung,
+            "event": "progress", "phase": "booting", "point": label, "rung": stage,
             "after_ms": reached.after_ms,
         });
         print_line(&event.to_string());

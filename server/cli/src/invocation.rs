@@ -13,7 +13,8 @@ use coldrise_store::{PassphraseSource, Repository};
 use crate::arguments::GlobalOptions;
 use crate::remote::ServerOptions;
 use crate::report::print_remark;
-use crate::run_record::{self, LogLines};
+use crate::run_record::LogLines;
+use coldrise_runs::process_run;
 
 const REPOSITORY: &str = "COLDRISE_REPO";
 const SERVER: &str = "COLDRISE_SERVER";
@@ -196,7 +197,7 @@ impl Invocation {
 
 fn remark(is_quiet: bool, text: &str) {
     if is_quiet {
-        run_record::log("info", text);
+        process_run::log("info", text);
     } else {
         print_remark(text);
     }

@@ -32,6 +32,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use coldrise_block::{Error, ErrorKind};
 use coldrise_hosting::signals;
+use coldrise_runs::process_run;
 
 use arguments::{Arguments, Command};
 use invocation::Invocation;
@@ -80,13 +81,13 @@ fn main() -> ExitCode {
     let done = done.and_then(|report| report.print(&invocation).map(|()| report));
     match done {
         Ok(report) => {
-            run_record::finish(report.exit_code, report.object());
+            process_run::finish(report.exit_code, report.object());
             ExitCode::from(report.exit_code)
         }
         Err(error) => {
             // First: the run's log gets the message, too.
             let code = answer_error(is_json, &error);
-            run_record::finish_failed(&error);
+            process_run::finish_failed(&error);
             code
         }
     }
@@ -112,7 +113,7 @@ fn answer_interrupted(is_json: bool) {
         ErrorKind::Interrupted,
         "interrupted: the command may have taken effect; coldrise list and coldrise sessions show it",
     );
-    run_record::finish_failed(&error);
+    process_run::finish_failed(&error);
     print_error(is_json, error.kind(), &error.full_message());
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Phase, Progress, ProgressState};
 use coldrise_replica::CopyProgress;
 use coldrise_session::VerifyPart;
 use coldrise_store::VerifyProgress;
@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, print_on_stderr};
-use crate::run_record;
 use crate::units::{show_duration, show_size};
+use coldrise_runs::process_run;
 
 const BAR_INTERVAL: Duration = Duration::from_millis(50);
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
@@ -208,7 +208,7 @@ impl CopyProgress for ProgressView {}
 
 impl Progress for ProgressView {
     fn update(&self, state: &ProgressState<'_>) {
-        let is_recorded = run_record::is_progress_due();
+        let is_recorded = process_run::is_progress_due();
         if matches!(self.shown, Display::Nothing) && !is_recorded {
             return;
         }
@@ -252,7 +252,7 @@ impl Progress for ProgressView {
             (done as f64 / running.as_secs_f64()) as u64
         };
         if is_recorded {
-            run_record::progress(serde_json::json!(self.event(state, rate)));
+            process_run::progress(serde_json::json!(self.event(state, rate)));
         }
         if is_due || is_told {
             current.next = now.saturating_add(self.interval());

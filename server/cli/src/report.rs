@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::run_record;
+use coldrise_runs::process_run;
 
 /// The result of a command: for people and for programs.
 pub(crate) struct Report {
@@ -88,7 +88,7 @@ fn write_line(text: &str) -> std::io::Result<()> {
 /// Prints one line on stderr, and adds it to the log of the run.
 pub(crate) fn print_remark(text: &str) {
     print_on_stderr(text);
-    run_record::log("info", text);
+    process_run::log("info", text);
 }
 
 /// Prints one line on stderr only.
@@ -100,7 +100,7 @@ pub(crate) fn print_on_stderr(text: &str) {
 /// stdout.
 pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
     print_on_stderr(message);
-    run_record::log("error", message);
+    process_run::log("error", message);
     if is_json {
         let error = json!({ "error": { "kind": kind.word(), "message": message } });
         print_line(&error.to_string());

@@ -1,18 +1,11 @@
-//! The record of this process as a run: long commands have a folder, see `coldrise_runs`.
-//!
-//! One process is one run, so the record is global: warnings and progress reach it from
-//! everywhere. Commands do not know about it.
+//! Begins the record of this process as a run: long commands have a folder, see `coldrise_runs`.
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::OnceLock;
 
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_runs::{
-    redact_arguments, Failure, MachineFiles, Plan, Planned, Request, Run, RunsFolder, Who,
-};
-use serde_json::Value;
+use coldrise_runs::{process_run, redact_arguments, Plan, Planned, Request, Run, RunsFolder, Who};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::invocation::Invocation;
@@ -41,22 +34,9 @@ const LONG_COMMANDS: [&str; 18] = [
     "serve",
 ];
 
-static RUN: OnceLock<Run> = OnceLock::new();
-
 /// Whether a command is a run.
 pub(crate) fn is_long(command: &str) -> bool {
     LONG_COMMANDS.contains(&command)
-}
-
-/// The folder of runs.
-///
-/// # Errors
-/// `InvalidInput` if runs are turned off.
-pub(crate) fn folder() -> Result<RunsFolder> {
-    RunsFolder::from_environment().ok_or_else(|| {
-        let text = "runs are not recorded: COLDRISE_RUNS is none, or there is no home";
-        Error::new(ErrorKind::InvalidInput, text)
-    })
 }
 
 /// Begins the record if the command is a long one and changes or reads more than lists.
@@ -70,7 +50,7 @@ pub(crate) fn begin(invocation: &Invocation, matches: &ArgMatches) {
     let Some(folder) = RunsFolder::from_environment() else { return };
     let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let plan = plan(invocation, name, arguments, words.collect());
-    let _ = RUN.set(Run::begin(Some(&folder), &plan, warn(invocation), cancel));
+    process_run::set(Run::begin(Some(&folder), &plan, warn(invocation), cancel));
 }
 
 /// Begins the record of a planned run.
@@ -94,7 +74,7 @@ pub(crate) fn begin_planned(
         attempt: request.attempt,
         ..named
     };
-    let _ = RUN.set(Run::begin_planned(planned, &plan, warn(invocation), cancel)?);
+    process_run::set(Run::begin_planned(planned, &plan, warn(invocation), cancel)?);
     Ok(())
 }
 
@@ -151,62 +131,9 @@ fn cancel() {
     if !signals::are_caught() {
         // The signal ends the process before the command has done anything.
         let error = Error::new(ErrorKind::Interrupted, "cancelled before it started");
-        finish_failed(&error);
+        process_run::finish_failed(&error);
     }
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT);
-}
-
-/// Records the end of a command that has given its answer.
-pub(crate) fn finish(exit_code: u8, answer: &str) {
-    if let Some(run) = RUN.get() {
-        run.finish(exit_code, None, serde_json::from_str(answer).ok());
-    }
-}
-
-/// Records the end of a command that has failed.
-pub(crate) fn finish_failed(error: &Error) {
-    if let Some(run) = RUN.get() {
-        let failure =
-            Failure { kind: error.kind().word().to_owned(), message: error.full_message() };
-        run.finish(coldrise_runs::exit_code(error.kind()), Some(failure), None);
-    }
-}
-
-/// Removes the record: the program restarts itself and begins a new one.
-pub(crate) fn discard() {
-    if let Some(run) = RUN.get() {
-        run.discard();
-    }
-}
-
-/// Makes the folder of the machine that this run boots.
-///
-/// # Errors
-/// `InvalidInput` if this run has no folder; errors of the operating system.
-pub(crate) fn machine_files() -> Result<MachineFiles> {
-    RUN.get().map(Run::machine_files).unwrap_or_else(|| {
-        let text = "the machine's sockets lie in the run's folder, and runs are turned off";
-        Err(Error::new(ErrorKind::InvalidInput, text).advise("unset COLDRISE_RUNS"))
-    })
-}
-
-/// Adds a line to the run's log.
-pub(crate) fn log(level: &str, text: &str) {
-    if let Some(run) = RUN.get() {
-        run.log(level, text);
-    }
-}
-
-/// Whether the next [`progress`] is recorded.
-pub(crate) fn is_progress_due() -> bool {
-    RUN.get().is_some_and(Run::is_progress_due)
-}
-
-/// Records progress, at most once per second.
-pub(crate) fn progress(state: Value) {
-    if let Some(run) = RUN.get() {
-        run.progress(state);
-    }
 }
 
 /// Where log lines of the program go: to stderr and into the run's log.
@@ -233,7 +160,10 @@ impl Write for LogLineWriter {
         let text = String::from_utf8_lossy(line);
         let level = self.0.as_str();
         let text = text.trim();
-        log(&level.to_ascii_lowercase(), text.strip_prefix(level).unwrap_or(text).trim_start());
+        process_run::log(
+            &level.to_ascii_lowercase(),
+            text.strip_prefix(level).unwrap_or(text).trim_start(),
+        );
         Ok(line.len())
     }
 

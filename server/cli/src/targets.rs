@@ -8,8 +8,6 @@ use coldrise_requests::{parse_point, Target};
 use coldrise_session::{Catalog, IncomingPoint};
 use coldrise_store::{MachineName, PointDocument, PointName, PointSelector, Repository};
 
-use crate::invocation::Invocation;
-
 /// The points that a request names.
 ///
 /// # Errors
@@ -125,33 +123,6 @@ pub(crate) fn take_lost(
     }
     *targets = kept;
     Ok(lost)
-}
-
-/// If the user asked for the latest point, warns of newer points that are lost or dated in
-/// the future. If that is unknown, it only prints a remark: a sound point is usable
-/// nevertheless.
-pub(crate) fn tell_newer(
-    invocation: &Invocation,
-    catalog: &Catalog,
-    selector: &PointSelector,
-    point: &PointDocument,
-) {
-    let PointSelector::Latest(_) = selector else { return };
-    if let Ok(Some(warning)) = catalog.future_warning(&point.machine) {
-        invocation.remark(&format!("warning: {warning}"));
-    }
-    let lost = match catalog.lost_points(Some(&point.machine)) {
-        Ok(lost) => lost,
-        Err(error) => {
-            let why = error.full_message();
-            invocation.remark(&format!("cannot determine whether a newer point is lost: {why}"));
-            return;
-        }
-    };
-    for (machine, name) in lost.into_iter().filter(|(_, name)| *name > point.point) {
-        let lost = catalog.lost(&machine, &name).message();
-        invocation.remark(&format!("{} is older than lost points: {lost}", point.point));
-    }
 }
 
 /// The addresses of points.

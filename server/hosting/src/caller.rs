@@ -31,7 +31,8 @@ impl Caller {
         self.repository.passphrase()
     }
 
-    pub(crate) fn remark(&self, text: &str) {
+    /// Prints a remark for people.
+    pub fn remark(&self, text: &str) {
         (self.remark)(text);
     }
 

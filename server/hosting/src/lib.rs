@@ -24,6 +24,7 @@ pub mod leftovers;
 pub mod mount_server;
 pub mod nbdkit;
 pub mod netns;
+mod origin;
 pub mod qemu;
 pub mod qemu_process;
 pub(crate) mod serial_log;
@@ -33,3 +34,4 @@ pub mod uefi;
 pub mod vmx;
 
 pub use caller::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
+pub use origin::{tell_newer, Origin};

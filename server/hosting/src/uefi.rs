@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_recovery::firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
+use coldrise_firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::Repository;
 

@@ -3,11 +3,10 @@
 
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{ExtentKind, Result};
+use coldrise_block::{ExtentKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::RepositoryWriter;
 
 use crate::backup::Watch;
-use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, round_up, SourceOptions, SourceSpec};
 
 /// Minimum length of one read, in bytes.

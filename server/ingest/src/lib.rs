@@ -2,7 +2,8 @@
 //! repository.
 //!
 //! [`backup`] reads [`source`]s and writes one restore point; [`restore`] writes one
-//! disk to a file, a device or an NBD export; [`ExistingDisk`] makes an existing disk equal to one. QEMU's tools parse all foreign image formats,
+//! disk to a file, a device or an NBD export; [`ExistingDisk`] makes an
+//! existing disk equal to one, and [`rollback`] all disks of a machine. QEMU's tools parse all foreign image formats,
 //! in processes that can open the image and nothing else.
 //!
 //! Unsafe code is allowed in one module only, the binding to libnbd.
@@ -14,9 +15,9 @@ mod heal;
 mod heal_disk;
 mod in_place;
 mod libnbd;
-mod progress;
 mod qemu;
 mod restore;
+pub mod rollback;
 pub mod source;
 mod zeroing;
 
@@ -28,7 +29,6 @@ pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;
 pub use in_place::{united, Differences, ExistingDisk, Purpose};
-pub use progress::{NoProgress, Phase, Progress, ProgressState};
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget};
 pub use source::{keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};

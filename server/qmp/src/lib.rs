@@ -1,4 +1,4 @@
-//! A client of QEMU's monitor protocol (QMP).
+//! Clients of QEMU's monitor protocol (QMP) and of the guest agent (QGA).
 //!
 //! ```text
 //!   QEMU ──greeting──▶ Monitor ──qmp_capabilities──▶ QEMU
@@ -15,6 +15,7 @@
 
 mod connect;
 mod descriptors;
+mod guest_agent;
 mod lines;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
+pub use guest_agent::{GuestAgent, FREEZE_LIMIT};
 use lines::Lines;
 
 /// Maximum length of one message of QEMU, in bytes.

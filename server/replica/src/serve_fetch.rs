@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState, RateLimit};
+use coldrise_block::{Phase, Progress, ProgressState};
+use coldrise_ingest::RateLimit;
 use coldrise_inventory::MachinePattern;
 use coldrise_line::Line;
 use coldrise_store::MachineName;

@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use coldrise_block::units::parse_size;
+use coldrise_https::Thumbprint;
+use coldrise_hypervisors::attach::Machine;
+use coldrise_hypervisors::moves;
+use coldrise_ingest::rollback::RollbackDisk;
 use coldrise_ingest::RestoreTarget;
-use coldrise_recovery::attach::Machine;
-use coldrise_recovery::https::Thumbprint;
-use coldrise_recovery::relocation;
-use coldrise_recovery::rollback::RollbackDisk;
 use coldrise_store::{Address, PointName, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -98,7 +98,7 @@ pub struct Move {
     /// DISK=PATH for each disk: a new file, or an empty block device. DISK=qcow2:PATH and
     /// DISK=raw:PATH give the format; otherwise .raw and .img files are raw, others qcow2.
     /// A folder takes all disks as MACHINE-DISK.qcow2.
-    #[arg(value_name = "TARGET", value_parser = text(relocation::parse_target))]
+    #[arg(value_name = "TARGET", value_parser = text(moves::parse_target))]
     #[serde(default)]
     #[schema(max_items = 256)]
     pub targets: Vec<String>,

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_ingest::Rate;
-use coldrise_recovery::libvirt::NetworkChoice;
 use coldrise_store::{Address, MachineName, PointSelector, SessionName};
 
 /// A parser of an argument that checks the text with `parse`, and keeps the text.

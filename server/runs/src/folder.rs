@@ -48,6 +48,17 @@ impl RunsFolder {
         RunsFolder { path: path.into() }
     }
 
+    /// The folder of runs.
+    ///
+    /// # Errors
+    /// `InvalidInput` if runs are turned off.
+    pub fn required() -> Result<RunsFolder> {
+        RunsFolder::from_environment().ok_or_else(|| {
+            let text = "runs are not recorded: COLDRISE_RUNS is none, or there is no home";
+            Error::new(ErrorKind::InvalidInput, text)
+        })
+    }
+
     /// The folder that COLDRISE_RUNS names; else, for root, /var/lib/coldrise/runs, and for other
     /// users `coldrise/runs` in $XDG_STATE_HOME or ~/.local/state. `None` if COLDRISE_RUNS is
     /// `none`, or if there is no home.

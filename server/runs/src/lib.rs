@@ -40,6 +40,7 @@ mod machine;
 mod output;
 mod page;
 mod planned;
+pub mod process_run;
 mod redact;
 mod run;
 mod run_files;

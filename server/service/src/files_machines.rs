@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Error, ErrorKind, HeldLock, Result};
-use coldrise_recovery::files::{Client, Limits};
+use coldrise_files::{Client, Limits};
 use coldrise_requests::CommandLine;
 use coldrise_runs::{FilesPoint, FilesRecord, MachineSocket, RunId, State};
 use parking_lot::Mutex;

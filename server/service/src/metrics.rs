@@ -20,8 +20,8 @@ use crate::jobs::{KnownMachine, RowState};
 use crate::service::Service;
 use crate::told::{all_alarms, Drive, Severity};
 
-/// The rungs of a boot check, the lowest first.
-const RUNGS: [&str; 6] = ["started", "firmware", "kernel", "userspace", "login", "service"];
+/// The stages of a boot check, the lowest first.
+const BOOT_STAGES: [&str; 6] = ["started", "firmware", "kernel", "userspace", "login", "service"];
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -113,8 +113,8 @@ fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
             if badge.verdict == BootVerdict::Failed {
                 return Some(-1.0);
             }
-            let rung = badge.rung.as_deref()?;
-            RUNGS.iter().position(|known| *known == rung).map(|number| number as f64)
+            let stage = badge.rung.as_deref()?;
+            BOOT_STAGES.iter().position(|known| *known == stage).map(|number| number as f64)
         },
     );
 }

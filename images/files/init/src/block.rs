@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Result};
 use std::path::{Path, PathBuf};
 
-use coldrise_files::Device;
+use coldrise_files_protocol::Device;
 
 use crate::signature::{recognise, unique, Content, Signature, HEAD_BYTES};
 use crate::text;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coldrise_files::{Answer, Failure, Found, Group, MAX_DEVICES};
+use coldrise_files_protocol::{Answer, Failure, Found, Group, MAX_DEVICES};
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 
 use crate::block::{disks, number_in, Block};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io::Result;
 use std::process::Command;
 
-use coldrise_files::{Affected, Group};
+use coldrise_files_protocol::{Affected, Group};
 
 use crate::block::Block;
 use crate::command::{last_line, output};

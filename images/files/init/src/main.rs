@@ -17,7 +17,7 @@ mod volumes;
 
 use std::io::{Error, Result};
 
-use coldrise_files::{Answer, Failure, Request};
+use coldrise_files_protocol::{Answer, Failure, Request};
 use rustix::mount::{mount, MountFlags};
 
 use devices::Devices;

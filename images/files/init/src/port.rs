@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coldrise_files::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
+use coldrise_files_protocol::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
 use rustix::event::{poll, PollFd, PollFlags};
 
 /// Answers are collected up to so many bytes: each write stops the machine for a moment.

@@ -6,7 +6,9 @@ use std::fs::File;
 use std::io::{Error, Read};
 use std::os::fd::OwnedFd;
 
-use coldrise_files::{Answer, Entry, EntryKind, Failure, CONTENT_BYTES, MAX_DEPTH, MAX_PATH_BYTES};
+use coldrise_files_protocol::{
+    Answer, Entry, EntryKind, Failure, CONTENT_BYTES, MAX_DEPTH, MAX_PATH_BYTES,
+};
 use rustix::fs::{
     fstat, openat, openat2, readlinkat, statat, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags,
     Stat, CWD,

@@ -4,7 +4,7 @@ use std::io::{Error, Result};
 use std::path::Path;
 use std::process::Command;
 
-use coldrise_files::{Affected, Group};
+use coldrise_files_protocol::{Affected, Group};
 
 use crate::block::Block;
 use crate::command::run;

@@ -1,34 +1,20 @@
 //! `coldrise attach` and `detach`: a disk beside those of a running machine.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use clap::Args;
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::attach::{
-    self, AttachDomain, AttachedDisk, Device, Machine, MAX_NAME_CHARS,
-};
-use coldrise_recovery::virsh::Virsh;
+use coldrise_block::Result;
+use coldrise_hypervisors::attach::{check_name, AttachMachine, AttachedDisk, Device, Machine};
+use coldrise_recovery::{default_disk_name, AttachedDiskServer};
 use coldrise_requests::{Attach, AttachedAs, Detach};
-use coldrise_store::{default_cache_bytes, Address};
+use coldrise_store::Address;
 use serde_json::json;
 
 use super::restore::open_disk;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::run_record;
-use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::socket_access::SocketAccess;
-
-/// How often the command looks after its server and its end.
-const INTERVAL: Duration = Duration::from_millis(200);
-/// The command ends if the machine has not been connected for this long.
-const GONE: Duration = Duration::from_secs(5);
-/// Time for the guest to release the disk.
-const PATIENCE: Duration = Duration::from_secs(20);
+use coldrise_runs::process_run;
 
 /// The options that `attach` and `detach` share.
 #[derive(Debug, Args)]
@@ -43,77 +29,9 @@ struct GuestArguments {
     agent: Option<PathBuf>,
 }
 
-/// A machine that is there.
-enum Found {
-    Qemu { monitor: PathBuf, agent: Option<PathBuf> },
-    Libvirt(AttachDomain),
-}
-
 impl GuestArguments {
-    fn find(&self, machine: &Machine) -> Result<Found> {
-        match machine {
-            Machine::Qemu(_) if self.connect.is_some() => {
-                Err(Error::new(ErrorKind::InvalidInput, "--connect is for libvirt:DOMAIN"))
-            }
-            Machine::Qemu(monitor) => {
-                Ok(Found::Qemu { monitor: monitor.clone(), agent: self.agent.clone() })
-            }
-            Machine::Libvirt(_) if self.agent.is_some() => Err(Error::new(
-                ErrorKind::InvalidInput,
-                "--agent: libvirt knows the agent's socket; leave it out",
-            )),
-            Machine::Libvirt(name) => {
-                AttachDomain::find(&Virsh::local(self.connect.as_deref())?, name)
-                    .map(Found::Libvirt)
-            }
-        }
-    }
-}
-
-impl Found {
-    /// Lets its QEMU enter the folder of the socket. Returns who may connect.
-    fn share(&self, folder: &Path) -> Result<SocketAccess> {
-        let group = match self {
-            Found::Qemu { .. } => None,
-            Found::Libvirt(domain) => domain.group()?,
-        };
-        let Some(group) = group else { return Ok(SocketAccess::default()) };
-        let what = || format!("giving {} to QEMU's group", folder.display());
-        std::os::unix::fs::chown(folder, None, Some(group)).context(what).map_err(|error| {
-            error.advise(format!("run the command as root, or as a member of group {group}"))
-        })?;
-        std::fs::set_permissions(folder, Permissions::from_mode(0o710)).context(what)?;
-        let owner = format!("{}:{group}", rustix::process::geteuid().as_raw());
-        Ok(SocketAccess { owner: Some(owner.parse()?), mode: None })
-    }
-
-    fn attach(&self, disk: &AttachedDisk<'_>) -> Result<()> {
-        match self {
-            Found::Qemu { monitor, .. } => attach::attach(monitor, disk),
-            Found::Libvirt(domain) => domain.attach(disk),
-        }
-    }
-
-    /// Detaches a disk. Unless `force`, the guest agent is asked first, where there is one.
-    fn detach(&self, invocation: &Invocation, name: &str, force: bool) -> Result<()> {
-        let asked = match self {
-            _ if force => Ok(()),
-            Found::Qemu { agent: None, .. } => Ok(()),
-            Found::Qemu { agent: Some(agent), .. } => attach::check_unmounted(agent, name),
-            Found::Libvirt(domain) => domain.check_unmounted(name),
-        };
-        match asked {
-            Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
-            Err(error) => invocation.remark(&format!(
-                "warning: whether the guest has mounted the disk is unknown: {}",
-                error.full_message()
-            )),
-            Ok(()) => {}
-        }
-        match self {
-            Found::Qemu { monitor, .. } => attach::detach(monitor, name, PATIENCE),
-            Found::Libvirt(domain) => domain.detach(name, PATIENCE),
-        }
+    fn find(&self, machine: &Machine) -> Result<AttachMachine> {
+        AttachMachine::find(machine, self.connect.as_deref(), self.agent.as_deref())
     }
 }
 
@@ -155,34 +73,24 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     let repository = invocation.open()?;
     let (export, disk, held) = open_disk(invocation, &repository, &address)?;
     drop((disk, held));
-    let name = name.clone().unwrap_or_else(|| default_name(&export));
-    attach::check_name(&name)?;
-    let scratch = ScratchFolder::new(ScratchKind::Nbdkit)?;
-    let socket = scratch.path().join("disk");
-    let options = ServeOptions {
-        endpoint: Endpoint::Socket(socket.clone(), machine.share(scratch.path())?),
-        tls: None,
-        cache_bytes: default_cache_bytes(),
-        is_read_only: false,
-        lists_formats: false,
-        // A killed command must not leave it: it would serve on until the guest disconnects.
-        disconnects_at_end: true,
-        only: vec![export.clone()],
-    };
-    let mut server = Nbdkit::start(invocation.caller()?, &options, &mut signals)?;
+    let name = name.clone().unwrap_or_else(|| default_disk_name(&export));
+    check_name(&name)?;
+    let caller = invocation.caller()?;
+    let mut server = AttachedDiskServer::start(caller, &machine, &export, &mut signals)?;
     let is_read_only = matches!(address, Address::Point { .. });
     let device = match device.unwrap_or_default() {
         AttachedAs::Virtio => Device::VirtioBlk,
         AttachedAs::Scsi => Device::Scsi,
     };
-    let disk = AttachedDisk { name: &name, socket: &socket, export: &export, is_read_only, device };
+    let disk =
+        AttachedDisk { name: &name, socket: &server.socket, export: &export, is_read_only, device };
     // Before: doctor looks for what a killed command has left.
-    run_record::progress(json!({ "phase": "attaching", "name": name, "address": export,
-                                 "is_read_only": is_read_only, "machine": recorded(&to)?,
+    process_run::progress(json!({ "phase": "attaching", "name": name, "address": export,
+                                 "is_read_only": is_read_only, "machine": to.absolute()?.to_string(),
                                  "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
-    run_record::progress(json!({ "phase": "attached", "name": name, "address": export,
+    process_run::progress(json!({ "phase": "attached", "name": name, "address": export,
                                  "is_read_only": is_read_only }));
     if invocation.is_json() {
         let ready = json!({ "event": "ready", "name": name, "address": export,
@@ -195,127 +103,16 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
              (/dev/disk/by-id/…-{name}; Ctrl-C detaches it)"
         ));
     }
-    let how = serve(invocation, &mut server, &mut signals, &machine, &name, &socket)?;
+    let how = server.serve(caller, &machine, &name, &mut signals)?;
     let object = json!({ "name": name, "address": export, "end": how,
                          "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("{name}: {how}")))
 }
 
-/// A machine in words that hold in any folder.
-fn recorded(machine: &Machine) -> Result<String> {
-    Ok(match machine {
-        Machine::Qemu(path) => {
-            let path = std::path::absolute(path).context(|| "finding the monitor")?;
-            Machine::Qemu(path).to_string()
-        }
-        Machine::Libvirt(_) => machine.to_string(),
-    })
-}
-
-/// Whether a machine has a disk of ours.
-///
-/// # Errors
-/// `NotFound` if it does not run; those of its monitor or of libvirt.
-pub(super) fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
-    match machine.parse()? {
-        Machine::Qemu(monitor) => attach::is_attached(&monitor, name),
-        Machine::Libvirt(domain) => {
-            AttachDomain::find(&Virsh::local(connect)?, &domain)?.is_attached(name)
-        }
-    }
-}
-
-/// The command that removes it.
-pub(super) fn detach_command(machine: &str, connect: Option<&str>, name: &str) -> String {
-    let connect = connect.map(|uri| format!(" --connect {uri}")).unwrap_or_default();
-    format!("coldrise detach {name} --from {machine}{connect}")
-}
-
-/// `web01/20261120T100000Z/vda` becomes `web01-vda`.
-fn default_name(export: &str) -> String {
-    let parts: Vec<&str> = export.split('/').collect();
-    let (owner, disk) = match parts[..] {
-        ["live", session, disk] => (session, disk),
-        [machine, .., disk] => (machine, disk),
-        _ => ("disk", export),
-    };
-    format!("{owner}-{disk}").chars().take(MAX_NAME_CHARS).collect()
-}
-
-/// Serves the disk until it is detached. Returns how that came.
-fn serve(
-    invocation: &Invocation,
-    server: &mut Nbdkit,
-    signals: &mut ChildSignals,
-    machine: &Found,
-    name: &str,
-    socket: &Path,
-) -> Result<&'static str> {
-    let mut connected = Instant::now();
-    let mut was_refused = false;
-    loop {
-        std::thread::sleep(INTERVAL);
-        if signals.was_asked_to_end() {
-            match machine.detach(invocation, name, false) {
-                Ok(()) => break server.stop(None).map(|()| "detached"),
-                Err(error) if !was_refused => {
-                    was_refused = true;
-                    invocation.remark(&format!(
-                        "{}; the disk is still served: Ctrl-C again tries again and then ends anyway",
-                        error.full_message()
-                    ));
-                }
-                Err(error) => {
-                    server.stop(None)?;
-                    break Err(error.context("ended, and the guest's requests fail now"));
-                }
-            }
-            connected = Instant::now();
-        }
-        let before = Instant::now();
-        if server.keep_up(invocation.caller()?, signals)?.is_some() {
-            let text = "nbdkit ended while the disk was attached";
-            break Err(Error::new(ErrorKind::ToolFailed, text));
-        }
-        if before.elapsed() > INTERVAL {
-            // It was started again, after a pause: the machine needs a moment to connect.
-            connected = Instant::now();
-        }
-        if is_connected(socket) {
-            connected = Instant::now();
-        } else if connected.elapsed() > GONE {
-            break server.stop(None).map(|()| "the machine has disconnected");
-        }
-    }
-}
-
-/// Whether a client is connected to a Unix socket of this network namespace.
-fn is_connected(socket: &Path) -> bool {
-    let Ok(sockets) = std::fs::read_to_string("/proc/net/unix") else { return true };
-    let path = socket.to_string_lossy();
-    // The sixth column is the state; 03 is connected.
-    sockets
-        .lines()
-        .filter(|line| line.ends_with(path.as_ref()))
-        .any(|line| line.split_whitespace().nth(5) == Some("03"))
-}
-
 pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {
     let Detach { name, from } = &arguments.request;
     let machine = arguments.guest.find(&from.parse()?)?;
-    machine.detach(invocation, name, arguments.force)?;
+    machine.detach(name, arguments.force, &|text| invocation.remark(text))?;
     let object = json!({ "name": name, "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("detached {name}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::default_name;
-
-    #[test]
-    fn default_names_fit_into_a_serial_number() {
-        assert_eq!(default_name("web01/20261120T100000Z/vda"), "web01-vda");
-        assert_eq!(default_name("live/rescue/vdb"), "rescue-vdb");
-        assert_eq!(default_name(&format!("{}/20261120T100000Z/vda", "m".repeat(63))).len(), 20);
-    }
 }

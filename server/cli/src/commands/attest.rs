@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use coldrise_attest::{
+    check_copy, hash_disk, Content, DiskStatement, Proof, PublicKey, SigningKey,
+};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::source::{open_source, SourceOptions};
 use coldrise_ingest::{Location, SourceSpec};
 use coldrise_inventory::find_disk;
-use coldrise_recovery::attest::{
-    check_copy, hash_disk, Content, DiskStatement, Proof, PublicKey, SigningKey,
-};
 use coldrise_requests::parse_percent;
 use coldrise_session::{open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};

@@ -9,12 +9,13 @@ use coldrise_ingest::{
     read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
 use coldrise_inventory::Hardware;
+use coldrise_live_backup::{LiveBackup, LiveOptions, Mode};
 use coldrise_requests::{Backup, BackupOptions};
 use coldrise_session::SharedWriter;
 use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
 use serde::Serialize;
 
-use super::backup_live::{LiveBackup, MadeInstant};
+use super::backup_live::MadeInstant;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
@@ -99,7 +100,7 @@ impl<'a> MadeDisk<'a> {
 fn check_configuration(configuration: Option<&Configuration>) -> Result<()> {
     Hardware::of(configuration)?;
     match configuration.filter(|stored| stored.format == LIBVIRT_XML) {
-        Some(stored) => coldrise_recovery::libvirt::check_domain(&stored.text),
+        Some(stored) => coldrise_hypervisors::libvirt::check_domain(&stored.text),
         None => Ok(()),
     }
 }
@@ -116,8 +117,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     }
     let cancel = cancel_flag()?;
     let Backup { machine, disks, rate_bytes_per_second: rate } = arguments.request;
-    let (machine, bitmap) = (MachineName::parse(&machine)?, arguments.options.bitmap.clone());
-    let mut live = LiveBackup::connect(arguments.options, arguments.scratch, &machine, &disks)?;
+    let machine = MachineName::parse(&machine)?;
+    let BackupOptions { from, connect, push, quiesce, agent, bitmap, .. } = arguments.options;
+    let live = from.map(|from| LiveOptions {
+        from,
+        connect,
+        scratch: arguments.scratch,
+        mode: if push { Mode::Push } else { Mode::Pull },
+        is_quiesced: quiesce,
+        agent,
+    });
+    let connect = |options| LiveBackup::connect(options, &machine, &disks);
+    let mut live = live.map(connect).transpose()?;
     let disks = match live {
         Some(_) => Vec::new(),
         None => disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?,
@@ -169,7 +180,8 @@ fn store_with(
     let writer = SharedWriter::join(invocation.access()?, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
     if let Some(live) = live.as_mut() {
-        live.take(invocation, &*writer.repository()?, request, cancel)?;
+        let instant = live.take(&*writer.repository()?, request, cancel)?;
+        instant.remarks.iter().for_each(|remark| invocation.remark(remark));
     }
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
@@ -183,7 +195,7 @@ fn store_with(
         .map(|summary| (summary, chunk_size_bytes));
     // The machine is claimed until its bitmaps are in order.
     match live {
-        Some(live) => live.end(invocation, stored),
+        Some(live) => live.end(stored, &|text| invocation.remark(text)),
         None => stored,
     }
 }
@@ -194,7 +206,7 @@ fn report(
     live: Option<&LiveBackup>,
     chunk_size_bytes: u64,
 ) -> Report {
-    let instant = live.and_then(LiveBackup::made);
+    let instant = live.and_then(LiveBackup::instant).map(MadeInstant::new);
     let made = Made {
         address: format!("{}/{}", summary.machine, summary.point),
         machine: summary.machine.as_str(),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::moves::move_state;
+use coldrise_recovery::startable_session;
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, incoming_sentence, SessionDocument, SessionNotes};
 use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};
@@ -17,11 +17,9 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::skipped_files;
-use crate::coming::Origin;
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
 use crate::report::{print_remark, Report};
-use crate::run_record;
 use crate::units::{parse_size, show_count};
 use coldrise_hosting::boot_check::lacking_memory;
 use coldrise_hosting::boot_console::BootConsole;
@@ -34,6 +32,8 @@ use coldrise_hosting::qemu::{self, Console};
 use coldrise_hosting::qemu_process::QemuProcess;
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::uefi;
+use coldrise_hosting::Origin;
+use coldrise_runs::process_run;
 
 /// How long QEMU may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(30);
@@ -123,7 +123,7 @@ impl Subject {
     ) -> Result<Subject> {
         match &arguments.address {
             Address::Point { machine, selector, disk: None } => {
-                let origin = Origin::find(invocation, repository, machine, selector)?;
+                let origin = Origin::find(invocation.caller()?, repository, machine, selector)?;
                 check_offered(origin.document().clone())?;
                 Ok(Subject::Origin(origin))
             }
@@ -134,20 +134,7 @@ impl Subject {
                         "--name is for a point that is published; a session has its name",
                     ));
                 }
-                if let Some(note) = recovery_note(repository, session)? {
-                    return Err(Error::new(ErrorKind::Busy, note.sentence(session)));
-                }
-                let state = coldrise_session::session(repository, session)?;
-                if state.is_served {
-                    return Err(Error::new(
-                        ErrorKind::Busy,
-                        format!("session {session} is in use: end what runs on it first"),
-                    ));
-                }
-                if let Some(moved) = move_state(repository, session)? {
-                    moved.check_session_counts()?;
-                }
-                Ok(Subject::Session(Box::new(state.document)))
+                Ok(Subject::Session(Box::new(startable_session(repository, session)?)))
             }
             Address::Point { .. } | Address::Live { .. } => Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -179,7 +166,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     keep_files_private();
     let is_alone = arguments.over == Protocol::Nfs
         && arguments.network != Some(Network::User)
-        && netns::enter(run_record::discard)?;
+        && netns::enter(process_run::discard)?;
     disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
@@ -190,7 +177,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     leftovers::remove(&repository);
     let scratch = ScratchFolder::new(ScratchKind::Boot)?;
     let sockets = match arguments.headless {
-        true => Some(BootConsole::new(run_record::machine_files()?, scratch.path())?),
+        true => Some(BootConsole::new(process_run::machine_files()?, scratch.path())?),
         false => None,
     };
     let session = match subject {
@@ -201,7 +188,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
             *session
         }
         Subject::Origin(origin) => {
-            origin.publish(invocation, &repository, arguments.name.clone())?
+            origin.publish(invocation.caller()?, &repository, arguments.name.clone())?
         }
     };
     let place = Place { scratch: scratch.path(), sockets };

@@ -12,16 +12,16 @@ use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Rep
 use serde::Serialize;
 
 use super::picture::write_private;
-use crate::boot_goal::{print_rung, GoalOptions, JudgeOptions};
+use crate::boot_goal::{print_stage, GoalOptions, JudgeOptions};
 use crate::hardware::isolated_hardware;
 use crate::hardware::HardwareOptions;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::tell_newer;
 use crate::units::show_duration;
 use coldrise_hosting::boot_check::{check_memory, Trial};
 use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::tell_newer;
 
 /// Boot a restore point in isolation and prove that the machine comes up.
 ///
@@ -30,8 +30,8 @@ use coldrise_hosting::signals::ChildSignals;
 /// display. Its network answers DHCP and leads nowhere.
 ///
 /// The check looks at the screen, the serial port, the disks, the network and QEMU's events, and
-/// prints each rung with its proof: started, firmware (it found a system), kernel, userspace,
-/// login, service. It ends at the rung of --until. It fails if something proves a failure: a
+/// prints each stage with its proof: started, firmware (it found a system), kernel, userspace,
+/// login, service. It ends at the stage of --until. It fails if something proves a failure: a
 /// message of the firmware or the boot loader, a kernel panic, an emergency shell, a disk error, a
 /// power-off, three restarts. Without either proof the boot is "not proven" when the time is over;
 /// that is neither success nor failure. If the machine's last good checks of older points reached
@@ -45,7 +45,7 @@ use coldrise_hosting::signals::ChildSignals;
 /// QEMU can open its own files only (Landlock), not the repository or the passphrase. The result
 /// is stored with the point, with the last picture of the screen: list and show show it.
 ///
-/// The exit code is 0 if the rung is reached, 13 if the machine failed and 14 if nothing is proven.
+/// The exit code is 0 if the stage is reached, 13 if the machine failed and 14 if nothing is proven.
 /// It is 3 if this host has too little memory now: nothing was started.
 #[derive(Debug, Args)]
 pub(crate) struct CheckBootArguments {
@@ -99,7 +99,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
         hardware,
         goal,
         slot: None,
-        on_rung: &|reached| print_rung(invocation, None, reached),
+        on_stage: &|reached| print_stage(invocation, None, reached),
     };
     let (document, picture) = trial.run(&mut signals)?;
     report(invocation, arguments, point, &document, picture)
@@ -116,7 +116,7 @@ fn find(
     };
     let catalog = Catalog::new(repository);
     let point = catalog.point(machine, selector)?;
-    tell_newer(invocation, &catalog, selector, &point);
+    tell_newer(invocation.caller()?, &catalog, selector, &point);
     check_offered(point)
 }
 

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Context, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_session::{ask_for_gc, collect_garbage, BackgroundLock, GcAnswer, InUse};
 use coldrise_store::{GcOptions, GcProgress, MaxUnused};
 use serde::Serialize;

@@ -23,6 +23,7 @@ pub(crate) mod link;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod mount;
+pub(crate) mod moves;
 mod picture;
 pub(crate) mod plan;
 pub(crate) mod protect;
@@ -30,7 +31,6 @@ pub(crate) mod prune;
 pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod recover;
-pub(crate) mod relocate;
 pub(crate) mod repair;
 pub(crate) mod restore;
 pub(crate) mod rollback;
@@ -77,7 +77,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::CheckBoot(arguments) => check_boot::run(invocation, &arguments),
         Command::Bisect(arguments) => bisect::run(invocation, &arguments),
         Command::Recover(arguments) => recover::run(invocation, arguments),
-        Command::Move(arguments) => relocate::run(invocation, arguments),
+        Command::Move(arguments) => moves::run(invocation, arguments),
         Command::Files(arguments) => files::run(invocation, &arguments),
         Command::Mount(arguments) => mount::run(invocation, arguments),
         Command::Restore(arguments) => restore::run(invocation, &arguments),

@@ -8,12 +8,12 @@ use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
 use super::serve::DEFAULT_ADDRESS;
-use crate::coming::Origin;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_duration, show_size};
 use coldrise_hosting::ganesha::PATH as NFS_PATH;
+use coldrise_hosting::Origin;
 
 /// Publish a restore point as a writable session.
 ///
@@ -56,11 +56,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     };
     let name = arguments.request.session.as_deref().map(SessionName::parse).transpose()?;
     let repository = invocation.open()?;
-    let origin = Origin::find(invocation, &repository, machine, selector)?;
+    let origin = Origin::find(invocation.caller()?, &repository, machine, selector)?;
     if !arguments.force {
         check_offered(origin.document().clone())?;
     }
-    let session = origin.publish(invocation, &repository, name)?;
+    let session = origin.publish(invocation.caller()?, &repository, name)?;
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),

@@ -18,9 +18,9 @@ use serde::Serialize;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
-use crate::targets::tell_newer;
 use crate::units::{show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
+use coldrise_hosting::tell_newer;
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "restore";
@@ -150,7 +150,7 @@ pub(crate) fn open_disk(
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let mut point = catalog.point(machine, selector)?;
-            tell_newer(invocation, &catalog, selector, &point);
+            tell_newer(invocation.caller()?, &catalog, selector, &point);
             let names = point.disks.iter().map(|disk| &disk.name);
             let name = choose_disk(address, disk.as_ref(), names)?;
             find_disk(&point, &name)?;

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::{BackupRequest, RestoreTarget};
-use coldrise_recovery::rollback::{
+use coldrise_ingest::rollback::{
     rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
 };
+use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
 use coldrise_session::Catalog;
 use coldrise_store::{Address, PointDocument, PointName};
@@ -16,10 +16,10 @@ use super::{backup, restore};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{table, Report};
-use crate::run_record;
-use crate::targets::tell_newer;
 use crate::units::{show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
+use coldrise_hosting::tell_newer;
+use coldrise_runs::process_run;
 
 /// Roll existing disks back to a restore point; only what differs is written.
 ///
@@ -70,7 +70,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     };
     let catalog = Catalog::new(&repository);
     let mut point = catalog.point(machine, selector)?;
-    tell_newer(invocation, &catalog, selector, &point);
+    tell_newer(invocation.caller()?, &catalog, selector, &point);
     let disks = disks(&arguments, &address, &point)?;
     for disk in &disks {
         restore::refuse_inside(repository.path(), &disk.target)?;
@@ -106,7 +106,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     };
     let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
     let targets = targets.context(|| "finding the targets")?;
-    run_record::progress(json!({ "phase": "comparing", "address": rolled_to, "targets": targets }));
+    process_run::progress(
+        json!({ "phase": "comparing", "address": rolled_to, "targets": targets }),
+    );
     let view = ProgressView::new(invocation);
     let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);
     drop(view);

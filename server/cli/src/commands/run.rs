@@ -63,7 +63,7 @@ pub(crate) fn take(options: &GlobalOptions, arguments: &RunArguments) -> Result<
         // Fails only if this process has its own session already.
         let _ = rustix::process::setsid();
     }
-    let planned = run_record::folder()?.take(&arguments.id)?;
+    let planned = coldrise_runs::RunsFolder::required()?.take(&arguments.id)?;
     match command(&planned) {
         Ok((request, arguments, matches)) => {
             Ok(PlannedCommand { planned, request, arguments, matches })

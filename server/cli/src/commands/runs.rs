@@ -10,7 +10,6 @@ use serde_json::{json, Value};
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, table, Report};
-use crate::run_record;
 use crate::units::is_printable;
 use crate::units::{show_duration, show_moment};
 
@@ -81,7 +80,7 @@ struct UnknownEntry {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &RunsArguments) -> Result<Report> {
-    let folder = run_record::folder()?;
+    let folder = coldrise_runs::RunsFolder::required()?;
     match &arguments.action {
         None => list(invocation, &folder, arguments.all),
         Some(Action::Show { id, follow }) => show(invocation, &folder, id, *follow),

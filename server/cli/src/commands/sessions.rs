@@ -1,16 +1,16 @@
 //! `coldrise sessions`: lists the published sessions.
 
 use coldrise_block::Result;
+use coldrise_hypervisors::moves::{move_state, MoveNote};
+use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
 use coldrise_inventory::{SessionDetails, SessionListing};
-use coldrise_recovery::relocation::{move_state, MoveNote};
-use coldrise_recovery::vsphere::{recovery_note, VsphereNote};
 use coldrise_session::{incoming_sentence, DiskActivity};
 use serde::Serialize;
 
-use super::recover::unserved;
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::{show_count, show_moment, show_size};
+use coldrise_recovery::unserved;
 
 /// The session on several lines.
 pub(super) fn session_text(session: &SessionDetails) -> String {

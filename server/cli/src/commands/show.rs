@@ -140,7 +140,7 @@ fn text(shown: &PointDetails) -> String {
     if let Some(boot) = &shown.boot {
         let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
         let usual = boot.usual_rung.as_ref().filter(|_| boot.is_worse);
-        let usual = usual.map(|rung| format!("usual is {rung}"));
+        let usual = usual.map(|stage| format!("usual is {stage}"));
         let reasons = [usual.as_ref(), boot.failure.as_ref(), boot.note.as_ref()];
         let failure: String =
             reasons.into_iter().flatten().map(|reason| format!("; {reason}")).collect();

@@ -1,18 +1,13 @@
 //! `coldrise unpublish`: ends a session.
 
-use std::sync::Arc;
-
 use clap::Args;
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::libvirt::{DomainState, RecoveryNote};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::vsphere::check_no_machine;
+use coldrise_block::Result;
+use coldrise_recovery::prepare_end;
 use coldrise_requests::{session_name, Unpublish};
-use coldrise_session::{SessionNotes, SkippedFile};
-use coldrise_store::{advise_room, Repository, SessionName};
+use coldrise_session::SkippedFile;
+use coldrise_store::advise_room;
 use serde::Serialize;
 
-use super::recover::remove_variables;
 use super::skipped_files;
 use crate::invocation::Invocation;
 use crate::report::Report;
@@ -42,18 +37,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
     let Unpublish { session, discard } = &arguments.request;
     let session = &session_name(session)?;
     let repository = invocation.open()?;
-    let recovered = match SessionNotes::of(&repository, session) {
-        Ok(notes) => {
-            check_no_machine(&repository, session)?;
-            check_not_held(&repository, session)?;
-            check_no_domain_uses(invocation, &notes, session)?
-        }
-        // A session without its documents can be given up nevertheless.
-        Err(_) => None,
-    };
-    if let Some(recovered) = recovered.as_ref().filter(|_| ends_now(&repository, session)) {
-        remove_variables(invocation, recovered);
-    }
+    let recovered = prepare_end(invocation.caller()?, &repository, session)?;
     let sealed = coldrise_session::unpublish(&repository, session, *discard);
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
@@ -79,45 +63,4 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
         (None, false) => format!("session {session} ended; it captured nothing new"),
     };
     Ok(Report::done(&ended, text))
-}
-
-/// Whether a recovered machine ends with its session: the session is free, and the machine was not moved.
-fn ends_now(repository: &Arc<Repository>, session: &SessionName) -> bool {
-    let is_free =
-        coldrise_session::session(repository, session).is_ok_and(|state| !state.is_served);
-    is_free && matches!(move_state(repository, session), Ok(None))
-}
-
-/// Checks that no moved machine still waits to be resumed: only the session's note knows of it.
-fn check_not_held(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
-    match move_state(repository, session)? {
-        Some(state) if state.note.is_held => Err(Error::new(ErrorKind::Busy, state.sentence)),
-        _ => Ok(()),
-    }
-}
-
-/// Checks that no domain of libvirt runs on the session: a killed `recover` leaves one that waits for its disks.
-/// Returns the note of the recovery.
-fn check_no_domain_uses(
-    invocation: &Invocation,
-    notes: &SessionNotes,
-    session: &SessionName,
-) -> Result<Option<RecoveryNote>> {
-    let Some(note) = RecoveryNote::read(notes)? else { return Ok(None) };
-    match note.state(session) {
-        Ok(None | Some(DomainState::Off)) => {}
-        Ok(Some(_)) => {
-            let text = format!("the domain {} of libvirt runs on session {session}", note.name);
-            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
-                "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
-                 live/{session} --undo"
-            )));
-        }
-        Err(error) => invocation.remark(&format!(
-            "warning: it is not known whether the domain {} still runs on the session: {}",
-            note.name,
-            error.full_message()
-        )),
-    }
-    Ok(Some(note))
 }

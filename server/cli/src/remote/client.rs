@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::https::{self, Trust};
+use coldrise_https::Trust;
 use coldrise_runs::RunId;
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
@@ -56,7 +56,7 @@ impl Client {
             .and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut token))
             .context(|| format!("reading the token in {}", path.display()))?;
         let trust = options.certificate.map_or(Trust::System, Trust::File);
-        let agent = https::agent(&trust, "--server-certificate", TIMEOUT)?;
+        let agent = coldrise_https::agent(&trust, "--server-certificate", TIMEOUT)?;
         let base = format!("{}/api/v1/", options.url.trim_end_matches('/'));
         Ok(Client { agent, base, token: token.trim().to_owned() })
     }

@@ -1,6 +1,6 @@
 //! What lines on a screen or a serial port prove.
 
-use super::ladder::Rung;
+use super::stages::BootStage;
 
 /// Texts of firmware and boot loaders that have failed, anywhere in a line: nothing follows them.
 /// Once the kernel lives, the same words may stand in a log.
@@ -53,15 +53,15 @@ pub(crate) fn is_failure(line: &str, has_kernel: bool) -> bool {
         || !has_kernel && (contains(FAILED_STARTS) || begins(FAILED_START_PROMPT))
 }
 
-/// The highest rung that the line proves.
-pub fn rung(line: &str) -> Option<Rung> {
+/// The highest stage that the line proves.
+pub fn stage(line: &str) -> Option<BootStage> {
     let contains = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
     if is_login(line) {
-        Some(Rung::Login)
+        Some(BootStage::Login)
     } else if contains(USERSPACE) {
-        Some(Rung::Userspace)
+        Some(BootStage::Userspace)
     } else if contains(KERNEL) || has_kernel_time(line) {
-        Some(Rung::Kernel)
+        Some(BootStage::Kernel)
     } else {
         None
     }
@@ -124,23 +124,23 @@ mod tests {
     #[test]
     fn rungs_are_recognized() {
         for (line, expected) in [
-            ("web01 login: ", Some(Rung::Login)),
-            ("web01 login: \u{fffd}", Some(Rung::Login)),
+            ("web01 login: ", Some(BootStage::Login)),
+            ("web01 login: \u{fffd}", Some(BootStage::Login)),
             ("Last login: ", None),
             ("Last login: Mon Nov 23 login:", None),
             ("Last failed login:", None),
-            ("login:", Some(Rung::Login)),
-            ("sun1 console login:", Some(Rung::Login)),
+            ("login:", Some(BootStage::Login)),
+            ("sun1 console login:", Some(BootStage::Login)),
             ("audit: user=root acct login:", None),
             ("systemd-login:", None),
-            ("[  OK  ] Started ssh.service", Some(Rung::Userspace)),
-            ("[    0.000000] Command line: ro", Some(Rung::Kernel)),
-            ("[12345.678901] x", Some(Rung::Kernel)),
+            ("[  OK  ] Started ssh.service", Some(BootStage::Userspace)),
+            ("[    0.000000] Command line: ro", Some(BootStage::Kernel)),
+            ("[12345.678901] x", Some(BootStage::Kernel)),
             ("[1.5] x", None),
             ("[]", None),
             ("Welcome to GRUB!", None),
         ] {
-            assert_eq!(rung(line), expected, "{line}");
+            assert_eq!(stage(line), expected, "{line}");
         }
     }
 }

@@ -9,8 +9,8 @@ use coldrise_store::{
     available_memory_bytes, BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository,
 };
 
-use super::ladder::{Reached, Rung};
 use super::machine::Machine;
+use super::stages::{BootStage, Reached};
 use super::throwaway;
 use super::watch::{watch, Findings, Goal};
 use crate::caller::Caller;
@@ -41,8 +41,8 @@ pub struct Trial<'a> {
     pub goal: Goal,
     /// Tells boots of one machine apart that run side by side.
     pub slot: Option<usize>,
-    /// Called for each rung that the machine reaches.
-    pub on_rung: &'a (dyn Fn(&Reached) + Sync),
+    /// Called for each stage that the machine reaches.
+    pub on_stage: &'a (dyn Fn(&Reached) + Sync),
 }
 
 /// The memory that this host needs for one such machine, in bytes.
@@ -123,7 +123,7 @@ impl Trial<'_> {
         let watched =
             Machine::start(caller, words, hardware, goal.forward, &machine_folder, signals)
                 .and_then(|mut machine| {
-                    watch(caller, &mut machine, &mut server, signals, goal, self.on_rung)
+                    watch(caller, &mut machine, &mut server, signals, goal, self.on_stage)
                 });
         let was_asked_to_end = signals.was_asked_to_end();
         let stopped = server.stop();
@@ -138,8 +138,8 @@ impl Trial<'_> {
     }
 
     fn document(&self, findings: &Findings) -> BootCheckDocument {
-        let rung = |reached: &Reached| BootRung {
-            rung: reached.rung.word().to_owned(),
+        let stage = |reached: &Reached| BootRung {
+            rung: reached.stage.word().to_owned(),
             after_ms: reached.after_ms,
             evidence: reached.evidence.clone(),
         };
@@ -147,7 +147,7 @@ impl Trial<'_> {
             checked_at_ms: now_ms(),
             verdict: findings.verdict,
             until: self.goal.until.word().to_owned(),
-            rungs: findings.rungs.iter().map(rung).collect(),
+            rungs: findings.stages.iter().map(stage).collect(),
             failure: findings.failure.clone(),
             note: findings.note.clone(),
             is_worse: false,
@@ -156,25 +156,25 @@ impl Trial<'_> {
             serial_tail: findings.serial_tail.clone(),
         };
         if document.verdict == BootVerdict::NotProven {
-            let usual = self.usual_rung().unwrap_or_else(|error| {
+            let usual = self.usual_stage().unwrap_or_else(|error| {
                 tracing::debug!("the earlier checks: {}", error.full_message());
                 None
             });
-            document.is_worse = usual > highest_rung(&document);
-            document.usual_rung = usual.map(|rung| rung.word().to_owned());
+            document.is_worse = usual > highest_stage(&document);
+            document.usual_rung = usual.map(|stage| stage.word().to_owned());
         }
         document
     }
 
-    /// The highest rung of the machine's last good checks of older points.
-    fn usual_rung(&self) -> Result<Option<Rung>> {
+    /// The highest stage of the machine's last good checks of older points.
+    fn usual_stage(&self) -> Result<Option<BootStage>> {
         let points = Catalog::new(self.repository).points(&self.point.machine)?;
         let older = points.iter().rev().filter(|point| point.point < self.point.point);
         let checks = older.filter_map(|point| {
             let stored = self.repository.boot_check(&point.machine, &point.point).ok().flatten();
             stored.map(|(check, _)| check).filter(|check| check.verdict == BootVerdict::Ok)
         });
-        Ok(checks.take(USUAL_CHECKS).filter_map(|check| highest_rung(&check)).max())
+        Ok(checks.take(USUAL_CHECKS).filter_map(|check| highest_stage(&check)).max())
     }
 
     /// Stores the result with the point. The verdict counts even if that fails.
@@ -187,7 +187,7 @@ impl Trial<'_> {
     }
 }
 
-/// The highest rung of a check.
-pub fn highest_rung(check: &BootCheckDocument) -> Option<Rung> {
-    check.rungs.iter().filter_map(|reached| Rung::of_word(&reached.rung)).max()
+/// The highest stage of a check.
+pub fn highest_stage(check: &BootCheckDocument) -> Option<BootStage> {
+    check.rungs.iter().filter_map(|reached| BootStage::of_word(&reached.rung)).max()
 }

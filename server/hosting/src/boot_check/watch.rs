@@ -12,11 +12,11 @@ use coldrise_store::BootVerdict;
 use serde_json::Value;
 
 use super::command::{OwnCheck, RunningCheck};
-use super::ladder::{Ladder, Reached, Rung};
 use super::machine::{read_available, Forward, Machine};
 use super::packets::{Packets, Sent};
 use super::screen::{Font, Picture};
 use super::signs;
+use super::stages::{BootStage, Reached, Stages};
 use crate::caller::Caller;
 use crate::disk_server::DiskServer;
 use crate::qemu;
@@ -51,8 +51,8 @@ const LONGEST_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// What the machine has to reach.
 pub struct Goal {
-    /// The rung to reach.
-    pub until: Rung,
+    /// The stage to reach.
+    pub until: BootStage,
     /// `None`: scaled by the speed of this host.
     pub time_limit: Option<Duration>,
     /// A port of the machine that has to accept connections.
@@ -66,7 +66,7 @@ pub struct Goal {
 /// The evidence of a check.
 pub struct Findings {
     pub verdict: BootVerdict,
-    pub rungs: Vec<Reached>,
+    pub stages: Vec<Reached>,
     /// The proof of the failure.
     pub failure: Option<String>,
     /// Why the own check proved nothing.
@@ -89,22 +89,22 @@ pub fn watch(
     server: &mut DiskServer,
     signals: &mut ChildSignals,
     goal: &Goal,
-    on_rung: &dyn Fn(&Reached),
+    on_stage: &dyn Fn(&Reached),
 ) -> Result<Findings> {
     let font = Font::installed();
     if font.is_none() {
         caller.remark("warning: without a video ROM the text of the screen is not read");
     }
     let mut watch = Watch::new(goal, font, machine.dump_path());
-    watch.ladder.reach(Rung::Started, "the disks are served and QEMU runs");
+    watch.stages.reach(BootStage::Started, "the disks are served and QEMU runs");
     let mut told = 0;
     let verdict = loop {
-        let reached = watch.ladder.reached();
-        reached.iter().skip(told).for_each(on_rung);
+        let reached = watch.stages.reached();
+        reached.iter().skip(told).for_each(on_stage);
         told = reached.len();
         if watch.failure.is_some() {
             break BootVerdict::Failed;
-        } else if watch.ladder.has(goal.until) {
+        } else if watch.stages.has(goal.until) {
             break BootVerdict::Ok;
         } else if watch.note.is_some() || watch.is_late() {
             break BootVerdict::NotProven;
@@ -120,7 +120,7 @@ pub fn watch(
     Ok(Findings {
         verdict,
         screenshot: machine.picture("png"),
-        rungs: watch.ladder.reached().to_vec(),
+        stages: watch.stages.reached().to_vec(),
         note: watch.note.or_else(|| {
             let is_cut = verdict == BootVerdict::NotProven && watch.running_check.is_some();
             is_cut.then(|| "the command of --check had not ended".to_owned())
@@ -134,7 +134,7 @@ pub fn watch(
 struct Watch<'a> {
     goal: &'a Goal,
     font: Option<Font>,
-    ladder: Ladder,
+    stages: Stages,
     failure: Option<String>,
     note: Option<String>,
     serial: SerialLog,
@@ -155,7 +155,7 @@ impl<'a> Watch<'a> {
         Watch {
             goal,
             font,
-            ladder: Ladder::new(),
+            stages: Stages::new(),
             failure: None,
             note: None,
             serial: SerialLog::default(),
@@ -189,7 +189,7 @@ impl<'a> Watch<'a> {
         }
         self.look_at_word(&read_available(&mut machine.word));
         if machine.agent.poll() {
-            self.ladder.reach(Rung::Login, "the guest agent answers");
+            self.stages.reach(BootStage::Login, "the guest agent answers");
         }
         self.look_at_packets(machine)?;
         self.look_at_own_check();
@@ -208,7 +208,7 @@ impl<'a> Watch<'a> {
     }
 
     fn is_decided(&self) -> bool {
-        self.failure.is_some() || self.ladder.has(self.goal.until)
+        self.failure.is_some() || self.stages.has(self.goal.until)
     }
 
     fn look_at_disks(&mut self, answer: &Value) {
@@ -224,11 +224,11 @@ impl<'a> Watch<'a> {
         }
         if read >= SYSTEM_BYTES {
             let evidence = format!("{} read from the disks", show_size(read));
-            self.ladder.reach(Rung::Firmware, evidence);
+            self.stages.reach(BootStage::Firmware, evidence);
         }
         if written >= WRITTEN_BYTES {
             let evidence = format!("{} written to the disks", show_size(written));
-            self.ladder.reach(Rung::Userspace, evidence);
+            self.stages.reach(BootStage::Userspace, evidence);
         }
     }
 
@@ -266,7 +266,7 @@ impl<'a> Watch<'a> {
                 }
             }
             "NIC_RX_FILTER_CHANGED" if self.is_network_the_systems() => {
-                self.ladder.reach(Rung::Kernel, "a driver set up the network card");
+                self.stages.reach(BootStage::Kernel, "a driver set up the network card");
             }
             _ => {}
         }
@@ -280,7 +280,7 @@ impl<'a> Watch<'a> {
         for line in lines.iter().filter(|line| !line.is_empty()) {
             // UEFI talks on this port, too.
             if self.goal.firmware == Firmware::Bios {
-                self.ladder.reach(Rung::Firmware, quoted("serial port", line));
+                self.stages.reach(BootStage::Firmware, quoted("serial port", line));
             }
             self.look_at_line(line, "serial port");
         }
@@ -298,11 +298,11 @@ impl<'a> Watch<'a> {
                 (Sent::Accepted(port), Some(forward)) if port == forward.machine_port => {
                     self.port_answers = true;
                     let is_proof = self.goal.own_check.is_none();
-                    let rung = if is_proof { Rung::Service } else { Rung::Userspace };
-                    self.ladder.reach(rung, format!("port {port} accepts connections"));
+                    let stage = if is_proof { BootStage::Service } else { BootStage::Userspace };
+                    self.stages.reach(stage, format!("port {port} accepts connections"));
                 }
                 _ if self.is_network_the_systems() => {
-                    self.ladder.reach(Rung::Userspace, format!("the machine sent {what}"));
+                    self.stages.reach(BootStage::Userspace, format!("the machine sent {what}"));
                 }
                 _ => {}
             }
@@ -318,21 +318,21 @@ impl<'a> Watch<'a> {
     /// cards, and tries to boot from there after a boot loader has failed.
     fn is_network_the_systems(&self) -> bool {
         let is_bios = self.goal.firmware == Firmware::Bios;
-        self.ladder.has(if is_bios { Rung::Firmware } else { Rung::Kernel })
+        self.stages.has(if is_bios { BootStage::Firmware } else { BootStage::Kernel })
     }
 
     fn look_at_line(&mut self, line: &str, source: &str) {
-        if let Some(rung) = signs::rung(line) {
-            self.ladder.reach(rung, quoted(source, line));
+        if let Some(stage) = signs::stage(line) {
+            self.stages.reach(stage, quoted(source, line));
         }
-        if signs::is_failure(line, self.ladder.has(Rung::Kernel)) {
+        if signs::is_failure(line, self.stages.has(BootStage::Kernel)) {
             self.fail(quoted(source, line));
         }
     }
 
     /// QEMU accepts this at once, whatever the machine does: the proof is the machine's packet.
     fn connect(&mut self) {
-        let Some(forward) = self.goal.forward.filter(|_| self.ladder.has(Rung::Kernel)) else {
+        let Some(forward) = self.goal.forward.filter(|_| self.stages.has(BootStage::Kernel)) else {
             return;
         };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, forward.host_port));
@@ -347,8 +347,8 @@ impl<'a> Watch<'a> {
     }
 
     fn is_late(&self) -> bool {
-        let elapsed = Duration::from_millis(self.ladder.elapsed_ms());
-        let kernel = self.ladder.after_ms(Rung::Kernel).map(Duration::from_millis);
+        let elapsed = Duration::from_millis(self.stages.elapsed_ms());
+        let kernel = self.stages.after_ms(BootStage::Kernel).map(Duration::from_millis);
         elapsed >= self.goal.time_limit.unwrap_or_else(|| default_limit(kernel))
     }
 }

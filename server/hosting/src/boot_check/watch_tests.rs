@@ -2,7 +2,7 @@ use super::*;
 use serde_json::json;
 
 fn goal(firmware: Firmware) -> Goal {
-    Goal { until: Rung::Login, time_limit: None, forward: None, own_check: None, firmware }
+    Goal { until: BootStage::Login, time_limit: None, forward: None, own_check: None, firmware }
 }
 
 fn event(name: &str, fields: Value) -> Event {
@@ -54,15 +54,15 @@ fn a_failed_read_after_a_restart_of_the_server_is_no_verdict() {
 #[test]
 fn the_machine_s_own_word_is_a_proof() {
     let goal = goal(Firmware::Bios);
-    for (said, rung, failure) in [
-        ("ok all services run\n", Some(Rung::Service), None),
+    for (said, stage, failure) in [
+        ("ok all services run\n", Some(BootStage::Service), None),
         ("hello\nokay\nok", None, None),
         ("\x1b[1mfailed no database\n", None, Some("the machine's own check: failed no database")),
     ] {
         let mut watch = Watch::new(&goal, None, PathBuf::new());
         // It can arrive in pieces.
         said.bytes().for_each(|byte| watch.look_at_word(&[byte]));
-        assert_eq!(watch.ladder.reached().last().map(|reached| reached.rung), rung, "{said}");
+        assert_eq!(watch.stages.reached().last().map(|reached| reached.stage), stage, "{said}");
         assert_eq!(watch.failure.as_deref(), failure, "{said}");
     }
 }
@@ -71,15 +71,15 @@ fn the_machine_s_own_word_is_a_proof() {
 fn an_own_check_waits_for_its_port_or_the_login() {
     let own_check = Some(OwnCheck { text: "true".to_owned(), environment: Vec::new() });
     let forward = Some(Forward { host_port: 1, machine_port: 22 });
-    for (forward, rung, port_answers, is_ready) in [
-        (None, Rung::Userspace, false, false),
-        (None, Rung::Login, false, true),
-        (forward, Rung::Login, false, false),
-        (forward, Rung::Userspace, true, true),
+    for (forward, stage, port_answers, is_ready) in [
+        (None, BootStage::Userspace, false, false),
+        (None, BootStage::Login, false, true),
+        (forward, BootStage::Login, false, false),
+        (forward, BootStage::Userspace, true, true),
     ] {
         let goal = Goal { forward, own_check: own_check.clone(), ..goal(Firmware::Bios) };
         let mut watch = Watch::new(&goal, None, PathBuf::new());
-        watch.ladder.reach(rung, "test");
+        watch.stages.reach(stage, "test");
         watch.port_answers = port_answers;
         watch.look_at_own_check();
         assert_eq!(watch.running_check.is_some(), is_ready);
@@ -93,12 +93,12 @@ fn firmware_on_the_network_is_no_kernel() {
         let mut watch = Watch::new(&goal, None, PathBuf::new());
         let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
         watch.look_at_event(&changed).unwrap();
-        assert!(!watch.ladder.has(Rung::Firmware));
+        assert!(!watch.stages.has(BootStage::Firmware));
         let read = json!([{ "node-name": "disk0", "stats": { "rd_bytes": 2 << 20 } }]);
         watch.look_at_disks(&read);
         watch.look_at_event(&changed).unwrap();
-        assert_eq!(watch.ladder.has(Rung::Kernel), is_kernel);
-        assert!(watch.ladder.has(Rung::Firmware));
+        assert_eq!(watch.stages.has(BootStage::Kernel), is_kernel);
+        assert!(watch.stages.has(BootStage::Firmware));
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::files::FilesAddress;
+use coldrise_files::FilesAddress;
 use coldrise_session::Catalog;
 use rustix::process::{getpid, kill_process, setsid, Signal};
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, HeldLock, Result};
-use coldrise_recovery::files::point_with_disks;
+use coldrise_files::point_with_disks;
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
 use super::keeper::MAY_STAY;

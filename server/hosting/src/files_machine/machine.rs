@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result, ScratchFolder, ScratchKind};
-use coldrise_recovery::files::{MAX_DISKS, PORT};
+use coldrise_files::{MAX_DISKS, PORT};
 use coldrise_runs::MachineSocket;
 use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};

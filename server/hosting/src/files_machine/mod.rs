@@ -16,10 +16,14 @@ mod kept;
 mod machine;
 mod machine_end;
 mod place;
+mod reading;
 mod seat;
 mod served;
+mod versions;
 
 pub use keeper::keep;
-pub use kept::KeptMachine;
+pub(crate) use kept::KeptMachine;
 pub use machine::{FilesMachine, PointDisks};
+pub use reading::Reading;
 pub use served::serve;
+pub use versions::read_points;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
-use coldrise_recovery::files::point_with_disks;
+use coldrise_files::point_with_disks;
 use coldrise_store::{DiskName, PointDocument};
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};

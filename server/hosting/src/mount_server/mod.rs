@@ -12,9 +12,14 @@
 //! back its sessions; then the folder. If this process is killed, the kernel ends the child, and the next
 //! command removes the dead mount and the folder.
 
+pub mod hyper_v;
+pub mod iscsi;
+mod smb_configuration;
 mod smbd;
+mod tgt;
 mod tgtd;
 
+pub use smb_configuration::SHARE;
 pub use smbd::{check_installed as check_smbd, SmbOptions, Smbd};
 pub use tgtd::{check_installed as check_tgtd, IscsiOptions, Tgtd};
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
-use coldrise_recovery::shares::smb_configuration::{self, SmbConfiguration, ACCOUNT, OLDEST};
 use rustix::process::Signal;
 
+use super::smb_configuration::{self, SmbConfiguration, ACCOUNT, OLDEST};
 use super::{check_free, is_listening, Program};
 
 const PROGRAM: &str = "smbd";

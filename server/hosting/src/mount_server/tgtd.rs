@@ -10,11 +10,11 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::Arc;
 
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
-use coldrise_recovery::shares::iscsi::{Chap, Target};
-use coldrise_recovery::shares::tgt::Control;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
+use super::iscsi::{Chap, Target};
+use super::tgt::Control;
 use super::{check_free, Program};
 
 const PROGRAM: &str = "tgtd";

@@ -13,7 +13,7 @@ mod shared;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::{
     BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, MachineName, MapRoot,
     PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions,
@@ -21,7 +21,6 @@ use coldrise_store::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{open_source, round_down, Location, Source, SourceOptions, SourceSpec};
 use pipeline::store_disk;
 pub use pipeline::Watch;
@@ -379,7 +378,7 @@ fn choose_name(
         }
         return Ok(name.clone());
     }
-    let watch = Watch { disk: "", progress: &crate::NoProgress, cancel };
+    let watch = Watch { disk: "", progress: &coldrise_block::NoProgress, cancel };
     let newest =
         points.iter().map(|point| &point.point).rfind(|name| !clock_guard.is_in_future(name));
     let newest_seconds = newest.map_or(0, PointName::unix_seconds);

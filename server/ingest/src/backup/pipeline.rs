@@ -15,12 +15,11 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::DiskTarget;
 
 use super::plan::{Action, Plan, Span};
 use super::rate::RateLimit;
-use crate::progress::{Phase, Progress, ProgressState};
 use crate::source::{Reader, Source};
 
 /// Maximum number of spans in reading or waiting for the store.

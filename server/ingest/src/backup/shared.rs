@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::Result;
+use coldrise_block::{Progress, Result};
 use coldrise_session::SharedWriter;
 use coldrise_store::BackupTarget;
 
-use super::{read_disks, BackupRequest, BackupStart, BackupSummary, Progress, StoredDisks};
+use super::{read_disks, BackupRequest, BackupStart, BackupSummary, StoredDisks};
 
 /// Called when the process that wrote the repository has ended unexpectedly, before the backup starts
 /// again.

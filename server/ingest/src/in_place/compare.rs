@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 
 use super::pieces::{Piece, Pieces};
 use super::{check, united, Differences, Port, Purpose, Target};
-use crate::progress::{Phase, Progress, ProgressState};
 
 /// The shortest run of zeroes, in bytes, that the target is told to zero; shorter ones are written. More
 /// and smaller holes would cost more than they save.

@@ -18,9 +18,8 @@ mod pieces;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::{Disk, Error, ErrorKind, Extent, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{Disk, Error, ErrorKind, Extent, Progress, Result, BLOCK_SIZE_BYTES};
 
-use crate::progress::Progress;
 use crate::restore::RestoreTarget;
 use crate::source::{DirtyRun, Source};
 use compare::Comparison;

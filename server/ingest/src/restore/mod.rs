@@ -22,10 +22,9 @@ mod target;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Disk, Result};
+use coldrise_block::{Disk, Phase, Progress, Result};
 use coldrise_formats::{Access, Format};
 
-use crate::progress::{Phase, Progress};
 use file::LocalSink;
 use image::Image;
 use nbd::NbdSink;

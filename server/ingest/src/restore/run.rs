@@ -2,11 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 
 use super::pieces::{Piece, Pieces};
 use super::{Sink, SinkWriter};
-use crate::progress::{Phase, Progress, ProgressState};
 
 /// Upper bound of the threads.
 const MAX_THREADS: usize = 16;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use coldrise_block::Result;
+use coldrise_block::{Phase, Result};
 use coldrise_formats::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
 
 use super::file::LocalSink;
@@ -24,7 +24,6 @@ use super::image::Image;
 use super::pieces::{Piece, Pieces};
 use super::run::{Counters, Run};
 use super::Sink;
-use crate::progress::Phase;
 
 /// zlib's level, as in qemu-img and VMware's tools.
 const LEVEL: u32 = 6;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::{ErrorKind, NoProgress, Phase, Progress, ProgressState, Result};
 use coldrise_ingest::{
-    backup, read_configuration, restore, BackupRequest, BackupSummary, NoProgress, Phase, Progress,
-    ProgressState, RestoreOptions, RestoreTarget, SourceSpec,
+    backup, read_configuration, restore, BackupRequest, BackupSummary, RestoreOptions,
+    RestoreTarget, SourceSpec,
 };
 use coldrise_store::{
     ChunkedDisk, Compression, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,

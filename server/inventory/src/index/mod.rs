@@ -89,7 +89,7 @@ struct BootResult {
 }
 
 impl IndexedMachine {
-    /// As [`Repository::clock_guard`](coldrise_store::Repository::horizon).
+    /// As [`Repository::clock_guard`](coldrise_store::Repository::clock_guard).
     fn clock_guard(&self) -> ClockGuard {
         let is_offered = |name: &&PointName| {
             self.find(&name.sort_key()).is_some_and(|point| point.flags.quarantine.is_none())

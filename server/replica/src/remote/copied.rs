@@ -1,7 +1,7 @@
 //! The result of a copy and its steps, which also travel over a line.
 
 use coldrise_block::Error;
-use coldrise_ingest::{NoProgress, Progress};
+use coldrise_block::{NoProgress, Progress};
 use coldrise_store::{MachineName, PointName};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,6 @@
 //! What the receiver of a fetch hears about it.
 
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, ProgressState};
+use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_store::MachineName;
 
 use super::fetch::{FetchReport, Fetched};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use coldrise_ingest::NoProgress;
+use coldrise_block::NoProgress;
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{pair, PairedLine};
 use coldrise_session::RepositoryAccess;

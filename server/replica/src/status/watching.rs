@@ -1,11 +1,11 @@
 //! A copy's progress on its way to the display.
 
-use coldrise_ingest::{Phase, Progress, ProgressState};
 use parking_lot::Mutex;
 
 use super::recorder::Recorder;
 use crate::content::Content;
 use crate::remote::Remote;
+use coldrise_block::{Phase, Progress, ProgressState};
 
 /// Passes the progress on, in bytes of what has to come: holes, and what does not differ from the base, take no time and
 /// would hide how much is left. What was read, and is not stored at the other site yet, is not

@@ -59,7 +59,7 @@ async fn host(State(service): State<SharedService>, Caller(caller): Caller) -> A
             load: load.split(' ').next().and_then(|mean| mean.parse().ok()),
             // The service itself sees no devices: the kernel's module stands for /dev/kvm.
             has_kvm: has_virtualisation() && std::path::Path::new("/sys/class/misc/kvm").exists(),
-            libvirt_missing: coldrise_recovery::libvirt::missing("qemu:///system"),
+            libvirt_missing: coldrise_hypervisors::libvirt::missing("qemu:///system"),
             machines: machines.len(),
             machines_memory_mib: machines.iter().map(|(_, machine)| machine.memory_mib).sum(),
             machines_cpus: machines.iter().map(|(_, machine)| machine.cpus).sum(),

@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::Result;
-use coldrise_recovery::vsphere::VspherePhase;
+use coldrise_hypervisors::vsphere::VspherePhase;
 use coldrise_store::SessionName;
 use serde::Serialize;
 use utoipa_axum::router::OpenApiRouter;

@@ -4,7 +4,7 @@
 //! all machines: a path of one machine can be another's disk.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::{attach, libvirt, relocation};
+use coldrise_hypervisors::{attach, libvirt, moves};
 use coldrise_requests::{Attach, Detach, Move, Recover, Rollback};
 use coldrise_store::{Address, DiskName, PointName, SessionName};
 
@@ -120,7 +120,7 @@ pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> R
     let targets = targets.collect::<Result<Vec<_>>>()?;
     if !targets.is_empty() {
         let repository = service.inventory()?.repository()?;
-        let checked = relocation::check_targets(&repository, &session, &targets, request.replace);
+        let checked = moves::check_targets(&repository, &session, &targets, request.replace);
         checked.map_err(|error| match error.kind() {
             // Its advice is an option of the command.
             ErrorKind::AlreadyExists => Error::new(error.kind(), error.message())
@@ -132,12 +132,12 @@ pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> R
 }
 
 /// A target of a move, in none of the service's own folders.
-fn move_target(service: &Service, text: &str) -> Result<relocation::Target> {
+fn move_target(service: &Service, text: &str) -> Result<moves::Target> {
     check_text(text)?;
     let path = text.split_once('=').map_or(text, |(_, path)| path);
     let path = path.strip_prefix("qcow2:").or_else(|| path.strip_prefix("raw:")).unwrap_or(path);
     check_absolute(service, path)?;
-    relocation::parse_target(text)
+    moves::parse_target(text)
 }
 
 /// Existing disks to make equal to a point.

@@ -1,8 +1,8 @@
 //! What is known of a session's machine that runs under a hypervisor, or whose disks were moved.
 
 use coldrise_block::Result;
-use coldrise_recovery::libvirt::RecoveryNote;
-use coldrise_recovery::relocation::{move_state, MovePhase, MoveState};
+use coldrise_hypervisors::libvirt::RecoveryNote;
+use coldrise_hypervisors::moves::{move_state, MovePhase, MoveState};
 use coldrise_runs::RunRecord;
 use coldrise_session::SessionNotes;
 use coldrise_store::SessionName;

@@ -3,7 +3,7 @@
 //! These write to no path of the service's host, so operators of the machine may start them.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::vsphere::VsphereNote;
+use coldrise_hypervisors::vsphere::VsphereNote;
 use coldrise_requests::{Move, Recover, VsphereLogin};
 use coldrise_store::{Address, SessionName};
 

@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 
 use axum::http::uri::Authority;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::https::{check_certificate_file, Thumbprint};
-use coldrise_recovery::vsphere::{recovery_note, VsphereAccess, VsphereNote};
+use coldrise_https::{check_certificate_file, Thumbprint};
+use coldrise_hypervisors::vsphere::{recovery_note, VsphereAccess, VsphereNote};
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
 

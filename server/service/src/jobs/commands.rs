@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use coldrise_block::Result;
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Retention;
-use coldrise_recovery::virsh::Virsh;
 use coldrise_requests::{Backup, BackupOptions, CheckBoot, CommandLine, Prune, Verify};
 
 use super::copy;

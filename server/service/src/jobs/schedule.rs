@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::backup_domain::running_domains;
-use coldrise_recovery::virsh::Virsh;
+use coldrise_hypervisors::libvirt::running_domains;
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_schedule::{occurrences, Calendar, Occurrences};
 use coldrise_store::MachineName;
 use jiff::tz::TimeZone;

@@ -6,11 +6,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository};
 
 use super::judge;
-use crate::boot_goal::{print_rung, GoalOptions};
+use crate::boot_goal::{print_stage, GoalOptions};
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use coldrise_hosting::boot_check::Answer;
-use coldrise_hosting::boot_check::{Rung, Trial};
+use coldrise_hosting::boot_check::{BootStage, Trial};
 use coldrise_hosting::signals::ChildSignals;
 
 /// What all boots have in common.
@@ -30,7 +30,7 @@ impl Boots<'_> {
     pub(super) fn round(
         &self,
         points: &[usize],
-        until: Rung,
+        until: BootStage,
         signals: &mut ChildSignals,
     ) -> Result<Vec<(usize, Answer)>> {
         let ended: Vec<(usize, Result<Answer>)> = std::thread::scope(|scope| {
@@ -66,7 +66,7 @@ impl Boots<'_> {
     }
 
     /// Each boot has a thread of its own, with its own view of the signals.
-    fn boot(&self, index: usize, slot: usize, until: Rung) -> Result<Answer> {
+    fn boot(&self, index: usize, slot: usize, until: BootStage) -> Result<Answer> {
         let Some((point, hardware)) = self.machines.get(index) else {
             return Err(Error::new(ErrorKind::Internal, "no such point"));
         };
@@ -75,7 +75,7 @@ impl Boots<'_> {
         let label = point.point.to_string();
         let trial = Trial {
             caller: self.invocation.caller()?,
-            on_rung: &|reached| print_rung(self.invocation, Some(&label), reached),
+            on_stage: &|reached| print_stage(self.invocation, Some(&label), reached),
             repository: self.repository,
             point,
             hardware: *hardware,

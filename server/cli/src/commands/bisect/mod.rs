@@ -19,7 +19,7 @@ use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::units::{show_count, show_duration};
 use boots::Boots;
-use coldrise_hosting::boot_check::{check_memory, needed_bytes, Rung};
+use coldrise_hosting::boot_check::{check_memory, needed_bytes, BootStage};
 use coldrise_hosting::boot_check::{Answer, Outcome, Search};
 use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
@@ -30,7 +30,7 @@ const MAX_PARALLEL: usize = 16;
 /// Find the last restore point of a machine that boots.
 ///
 /// Boots points as check-boot does, several at once, and halves the range with each round: 20
-/// points need at most 5 rounds with one machine at a time. A point is good if it reaches the rung
+/// points need at most 5 rounds with one machine at a time. A point is good if it reaches the stage
 /// of --until, and bad if something proves that it fails. A point that is not proven is skipped,
 /// and a neighbour is booted in its place. Each boot stores its result with the point. Stored
 /// results count, too, so an interrupted search continues where it ended.
@@ -191,7 +191,7 @@ fn known(
     repository: &Repository,
     arguments: &BisectArguments,
     points: &[PointDocument],
-    until: Rung,
+    until: BootStage,
 ) -> Search {
     let mut search = Search::new(points.len());
     if !arguments.again && !arguments.goal.has_own_check() {
@@ -215,8 +215,8 @@ fn known(
 }
 
 /// A result in terms of the search. It may come from a check with another goal.
-fn judge(check: &BootCheckDocument, until: Rung) -> Answer {
-    if coldrise_hosting::boot_check::highest_rung(check) >= Some(until) {
+fn judge(check: &BootCheckDocument, until: BootStage) -> Answer {
+    if coldrise_hosting::boot_check::highest_stage(check) >= Some(until) {
         Answer::Good
     } else if check.verdict == BootVerdict::Failed {
         Answer::Bad
@@ -263,7 +263,7 @@ fn text(invocation: &Invocation, bisected: &Bisected) -> String {
     let rounds = show_count(bisected.rounds as u64, "round");
     let boots = show_count(bisected.boots as u64, "boot");
     let elapsed = show_duration(invocation.elapsed());
-    text.push_str(&format!("\nrung {until}, {rounds}, {boots} ({elapsed})"));
+    text.push_str(&format!("\nstage {until}, {rounds}, {boots} ({elapsed})"));
     text
 }
 
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn results_for_other_goals_count_where_they_prove_something() {
-        for (verdict, rung, expected) in [
+        for (verdict, stage, expected) in [
             (BootVerdict::Ok, "login", Answer::Good),
             (BootVerdict::Ok, "kernel", Answer::Unproven),
             (BootVerdict::NotProven, "login", Answer::Good),
@@ -283,12 +283,12 @@ mod tests {
             (BootVerdict::Failed, "login", Answer::Good),
             (BootVerdict::Failed, "kernel", Answer::Bad),
         ] {
-            let rung = BootRung { rung: rung.to_owned(), after_ms: 0, evidence: String::new() };
+            let stage = BootRung { rung: stage.to_owned(), after_ms: 0, evidence: String::new() };
             let check = BootCheckDocument {
                 checked_at_ms: 0,
                 verdict,
                 until: "login".to_owned(),
-                rungs: vec![rung],
+                rungs: vec![stage],
                 failure: None,
                 note: None,
                 is_worse: false,
@@ -296,7 +296,7 @@ mod tests {
                 screen_text: None,
                 serial_tail: Vec::new(),
             };
-            assert_eq!(judge(&check, Rung::Login), expected, "{check:?}");
+            assert_eq!(judge(&check, BootStage::Login), expected, "{check:?}");
         }
     }
 }

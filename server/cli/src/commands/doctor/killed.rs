@@ -4,13 +4,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use coldrise_block::{ErrorKind, Result};
+use coldrise_hypervisors::attach::Machine;
 use coldrise_runs::{Plan, RunId, RunRecord, RunsFolder, State};
 use coldrise_store::Repository;
 use serde_json::Value;
 
 use super::{Findings, Status};
-use crate::commands::attach::{detach_command, is_attached};
-use crate::run_record;
 
 const CHECK: &str = "killed commands";
 /// The newest ended runs that are looked at.
@@ -20,7 +19,7 @@ const MAX_RUNS: usize = 1000;
 /// `rollback` has left half written, and what a killed `backup` of a running machine has left.
 pub(super) fn check(found: &mut Findings, repository: &Repository) {
     // Without records nothing is known.
-    let Ok(folder) = run_record::folder() else { return };
+    let Ok(folder) = coldrise_runs::RunsFolder::required() else { return };
     let runs = match folder.list(MAX_RUNS) {
         Ok(list) => list.runs,
         Err(error) => return found.error(CHECK, &error),
@@ -146,4 +145,14 @@ fn attached(
     };
     let message = format!("{machine} still has disk {name} ({address}), and nothing serves it");
     is_there.then(|| Ok((message, detach_command(machine, connect, name))))
+}
+
+fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
+    machine.parse::<Machine>()?.is_attached(connect, name)
+}
+
+/// The command that removes it.
+fn detach_command(machine: &str, connect: Option<&str>, name: &str) -> String {
+    let connect = connect.map(|uri| format!(" --connect {uri}")).unwrap_or_default();
+    format!("coldrise detach {name} --from {machine}{connect}")
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use coldrise_recovery::relocation::{move_state, MovePhase};
-use coldrise_recovery::vsphere::recovery_note;
+use coldrise_hypervisors::moves::{move_state, MovePhase};
+use coldrise_hypervisors::vsphere::recovery_note;
+use coldrise_recovery::unserved;
 use coldrise_store::Repository;
 
 use super::{Findings, Status};
-use crate::commands::recover::unserved;
 
 /// Names each session whose disks are moved, or were, and each on which a machine of another server runs.
 pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {

@@ -3,7 +3,7 @@
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_recovery::files::{shown, Change, ChangeKind, FilesAddress, Received, Snapshot};
+use coldrise_files::{shown, Change, ChangeKind, FilesAddress, Received, Snapshot};
 use serde::Serialize;
 
 use super::entries::path_hex;
@@ -79,10 +79,10 @@ pub(super) fn run(invocation: &Invocation, arguments: &DiffArguments) -> Result<
         to.system = to.system.or_else(|| from.system.clone());
     }
     let options = &arguments.options;
-    let first_point = Reading::point(invocation, repository, from)?;
-    let second_point = Reading::point(invocation, repository, &to)?;
+    let first_point = Reading::point(invocation.caller()?, repository, from)?;
+    let second_point = Reading::point(invocation.caller()?, repository, &to)?;
     let start = |point, address: &FilesAddress, signals: &mut ChildSignals| {
-        Reading::start(invocation, point, address, options, signals)
+        options.start(invocation, point, address, signals)
     };
     let mut unread = Unread::default();
     let first = start(&first_point, from, &mut signals)?;

@@ -10,14 +10,14 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::PartFiles;
-use coldrise_recovery::files::{
+use coldrise_files::{
     other_archive, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems,
     FilesAddress, LeftOut, Received,
 };
+use coldrise_ingest::PartFiles;
 use serde::Serialize;
 
-use super::{about, address, place, Reading, ReadingOptions, Unread};
+use super::{about, address, place, ReadingOptions, Unread};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{parse_size, show_count, show_size};
@@ -127,7 +127,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &GetArguments) -> Result<R
         check_free(&arguments.target, arguments.force)?;
     }
     arguments.format(arguments.address.last_name())?;
-    let reading = Reading::of(invocation, &arguments.address, &arguments.options, &mut signals)?;
+    let reading = arguments.options.find(invocation, &arguments.address, &mut signals)?;
     let point = reading.point.clone();
     let mut copy = Copy::new(arguments);
     let done = reading.talk(&mut signals, arguments.max_size, |client, systems| {

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_recovery::files::{matches, FileSystem, FilesAddress, Received};
+use coldrise_files::{matches, FileSystem, FilesAddress, Received};
 use serde::Serialize;
 
 use super::entries::{join, ListedEntry, HEADINGS};
-use super::{about, address, place, Reading, ReadingOptions, Unread};
+use super::{about, address, place, ReadingOptions, Unread};
 use crate::invocation::Invocation;
 use crate::report::{table, Report};
 use crate::units::show_size;
@@ -63,7 +63,7 @@ struct Listed {
 pub(super) fn list(invocation: &Invocation, arguments: &LsArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
     let address = &arguments.address;
-    let reading = Reading::of(invocation, address, &arguments.options, &mut signals)?;
+    let reading = arguments.options.find(invocation, address, &mut signals)?;
     let point = reading.point.clone();
     if address.system.is_none() && address.path.is_none() {
         let file_systems = reading.talk(&mut signals, None, |_, systems| Ok(systems.0.clone()))?;
@@ -102,7 +102,7 @@ pub(super) fn find(invocation: &Invocation, arguments: &FindArguments) -> Result
     let mut signals = ChildSignals::catch()?;
     let address = &arguments.address;
     let pattern = arguments.pattern.as_bytes();
-    let reading = Reading::of(invocation, address, &arguments.options, &mut signals)?;
+    let reading = arguments.options.find(invocation, address, &mut signals)?;
     let point = reading.point.clone();
     let mut unread = Unread::default();
     let entries = reading.talk(&mut signals, None, |client, systems| {

@@ -7,29 +7,22 @@ mod ls;
 mod versions;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_recovery::files::{choose, AttachedDisks, Client, FileSystems, FilesAddress, Limits};
+use coldrise_files::{choose, Client, FileSystems, FilesAddress};
 use coldrise_session::keep_files_private;
-use coldrise_session::{check_offered, Catalog};
-use coldrise_store::{Address, PointDocument, Repository};
+use coldrise_store::{Address, PointDocument};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::run_record;
-use crate::targets::tell_newer;
 use crate::units::parse_duration;
-use coldrise_hosting::files_machine::{keep, serve, KeptMachine};
+use coldrise_hosting::files_machine::{keep, serve, Reading};
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_runs::process_run;
 
-/// Time limit for the start of the machine. Without KVM and on a busy host it takes long.
-const START_PATIENCE: Duration = Duration::from_secs(180);
-/// The longest conversation.
-const TIME_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum size of a key file, in bytes.
 const MAX_KEY_BYTES: u64 = 60 << 10;
 /// Number of messages about unreadable files that are printed.
@@ -133,7 +126,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FilesArguments) -> Result
                 .map(|()| Report::silent())
         }
         FilesCommand::Serve { addresses, stay } => {
-            serve(invocation.caller()?, &run_record::machine_files()?, addresses, *stay)
+            serve(invocation.caller()?, &process_run::machine_files()?, addresses, *stay)
                 .map(|()| Report::silent())
         }
     }
@@ -150,95 +143,28 @@ fn point_address(mut text: std::ffi::OsString) -> std::result::Result<FilesAddre
     FilesAddress::parse(&text)
 }
 
-/// A conversation about one point.
-struct Reading {
-    machine: KeptMachine,
-    /// The address with the point's own name, for people.
-    point: String,
-    /// The same as it was given.
-    address: String,
-    /// Whether the machine has all disks of the point.
-    has_all_disks: bool,
-    key: Vec<u8>,
-    is_to_stay: bool,
-}
-
-impl Reading {
-    /// The point of an address.
-    fn point(
-        invocation: &Invocation,
-        repository: &Arc<Repository>,
-        address: &FilesAddress,
-    ) -> Result<PointDocument> {
-        let catalog = Catalog::new(repository);
-        let point = catalog.point(&address.machine, &address.selector)?;
-        tell_newer(invocation, &catalog, &address.selector, &point);
-        check_offered(point)
-    }
-
-    /// Takes the machine of the address' point, which may be starting.
+impl ReadingOptions {
+    /// Takes the machine of a point, which may be starting.
     fn start(
+        &self,
         invocation: &Invocation,
         point: &PointDocument,
         address: &FilesAddress,
-        options: &ReadingOptions,
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
-        let key = options.key.read()?;
-        // Whoever comes next has to show the key again.
-        let is_to_stay = key.is_empty() && !options.once;
-        let machine =
-            KeptMachine::take(invocation.caller()?, point, &address.disks, options.stay, signals)?;
-        Ok(Reading {
-            has_all_disks: machine.disks().len() == point.disks.len(),
-            machine,
-            point: format!("{}/{}", point.machine, point.point),
-            address: address.point(),
-            key,
-            is_to_stay,
-        })
+        let (key, caller) = (self.key.read()?, invocation.caller()?);
+        Reading::start(caller, point, address, key, self.stay, self.once, signals)
     }
 
     /// Finds the point of an address and takes its machine.
-    fn of(
+    fn find(
+        &self,
         invocation: &Invocation,
         address: &FilesAddress,
-        options: &ReadingOptions,
         signals: &mut ChildSignals,
     ) -> Result<Reading> {
-        let point = Reading::point(invocation, &invocation.open()?, address)?;
-        Reading::start(invocation, &point, address, options, signals)
-    }
-
-    /// Talks with the machine, then leaves or ends it. `max_bytes` bounds the content that is taken;
-    /// without it, the size of the disks does.
-    fn talk<T>(
-        self,
-        signals: &mut ChildSignals,
-        max_bytes: Option<u64>,
-        talk: impl FnOnce(&mut Client<'_>, &FileSystems) -> Result<T>,
-    ) -> Result<T> {
-        let content_bytes = max_bytes.unwrap_or(self.machine.disk_bytes());
-        let limits = Limits { content_bytes, time: TIME_LIMIT };
-        let disks = self.machine.disks();
-        let done = self.machine.connect(signals).and_then(|stream| {
-            let look_after = || match signals.was_asked_to_end() {
-                true => Err(Error::new(ErrorKind::Interrupted, "interrupted")),
-                false => self.machine.look_after(),
-            };
-            let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
-            let attached =
-                AttachedDisks { address: &self.address, names: &disks, is_all: self.has_all_disks };
-            let systems = FileSystems::read(&mut client, &attached, &self.key)?;
-            talk(&mut client, &systems)
-        });
-        // A machine that has answered nonsense is not asked again.
-        let is_sound = !done.as_ref().is_err_and(|error| error.kind() == ErrorKind::ToolFailed);
-        match self.is_to_stay && is_sound {
-            true => self.machine.leave(),
-            false => self.machine.end(),
-        }
-        done
+        let point = Reading::point(invocation.caller()?, &invocation.open()?, address)?;
+        self.start(invocation, &point, address, signals)
     }
 }
 

@@ -1,35 +1,22 @@
 //! `coldrise files versions`: the versions of a file over the points of a machine.
-//!
-//! A machine starts in seconds and looks at one point in a fraction of one. So each machine gets the disks
-//! of up to 12 points, and shows itself those of one at a time (docs/decisions/0052).
 
-use std::cell::RefCell;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{
-    shown, together, AttachedDisks, Client, FileSystems, FilesAddress, History, HistoryAddress,
-    Limits, State, Version,
-};
-use coldrise_session::{check_offered, Catalog};
+use coldrise_files::{shown, History, HistoryAddress, State, Version};
+use coldrise_session::Catalog;
 use coldrise_store::{PointDocument, Repository};
 use serde::Serialize;
 
 use super::entries::{moment, path_hex};
-use super::{KeyOptions, START_PATIENCE, TIME_LIMIT};
+use super::KeyOptions;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::since::Since;
-use coldrise_hosting::files_machine::{FilesMachine, PointDisks};
+use coldrise_hosting::files_machine::read_points;
 use coldrise_hosting::signals::ChildSignals;
-
-/// The machine offers its socket within this time.
-const PORT_PATIENCE: Duration = Duration::from_secs(30);
-const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Find the versions of a file over the points of a machine.
 ///
@@ -162,32 +149,13 @@ pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Res
     let repository = &invocation.open()?;
     let address = &arguments.address.0;
     let key = arguments.key.read()?;
-    let mut rest = points(repository, arguments)?;
+    let points = points(repository, arguments)?;
     let history = History::default();
     let mut output = Output { invocation, history, versions: Vec::new(), points: 0, unread: 0 };
-    while let Some(first) = rest.first() {
-        if let Err(error) = check_offered(first.clone()) {
-            output.add(first, State::Unread(error.full_message()));
-            rest.remove(0);
-            continue;
-        }
-        let count = together(&rest);
-        let (group, _) = rest.split_at(count);
-        let machine = Machine { invocation, repository, group, address, key: &key };
-        match machine.read(&mut signals, &mut output) {
-            Ok(done) => drop(rest.drain(..done)),
-            // Some were forgotten meanwhile: those that are there still have their versions.
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let there = Catalog::new(repository).points(&address.machine)?;
-                let before = rest.len();
-                rest.retain(|point| there.iter().any(|found| found.point == point.point));
-                if rest.len() == before {
-                    return Err(error);
-                }
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let caller = invocation.caller()?;
+    read_points(caller, repository, points, (address, &key), &mut signals, &mut |point, state| {
+        output.add(point, state);
+    })?;
     let last = std::mem::take(&mut output.history).finish();
     output.push(last);
     let path = address.path.as_deref().unwrap_or_default();
@@ -229,115 +197,5 @@ fn points(
     match points.is_empty() {
         true => Err(Error::new(ErrorKind::NotFound, format!("{machine} has no points since then"))),
         false => Ok(points),
-    }
-}
-
-/// A machine with the disks of some points.
-struct Machine<'a> {
-    invocation: &'a Invocation,
-    repository: &'a Arc<Repository>,
-    group: &'a [PointDocument],
-    address: &'a FilesAddress,
-    key: &'a [u8],
-}
-
-impl Machine<'_> {
-    /// Looks at the points until the machine cannot go on. Returns how many it has looked at, at least one.
-    fn read(&self, signals: &mut ChildSignals, output: &mut Output<'_>) -> Result<usize> {
-        let points: Vec<_> = self.group.iter().collect();
-        let started = FilesMachine::start(
-            self.invocation.caller()?,
-            self.repository,
-            &points,
-            &[],
-            None,
-            signals,
-        )?;
-        let disks: Vec<PointDisks> = started
-            .disks
-            .iter()
-            .map(|disks| PointDisks { names: disks.names.clone(), ..*disks })
-            .collect();
-        let machine = RefCell::new((started, signals));
-        let looked = self.look(&machine, &disks, output);
-        // Also after an error: QEMU ends before its disks.
-        let ended = machine.into_inner().0.end();
-        let done = looked?;
-        ended.map(|()| done)
-    }
-
-    /// The conversation with a machine.
-    fn look(
-        &self,
-        machine: &RefCell<(FilesMachine, &mut ChildSignals)>,
-        disks: &[PointDisks],
-        output: &mut Output<'_>,
-    ) -> Result<usize> {
-        let stream = {
-            let mut machine = machine.borrow_mut();
-            let (machine, signals) = &mut *machine;
-            connect(machine, signals)?
-        };
-        let look_after = || {
-            let mut machine = machine.borrow_mut();
-            let (machine, signals) = &mut *machine;
-            machine.look_after(self.invocation.caller()?, signals)
-        };
-        let limits = Limits { content_bytes: 0, time: TIME_LIMIT };
-        let mut client = Client::greet(stream, START_PATIENCE, limits, look_after)?;
-        let mut done = 0;
-        for (point, disks) in self.group.iter().zip(disks) {
-            match self.state(&mut client, point, disks) {
-                Ok(state) => output.add(point, state),
-                // The address does not say which file system.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error),
-                Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
-                // The next machine goes on with this point.
-                Err(_) if done > 0 => break,
-                Err(error) => {
-                    output.add(point, State::Unread(error.full_message()));
-                    return Ok(1);
-                }
-            }
-            done += 1;
-        }
-        Ok(done)
-    }
-
-    /// What a point has under the path.
-    ///
-    /// # Errors
-    /// Those after which the machine cannot be used.
-    fn state(
-        &self,
-        client: &mut Client<'_>,
-        point: &PointDocument,
-        disks: &PointDisks,
-    ) -> Result<State> {
-        if self.group.len() > 1 {
-            client.select(disks.first, disks.names.len() as u64)?;
-        }
-        let address = &format!("{}/{}", point.machine, point.point);
-        let attached = AttachedDisks { address, names: &disks.names, is_all: true };
-        let systems = FileSystems::read(client, &attached, self.key)?;
-        let path = self.address.path.as_deref().unwrap_or(b"/");
-        State::read(client, &systems, self.address.system.as_deref(), path)
-    }
-}
-
-fn connect(machine: &FilesMachine, signals: &mut ChildSignals) -> Result<UnixStream> {
-    let until = Instant::now() + PORT_PATIENCE;
-    loop {
-        match UnixStream::connect(&machine.port) {
-            Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() > until => {
-                let text = "the machine that reads the file systems did not start";
-                return Err(Error::with_source(ErrorKind::ToolFailed, text, error));
-            }
-            Err(_) if signals.was_asked_to_end() => {
-                return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
-            }
-            Err(_) => std::thread::sleep(INTERVAL),
-        }
     }
 }

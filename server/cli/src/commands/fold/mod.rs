@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Phase, Progress, ProgressState};
+use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_requests::Fold;
 use coldrise_session::{Catalog, FoldReport};
 use coldrise_store::{Address, DiskDocument, PointDocument, PointOrigin, Repository, WriteOptions};

@@ -1,42 +1,27 @@
 //! `coldrise recover`: a machine runs under its own hypervisor, from the backup.
 
-mod place;
-mod server;
-mod unserved;
+mod undo;
 mod vsphere;
 
-pub(crate) use place::remove_variables;
-pub(crate) use unserved::unserved;
-
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::firmware;
-use coldrise_recovery::libvirt::{
-    default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
-    RecoveryNote, VariablesPlace,
-};
-use coldrise_recovery::relocation::move_state;
-use coldrise_recovery::virsh::Virsh;
+use coldrise_hypervisors::libvirt::NetworkChoice;
+use coldrise_hypervisors::virsh::Virsh;
+use coldrise_recovery::{DomainRequest, Prepared, RecoveryEnd, RecoveryServer};
 use coldrise_requests::{parse_network, Hypervisor, Recover};
-use coldrise_session::{check_offered, SessionDocument, SessionNotes};
-use coldrise_store::{Address, PointDocument, Repository, SessionName, LIBVIRT_XML};
+use coldrise_session::check_offered;
+use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::coming::Origin;
-use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::units::show_duration;
-use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::socket_access::SocketOwner;
-
-/// What to do about another machine of the name.
-const BESIDE: &str = "end it first; or recover beside it with --new-uuid, and --name if you like";
+use coldrise_hosting::Origin;
 
 /// Run a machine from its backup under its own hypervisor, in seconds.
 ///
@@ -100,7 +85,7 @@ struct Recovered<'a> {
 pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Result<Report> {
     let address = arguments.request.address.parse()?;
     if arguments.request.undo {
-        return place::undo(invocation, &address, &arguments);
+        return undo::run(invocation, &address, &arguments);
     }
     let to = arguments.request.to.as_deref().map(str::parse).transpose()?;
     if let Some(Hypervisor::Vsphere(server)) = to {
@@ -109,51 +94,49 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let connect = arguments.request.connect.as_deref().unwrap_or_default();
     Virsh::local(Some(connect))?;
     let mut signals = ChildSignals::catch()?;
-    let owner_for = |connect: &str| match arguments.socket_owner {
-        Some(owner) => Ok(Some(owner)),
-        None => place::default_owner(connect),
-    };
-    let repository = invocation.open()?;
-    let (prepared, owner) = match &address {
+    let (repository, caller) = (invocation.open()?, invocation.caller()?);
+    let prepared = match &address {
         Address::Point { machine, selector, disk: None } => {
-            let origin = Origin::find(invocation, &repository, machine, selector)?;
+            let origin = Origin::find(caller, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
-            // Before anything is published.
-            let owner = owner_for(connect)?;
-            (publish(invocation, &repository, &arguments, &origin)?, owner)
+            let (name, network) = (arguments.name()?, arguments.network()?);
+            let request = DomainRequest {
+                connect,
+                name: name.as_ref(),
+                has_new_uuid: arguments.request.new_uuid,
+                has_default_hardware: arguments.default_hardware,
+                network: &network,
+                socket: arguments.socket.as_deref(),
+                socket_owner: arguments.socket_owner,
+            };
+            Prepared::publish(caller, &repository, &request, &origin)?
         }
         Address::Live { session, disk: None } => {
-            let prepared = go_on(&repository, session)?;
-            let owner = owner_for(&prepared.note.connect)?;
-            (prepared, owner)
+            Prepared::of_session(&repository, session, arguments.socket_owner)?
         }
-        other => {
-            let text = format!("{other}: a machine is recovered with all its disks");
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
+        other => return Err(no_single_disk(other)),
     };
-    let mut server =
-        server::RecoveryServer::start(invocation, &repository, prepared, owner, &mut signals)?;
+    let mut server = RecoveryServer::start(caller, &repository, prepared, &mut signals)?;
     tell_running(invocation, &server);
-    let state = server.serve(invocation, &mut signals)?;
+    let state = server.serve(caller, &mut signals)?;
     let (session, note) = (&server.session.name, &server.note);
     let recovered = Recovered {
         session: session.as_str(),
         domain: &note.name,
         connect: &note.connect,
-        state,
+        state: state.word(),
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = match state {
-        "paused" => format!(
+        RecoveryEnd::Paused => format!(
             "{} is paused; nothing is lost\n  go on     coldrise recover live/{session} --to libvirt\n  \
              end it    coldrise recover live/{session} --undo",
             note.name
         ),
-        "moved" if coldrise_session::session(&repository, session).is_err() => {
+        RecoveryEnd::Moved if coldrise_session::session(&repository, session).is_err() => {
             format!("{} runs on production storage; its session has ended", note.name)
         }
-        "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        RecoveryEnd::Moved => format!("{} runs on production storage; coldrise sessions says where", note.name),
         _ if coldrise_session::session(&repository, session).is_err() => {
             format!("{} was ended, and its session", note.name)
         }
@@ -166,119 +149,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     Ok(Report::done(&recovered, text))
 }
 
-/// A session and its note. The note may not be written yet.
-struct Prepared {
-    session: SessionDocument,
-    note: RecoveryNote,
-    /// Published just now: it ends if the machine cannot be started.
-    is_new: bool,
+fn no_single_disk(address: &Address) -> Error {
+    let text = format!("{address}: a machine is recovered with all its disks");
+    Error::new(ErrorKind::InvalidInput, text)
 }
 
-/// Checks everything that can be checked, then publishes.
-fn publish(
-    invocation: &Invocation,
-    repository: &Arc<Repository>,
-    arguments: &RecoverArguments,
-    origin: &Origin,
-) -> Result<Prepared> {
-    let point = origin.document();
-    let connect = arguments.request.connect.as_deref().unwrap_or_default();
-    let virsh = Virsh::new(connect);
-    let free = |domain: &DomainXml| check_free(&virsh, domain);
-    // A first pass: the session has no name yet.
-    let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
-    free(&domain(arguments, point, "x", std::path::Path::new("/x"), nowhere)?)?;
-    let session = origin.publish(invocation, repository, arguments.name()?)?;
-    let done = place::socket(arguments.socket.as_deref(), &session.name).and_then(|socket| {
-        let variables = VariablesPlace::of(connect, &session, &socket);
-        let domain = domain(arguments, point, session.name.as_str(), &socket, variables)?;
-        domain.remarks.iter().for_each(|remark| invocation.remark(remark));
-        let note = RecoveryNote {
-            connect: connect.to_owned(),
-            name: domain.name,
-            socket,
-            xml: domain.text,
-            variables: domain.variables,
-        };
-        note.write(&SessionNotes::of(repository, &session.name)?)?;
-        if let Err(why) = qemu::kvm_works() {
-            invocation.remark(&format!("without KVM the machine is slow: {why}"));
-        }
-        Ok(note)
-    });
-    match done {
-        Ok(note) => Ok(Prepared { session, note, is_new: true }),
-        Err(error) => {
-            let _ = coldrise_session::unpublish(repository, &session.name, true);
-            Err(error)
-        }
-    }
-}
-
-/// The domain of a point, on the exports of a session.
-fn domain(
-    arguments: &RecoverArguments,
-    point: &PointDocument,
-    session: &str,
-    socket: &std::path::Path,
-    variables: VariablesPlace,
-) -> Result<DomainXml> {
-    let has_kvm = qemu::kvm_works();
-    let uefi = firmware::installed();
-    let disks = point.disks.iter();
-    let options = DomainOptions {
-        name: arguments.request.name.as_deref(),
-        has_new_uuid: arguments.request.new_uuid,
-        network: &arguments.network()?,
-        disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
-        socket,
-        has_kvm: has_kvm.is_ok(),
-        uefi: &uefi,
-        variables,
-    };
-    let stored = point.configuration.as_ref().filter(|_| !arguments.default_hardware);
-    match stored.filter(|stored| stored.format == LIBVIRT_XML) {
-        Some(stored) => rewrite(&stored.text, &options).map_err(|error| {
-            error.advise("start it with plain hardware in place of the stored: --default-hardware")
-        }),
-        None => {
-            let mut hardware = Hardware::of(stored).unwrap_or_default();
-            if let Ok(known) = Hardware::of(point.configuration.as_ref()) {
-                hardware.firmware = known.firmware;
-            }
-            Ok(default_domain(point.machine.as_str(), &hardware, &options))
-        }
-    }
-}
-
-/// No machine is started beside itself: both would have the same network addresses and write to the same services.
-fn check_free(virsh: &Virsh, domain: &DomainXml) -> Result<()> {
-    let by_uuid = domain.uuid.as_ref().map(|uuid| (uuid, format!("a domain with the UUID {uuid}")));
-    let by_name = (&domain.name, format!("the domain {}", domain.name));
-    for (name, what) in by_uuid.into_iter().chain([by_name]) {
-        if Domain::new(virsh, name).state()? != DomainState::Off {
-            let text = format!("{what} runs already (virsh list --uuid --name)");
-            return Err(Error::new(ErrorKind::Busy, text).advise(BESIDE));
-        }
-    }
-    Ok(())
-}
-
-/// A session on which a domain was recovered.
-fn go_on(repository: &Arc<Repository>, name: &SessionName) -> Result<Prepared> {
-    let state = coldrise_session::session(repository, name)?;
-    if let Some(moved) = move_state(repository, name)? {
-        moved.check_session_counts()?;
-    }
-    let notes = SessionNotes::of(repository, name)?;
-    let note = RecoveryNote::read(&notes)?.ok_or_else(|| {
-        let text = format!("no machine was recovered on session {name}");
-        Error::new(ErrorKind::NotFound, text).advise("recover MACHINE/POINT, or boot live/SESSION")
-    })?;
-    Ok(Prepared { session: state.document, note, is_new: false })
-}
-
-fn tell_running(invocation: &Invocation, server: &server::RecoveryServer) {
+fn tell_running(invocation: &Invocation, server: &RecoveryServer) {
     let (note, session) = (&server.note, &server.session.name);
     let event = json!({ "event": "running", "session": session.as_str(), "domain": note.name,
                         "connect": note.connect, "elapsed_ms": invocation.elapsed_ms() });

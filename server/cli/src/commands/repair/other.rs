@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use clap::Args;
-use coldrise_block::{ErrorKind, Result};
-use coldrise_ingest::{heal_from_disk, Phase, Progress, ProgressState};
+use coldrise_block::{ErrorKind, Phase, Progress, ProgressState, Result};
+use coldrise_ingest::heal_from_disk;
 use coldrise_session::{open_point_disk, Inventory, ReadLease, VerifyPart};
 use coldrise_store::{
     Affected, OpenOptions, PassphraseSource, PointDocument, Repository, RepositoryWriter,

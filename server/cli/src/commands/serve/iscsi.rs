@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
+use coldrise_hosting::mount_server::iscsi::{check_names, lines, Chap, Lun, Target};
 use coldrise_inventory::find_disk;
-use coldrise_recovery::shares::iscsi::{check_names, lines, Chap, Lun, Target};
 use coldrise_session::Catalog;
 use coldrise_store::{default_cache_bytes, Address, DiskName, Repository, SessionName};
 use serde_json::{json, Map, Value};
@@ -17,11 +17,11 @@ use super::nfs::host;
 use super::secret_file;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::targets::tell_newer;
 use crate::units::parse_size;
 use coldrise_hosting::ganesha::Client;
 use coldrise_hosting::mount_server::{check_tgtd, IscsiOptions, MountServer, MountedAs, Tgtd};
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::tell_newer;
 
 /// The default address.
 const DEFAULT_ISCSI_ADDRESS: &str = "127.0.0.1:3260";
@@ -136,7 +136,7 @@ fn resolve(
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let point = catalog.point(machine, selector)?;
-            tell_newer(invocation, &catalog, selector, &point);
+            tell_newer(invocation.caller()?, &catalog, selector, &point);
             if let Some(disk) = disk {
                 find_disk(&point, disk)?;
             }

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use coldrise_block::{read_small_file, Error, ErrorKind, Result};
-use coldrise_recovery::secret_file::warn_if_public;
+use coldrise_block::{public_password_warning, read_small_file, Error, ErrorKind, Result};
 
 /// Maximum size of the file, in bytes.
 const MAX_SECRET_BYTES: u64 = 4096;
@@ -14,7 +13,9 @@ const MAX_SECRET_BYTES: u64 = 4096;
 /// `InvalidInput` if it is empty; errors of reading the file.
 pub(super) fn first_line(path: &Path) -> Result<String> {
     let text = String::from_utf8(read_small_file(path, MAX_SECRET_BYTES)?).unwrap_or_default();
-    warn_if_public(path);
+    if let Some(warning) = public_password_warning(path) {
+        tracing::warn!("{warning}");
+    }
     match text.lines().next().filter(|line| !line.is_empty()) {
         Some(line) => Ok(line.to_owned()),
         None => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
-use coldrise_recovery::shares::{hyper_v, smb_configuration::SHARE};
+use coldrise_hosting::mount_server::{hyper_v, SHARE};
 use coldrise_store::{default_cache_bytes, Repository};
 use serde_json::json;
 

@@ -4,8 +4,8 @@ use coldrise_qmp::Event;
 
 use super::super::agent::Agent;
 use super::super::command::{Answer, RunningCheck};
-use super::super::ladder::Rung;
 use super::super::machine::{AGENT, WORD};
+use super::super::stages::BootStage;
 use super::{quoted, Watch};
 
 /// Without a login, a machine has come up so long after its first program, in milliseconds; on
@@ -23,7 +23,7 @@ impl Watch<'_> {
         }
         if is_open {
             let evidence = format!("a program of the machine opened the port {port}");
-            self.ladder.reach(Rung::Userspace, evidence);
+            self.stages.reach(BootStage::Userspace, evidence);
         }
     }
 
@@ -34,7 +34,7 @@ impl Watch<'_> {
         for line in lines {
             let evidence = quoted("the machine's own check", &line);
             match line.split_whitespace().next() {
-                Some("ok") => self.ladder.reach(Rung::Service, evidence),
+                Some("ok") => self.stages.reach(BootStage::Service, evidence),
                 Some("failed") => self.fail(evidence),
                 _ => {}
             }
@@ -44,7 +44,7 @@ impl Watch<'_> {
     /// Starts the user's command when the machine is ready for it, and hears its answer.
     pub(super) fn look_at_own_check(&mut self) {
         let Some(check) = &self.goal.own_check else { return };
-        let is_asked = self.note.is_some() || self.ladder.has(Rung::Service);
+        let is_asked = self.note.is_some() || self.stages.has(BootStage::Service);
         if is_asked || self.running_check.is_none() && !self.is_ready() {
             return;
         }
@@ -61,7 +61,7 @@ impl Watch<'_> {
         match answer {
             None => {}
             Some(Answer::Passed) => {
-                self.ladder.reach(Rung::Service, "the command of --check succeeded")
+                self.stages.reach(BootStage::Service, "the command of --check succeeded")
             }
             Some(Answer::Failed(why)) => self.fail(quoted("the command of --check failed", &why)),
             Some(Answer::Unknown(why)) => {
@@ -76,10 +76,10 @@ impl Watch<'_> {
         if self.goal.forward.is_some() {
             return self.port_answers;
         }
-        let has_settled = self.ladder.after_ms(Rung::Userspace).is_some_and(|after_ms| {
+        let has_settled = self.stages.after_ms(BootStage::Userspace).is_some_and(|after_ms| {
             let settle_ms = LEAST_SETTLE_MS.max(after_ms.saturating_mul(2));
-            self.ladder.elapsed_ms() >= after_ms.saturating_add(settle_ms)
+            self.stages.elapsed_ms() >= after_ms.saturating_add(settle_ms)
         });
-        self.ladder.has(Rung::Login) || has_settled
+        self.stages.has(BootStage::Login) || has_settled
     }
 }

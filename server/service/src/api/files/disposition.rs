@@ -6,7 +6,7 @@ const MAX_NAME_CHARS: usize = 120;
 /// A name that a browser can give to a file on any system: no folders, no control characters, nothing that
 /// turns the direction of text.
 pub(super) fn harmless(name: &[u8]) -> String {
-    let text = coldrise_recovery::files::printable(&String::from_utf8_lossy(name));
+    let text = coldrise_files::printable(&String::from_utf8_lossy(name));
     let is_harmful = |c: char| "\\/:*?\"<>|\u{fffd}".contains(c);
     let text: String = text.chars().map(|c| if is_harmful(c) { '_' } else { c }).collect();
     let text = text.trim().trim_end_matches('.').trim_end();

@@ -9,9 +9,7 @@ use axum::extract::State;
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_recovery::files::{
-    choose, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, Received,
-};
+use coldrise_files::{choose, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, Received};
 use coldrise_store::PointDocument;
 use serde::Deserialize;
 use tokio::runtime::Handle;

@@ -1,6 +1,6 @@
 //! Files as answers.
 
-use coldrise_recovery::files::{shown, Entry, EntryKind};
+use coldrise_files::{shown, Entry, EntryKind};
 use serde::Serialize;
 
 /// A file, a folder or a link.

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{choose, matches, Client, Entry, EntryKind, FileSystem, Received};
+use coldrise_files::{choose, matches, Client, Entry, EntryKind, FileSystem, Received};
 use serde::{Deserialize, Serialize};
 
 use super::entries::{join, last_name, way, FileEntry, FolderAbove};

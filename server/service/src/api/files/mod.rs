@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{shown, AttachedDisks, Client, FileSystems, MAX_PATH_BYTES};
+use coldrise_files::{shown, AttachedDisks, Client, FileSystems, MAX_PATH_BYTES};
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{MachineName, PointDocument, PointSelector};
 use parking_lot::Mutex;

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::files::{together, AttachedDisks, Client, FileSystems, State as FileState};
+use coldrise_files::{together, AttachedDisks, Client, FileSystems, State as FileState};
 use coldrise_runs::FilesPoint;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{PointDocument, PointName};

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use coldrise_recovery::vsphere::VsphereNote;
+use coldrise_hypervisors::vsphere::VsphereNote;
 use coldrise_store::SessionName;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
-use crate::run_record;
 use crate::units::show_duration;
 
 /// Says that the machine runs, while this command continues.
@@ -30,28 +29,6 @@ pub(super) fn tell_running(
             running_text(session, note, invocation.elapsed())
         ));
     }
-}
-
-/// Says that the NFS server continues, because another machine uses it.
-pub(super) fn tell_serves_on(
-    invocation: &Invocation,
-    ended: &SessionName,
-    session: &SessionName,
-    note: &VsphereNote,
-) {
-    invocation.remark(&format!(
-        "the machine of session {ended} needs this NFS server no longer; {} of session {session} does: leave this \
-         command running",
-        note.name
-    ));
-}
-
-/// Records in the run that it serves the machine's disks.
-pub(super) fn record(session: &SessionName, note: &VsphereNote) {
-    run_record::progress(
-        json!({ "phase": "serving", "session": session.as_str(), "domain": note.name,
-                                 "server": note.access.server, "datastore": note.datastore }),
-    );
 }
 
 fn running_text(session: &SessionName, note: &VsphereNote, elapsed: Duration) -> String {

@@ -1,0 +1,239 @@
+//! How a recovered domain starts: its `<os>`, and its own variables if it starts by UEFI.
+//!
+//! A domain never gets the variables that its stored XML names. Their file may belong to the original machine, which
+//! runs or will run again, and two machines on one file destroy each other's boot order. So the file has a name that
+//! only this session has. libvirt makes it, from a template of ours, when the machine first starts, in its own folder
+//! and for its own user; there it can stay when the machine is moved to production.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{read_small_file, remove_if_present, Context, Result};
+use coldrise_session::SessionDocument;
+use coldrise_store::Repository;
+use roxmltree::Node;
+use serde::{Deserialize, Serialize};
+
+use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
+use super::{RecoveryNote, PATIENCE};
+use coldrise_firmware::{first_variables, Found, Uefi, UefiNeeds};
+
+/// Where distributions keep firmware.
+const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
+/// libvirt's folder of variables, for the system and below a user's configuration.
+const FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
+const FOLDER_OF_USER: &str = "libvirt/qemu/nvram";
+/// Maximum length of a file of empty variables, in bytes.
+const MAX_VARIABLES_BYTES: u64 = 16 << 20;
+
+/// The `<os>` of a domain.
+pub(super) struct Boot {
+    pub(super) text: String,
+    pub(super) variables: Option<NotedVariables>,
+}
+
+impl Boot {
+    /// Of a domain without stored XML.
+    pub(super) fn plain(is_uefi: bool, options: &DomainOptions<'_>) -> Boot {
+        let parts = "<type arch='x86_64' machine='pc'>hvm</type>".to_owned();
+        if is_uefi {
+            return Boot::uefi(parts, None, UefiNeeds::default(), options);
+        }
+        Boot { text: format!("<os>{parts}</os>"), variables: None }
+    }
+
+    /// Of a stored `<os>`. Firmware is kept where this host has it. A kernel outside the disks is not: its files are not
+    /// in the backup.
+    pub(super) fn stored(
+        source: &str,
+        node: Node<'_, '_>,
+        options: &DomainOptions<'_>,
+        remarks: &mut Vec<String>,
+    ) -> Boot {
+        let mut parts = String::new();
+        for part in node.children().filter(Node::is_element) {
+            match tag(part) {
+                "type" | "boot" | "bootmenu" | "bios" | "smbios" => {
+                    parts.push_str(span(source, part))
+                }
+                "loader" | "nvram" | "firmware" => {}
+                other => remarks.push(format!("left out: {} of os", escaped(other))),
+            }
+        }
+        let loader = child(node, "loader");
+        let path = loader.and_then(|loader| loader.text()).unwrap_or_default().trim();
+        let is_here = is_firmware(path) && Path::new(path).exists();
+        if !path.is_empty() && !is_here {
+            let why = match is_firmware(path) {
+                true => "is not here",
+                false => "is not used: it lies outside the folders of firmware",
+            };
+            remarks.push(format!("loader {} {why}", escaped(path)));
+        }
+        let has =
+            |name: &str, value: &str| loader.is_some_and(|l| l.attribute(name) == Some(value));
+        let is_flash = has("type", "pflash");
+        if has("stateless", "yes") || !(is_flash || node.attribute("firmware") == Some("efi")) {
+            // Firmware without variables.
+            parts.extend(loader.filter(|_| is_here).map(|loader| span(source, loader)));
+            return Boot { text: format!("<os>{parts}</os>"), variables: None };
+        }
+        let feature = |name: &str| {
+            let features = child(node, "firmware").into_iter().flat_map(|parent| parent.children());
+            let mut named = features.filter(|feature| feature.attribute("name") == Some(name));
+            named.find_map(|feature| feature.attribute("enabled")).map(|enabled| enabled == "yes")
+        };
+        let secure_boot = has("secure", "yes") || feature("secure-boot") == Some(true);
+        let kind = child(node, "type");
+        let machine = kind.and_then(|kind| kind.attribute("machine"));
+        let arch = kind.and_then(|kind| kind.attribute("arch"));
+        let needs = UefiNeeds {
+            is_foreign: arch.is_some_and(|arch| arch != "x86_64"),
+            is_q35: machine.is_some_and(|machine| machine.contains("q35")),
+            secure_boot,
+            enrolled_keys: feature("enrolled-keys") == Some(true),
+        };
+        let is_raw = loader.is_some_and(|l| matches!(l.attribute("format"), None | Some("raw")));
+        let template = child(node, "nvram").and_then(|nvram| nvram.attribute("template"));
+        let kept = (is_here && is_flash && is_raw).then(|| (Path::new(path), template));
+        Boot::uefi(parts, kept, needs, options)
+    }
+
+    /// `kept`: the stored firmware, which this host has, and the stored name of its empty variables.
+    fn uefi(
+        parts: String,
+        kept: Option<(&Path, Option<&str>)>,
+        needs: UefiNeeds,
+        options: &DomainOptions<'_>,
+    ) -> Boot {
+        let stored = kept.and_then(|(code, template)| {
+            let empty = empty_variables(code, template, options.uefi)?;
+            Some((code.to_owned(), empty))
+        });
+        let any_keys = UefiNeeds { enrolled_keys: !needs.enrolled_keys, ..needs };
+        let chosen = stored.or_else(|| {
+            let mut fitting = [needs, any_keys]
+                .into_iter()
+                .filter_map(|needs| options.uefi.iter().find(|uefi| uefi.fits(needs)));
+            fitting.next().map(|uefi| (uefi.code.clone(), uefi.variables.clone()))
+        });
+        let shown = |path: &Path| escaped(&path.display().to_string());
+        let file = shown(&options.variables.file);
+        let place = options.variables.clone();
+        let Some((code, empty)) = chosen else {
+            // libvirt says so if it finds none either.
+            let text = format!("<os firmware='efi'>{parts}<nvram>{file}</nvram></os>");
+            return Boot { text, variables: Some(NotedVariables { empty: None, place }) };
+        };
+        let secure = if needs.secure_boot { "yes" } else { "no" };
+        let text = format!(
+            "<os>{parts}<loader readonly='yes' secure='{secure}' type='pflash'>{}</loader><nvram \
+             template='{}'>{file}</nvram></os>",
+            shown(&code),
+            shown(&place.template)
+        );
+        Boot { text, variables: Some(NotedVariables { empty: Some(empty), place }) }
+    }
+}
+
+/// The empty variables for firmware of this host: by the stored XML, by the firmware's descriptor, or by its name.
+fn empty_variables(code: &Path, template: Option<&str>, installed: &[Uefi]) -> Option<PathBuf> {
+    let stored = template.filter(|template| is_firmware(template)).map(PathBuf::from);
+    let described = installed.iter().find(|uefi| uefi.code == code);
+    let described = described.map(|uefi| uefi.variables.clone());
+    let name = code.file_name()?.to_str()?.replace("_CODE", "_VARS");
+    let beside = code.with_file_name(name);
+    let candidates = [stored, described, Some(beside)].into_iter().flatten();
+    candidates.filter(|path| path != code).find(|path| path.is_file())
+}
+
+fn is_firmware(path: &str) -> bool {
+    FIRMWARE.iter().any(|folder| path.starts_with(folder)) && !path.contains("..")
+}
+
+impl VariablesPlace {
+    /// For a session's machine: in libvirt's folder, under a name that no other session has; the template beside the
+    /// socket of the disks.
+    pub fn of(connect: &str, session: &SessionDocument, socket: &Path) -> VariablesPlace {
+        let mut template = socket.as_os_str().to_owned();
+        template.push(".vars");
+        let name = format!("{}-{:x}_VARS.fd", session.name, session.created_at_ms);
+        VariablesPlace { file: folder(connect).join(name), template: template.into() }
+    }
+}
+
+fn folder(connect: &str) -> PathBuf {
+    if !connect.contains(":///session") {
+        return PathBuf::from(FOLDER);
+    }
+    let variable = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
+    let home = || PathBuf::from(variable("HOME").unwrap_or_default()).join(".config");
+    let configuration = variable("XDG_CONFIG_HOME").map_or_else(home, PathBuf::from);
+    configuration.join(FOLDER_OF_USER)
+}
+
+/// The firmware variables of a recovered machine, in its note.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotedVariables {
+    /// The firmware's own, empty ones; `None` if libvirt chose the firmware.
+    pub empty: Option<PathBuf>,
+    /// The machine's.
+    pub place: VariablesPlace,
+}
+
+impl RecoveryNote {
+    /// Writes the template of the machine's variables, with boot entries for the loaders on its disks. libvirt uses it
+    /// only if the machine has no variables yet. Returns the loaders; `None` without UEFI.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn write_variables(
+        &self,
+        repository: &Arc<Repository>,
+        session: &SessionDocument,
+    ) -> Result<Option<Found>> {
+        let Some(NotedVariables { empty, place }) = &self.variables else { return Ok(None) };
+        let Some(empty) = empty else {
+            let unread =
+                vec!["libvirt chooses the firmware, which has no descriptor here".to_owned()];
+            return Ok(Some(Found { unread, has_fallback: true, ..Found::default() }));
+        };
+        let empty = read_small_file(empty, MAX_VARIABLES_BYTES)?;
+        let (template, found) = first_variables(repository, session, empty);
+        let writing = || format!("writing {}", place.template.display());
+        std::fs::write(&place.template, template).context(writing)?;
+        Ok(Some(found))
+    }
+
+    /// Removes the template; the machine has its variables.
+    pub fn remove_template(&self) {
+        if let Some(noted) = &self.variables {
+            let _ = remove_if_present(&noted.place.template);
+        }
+    }
+
+    /// Removes the machine's variables when its session has ended. Only libvirt may remove files in its folder, and it does
+    /// so with a domain: one is defined for that, and never started.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not do so.
+    pub fn remove_variables(&self) -> Result<()> {
+        let Some(noted) = &self.variables else { return Ok(()) };
+        self.remove_template();
+        let file = &noted.place.file;
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let name = format!("coldrise-{stem}");
+        let xml = format!(
+            "<domain type='qemu'><name>{name}</name><memory unit='MiB'>1</memory><os><type arch='x86_64' \
+             machine='pc'>hvm</type><loader readonly='yes' type='pflash'>/nonexistent</loader><nvram>{}</nvram></os>\
+             <features><acpi/></features></domain>",
+            escaped(&file.display().to_string())
+        );
+        let virsh = self.domain().virsh;
+        // A removal that was killed leaves it defined.
+        let defined = virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE);
+        let removed = virsh.run(&["undefine", "--nvram", &name], PATIENCE);
+        let removed = removed.or_else(|error| defined.and(Err(error)));
+        removed.map(drop).map_err(|error| error.advise(format!("remove {}", file.display())))
+    }
+}

@@ -1,0 +1,114 @@
+//! Backup of machines while they run: all disks as they are at one instant.
+//!
+//! ```text
+//!   LiveBackup ─▶ LiveMachine ─┬─ qemu      the monitor of a plain QEMU: filters, dirty bitmaps
+//!                              └─ libvirt   its backup jobs and checkpoints
+//!        the instant: sources ─▶ ingest
+//! ```
+#![forbid(unsafe_code)]
+
+mod disk_pick;
+mod frozen_guest;
+mod libvirt;
+mod live_backup;
+mod qemu;
+
+use disk_pick::DiskPick;
+pub use live_backup::{LiveBackup, LiveOptions};
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use coldrise_block::Result;
+use coldrise_ingest::BackupStart;
+use coldrise_store::{DiskName, MachineName, PointName, Repository};
+
+/// How the content leaves QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// We read the disks while old content is saved before the guest overwrites it.
+    Pull,
+    /// QEMU copies the disks into scratch files first.
+    Push,
+}
+
+impl Mode {
+    /// The backup from which the changes of a disk count. A push copies only what is marked as changed: not the rest of
+    /// a disk that has grown. A smaller disk was made again.
+    fn base(
+        self,
+        repository: &Repository,
+        start: &BackupStart,
+        disk: &DiskName,
+        size_bytes: u64,
+    ) -> Result<Option<PointName>> {
+        let base = start.bitmap_base(repository, disk)?.filter(|(_, stored)| match self {
+            Mode::Pull => stored.size_bytes <= size_bytes,
+            Mode::Push => stored.size_bytes == size_bytes,
+        });
+        Ok(base.map(|(point, _)| point.clone()))
+    }
+}
+
+/// The result of taking the instant.
+#[derive(Clone, Debug)]
+pub struct Instant {
+    /// The disks to read.
+    pub sources: Vec<coldrise_ingest::SourceSpec>,
+    /// How long the machine stood still, at most. `None`: it was not running, or did not stop.
+    pub standstill: Option<Duration>,
+    /// Whether the guest's file systems were frozen.
+    pub is_quiesced: bool,
+    /// Remarks for the user: leftovers removed, why a disk is read completely.
+    pub remarks: Vec<String>,
+    /// The machine's configuration, if its hypervisor tells it.
+    pub configuration: Option<coldrise_store::Configuration>,
+}
+
+/// A machine that runs. Dropping it removes everything of ours from its hypervisor.
+trait LiveMachine {
+    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
+    /// claimed in the repository: `start` must stay its latest backup.
+    ///
+    /// # Errors
+    /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with advice;
+    /// `ToolFailed` if the hypervisor refuses something. After an error nothing is left in it, and the
+    /// changes since the latest backup still count.
+    fn take(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        cancel: &AtomicBool,
+    ) -> Result<Instant>;
+
+    /// Removes everything of the backup. With `is_stored` the point counts as the machine's latest backup;
+    /// otherwise the bitmap or checkpoint of the backup before stays valid.
+    ///
+    /// # Errors
+    /// Says what is left; the next backup removes it.
+    fn close(&mut self, is_stored: bool) -> Result<()>;
+
+    /// Whether the job that offers the disks has ended although [`LiveMachine::close`] was not called.
+    fn has_lost_its_job(&self) -> bool {
+        false
+    }
+}
+
+/// The NBD URI of an export behind a Unix socket.
+fn nbd_uri(socket: &Path, export: &str) -> String {
+    use std::fmt::Write;
+    use std::os::unix::ffi::OsStrExt;
+
+    let mut text = format!("nbd+unix:///{export}?socket=");
+    for byte in socket.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' => text.push(char::from(*byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(*byte)),
+            // Writing to a String cannot fail.
+            byte => drop(write!(text, "%{byte:02X}")),
+        }
+    }
+    text
+}

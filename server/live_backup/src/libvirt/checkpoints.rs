@@ -1,0 +1,214 @@
+//! Checkpoints: which one may be believed.
+//!
+//! The name says from what its bitmaps count: `coldrise-REPOSITORY-MACHINE-POINT`. So another repository or an older
+//! backup never matches. libvirt keeps checkpoints of persistent domains only, but qcow2 images keep the
+//! bitmaps of both over a clean end of QEMU: then the checkpoint is made known to libvirt again.
+
+use std::collections::BTreeSet;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{MachineName, PointName, RepositoryId};
+use roxmltree::Document;
+
+use super::disks::DomainDisk;
+use coldrise_hypervisors::libvirt::PATIENCE;
+use coldrise_hypervisors::virsh::Virsh;
+
+/// The names of the checkpoints of one repository and machine.
+#[derive(Clone, Debug)]
+pub(super) struct CheckpointNames(String);
+
+impl CheckpointNames {
+    pub(super) fn new(repository: &RepositoryId, machine: &MachineName) -> CheckpointNames {
+        CheckpointNames(format!("coldrise-{repository:.8}-{machine}-"))
+    }
+
+    /// The checkpoint of `point`.
+    pub(super) fn name(&self, point: &PointName) -> String {
+        format!("{}{point}", self.0)
+    }
+
+    /// Not a checkpoint of machine `web-1` for the names of machine `web`.
+    fn is_ours(&self, name: &str) -> bool {
+        name.strip_prefix(&self.0).is_some_and(|rest| PointName::parse(rest).is_ok())
+    }
+}
+
+/// The checkpoints of a domain.
+pub(super) struct Checkpoints<'a> {
+    pub(super) virsh: &'a Virsh,
+    pub(super) uuid: &'a str,
+    pub(super) names: &'a CheckpointNames,
+}
+
+impl Checkpoints<'_> {
+    /// Deletes all of ours except that of `base`. Returns the disks of which that one has all changes since then;
+    /// if it has not, it is deleted, too.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub(super) fn settle(
+        &self,
+        base: Option<&PointName>,
+        disks: &[DomainDisk],
+    ) -> Result<BTreeSet<String>> {
+        let wanted = base.map(|base| self.names.name(base));
+        let listed = self.listed()?;
+        for name in listed.iter().filter(|name| Some(*name) != wanted.as_ref()) {
+            self.delete(name)?;
+        }
+        let Some(wanted) = wanted else { return Ok(BTreeSet::new()) };
+        let is_known = listed.contains(&wanted) || self.define_again(&wanted, disks)?;
+        if !is_known {
+            return Ok(BTreeSet::new());
+        }
+        // The sizes of the changes are those of the bitmaps: libvirt fails if one is lost or damaged.
+        let words = ["checkpoint-dumpxml", self.uuid, &wanted, "--size", "--no-domain"];
+        match self.virsh.run(&words, PATIENCE) {
+            Ok(text) => targets(&text),
+            Err(error) => {
+                tracing::info!("{}", error.full_message());
+                self.delete(&wanted).map(|()| BTreeSet::new())
+            }
+        }
+    }
+
+    /// Deletes all of ours except `kept`.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt refuses.
+    pub(super) fn keep_only(&self, kept: Option<&String>) -> Result<()> {
+        let listed = self.listed()?;
+        listed.iter().filter(|name| Some(*name) != kept).try_for_each(|name| self.delete(name))
+    }
+
+    /// What internal snapshots mean for our checkpoint, if the domain has any since `base`; without one, if it has any.
+    pub(super) fn snapshot_remark(&self, domain: &str, base: Option<&PointName>) -> Option<String> {
+        let words = ["snapshot-list", self.uuid, "--internal", "--name"];
+        let listed = self.virsh.run(&words, PATIENCE).ok()?;
+        // The current snapshot is the last one that was made, or reverted to.
+        let is_new = |base: &PointName| {
+            let current = self.virsh.run(&["snapshot-current", self.uuid], PATIENCE);
+            current
+                .is_ok_and(|xml| creation_s(&xml).is_some_and(|time| time >= base.unix_seconds()))
+        };
+        if listed.trim().is_empty() || !base.is_none_or(is_new) {
+            return None;
+        }
+        Some(format!(
+            "{domain} has internal snapshots: virsh snapshot-revert fails, and shuts the domain off, while the checkpoint of \
+             this backup exists. Delete it first (virsh checkpoint-delete {domain} NAME; virsh checkpoint-list {domain} \
+             has the NAME): the next backup then reads everything"
+        ))
+    }
+
+    fn listed(&self) -> Result<Vec<String>> {
+        let listed = self.virsh.run(&["checkpoint-list", self.uuid, "--name"], PATIENCE)?;
+        let ours = listed.lines().map(str::trim).filter(|name| self.names.is_ours(name));
+        Ok(ours.map(str::to_owned).collect())
+    }
+
+    /// With its bitmaps; if those are lost, without.
+    fn delete(&self, name: &str) -> Result<()> {
+        let deleted = self.virsh.run(&["checkpoint-delete", self.uuid, name], PATIENCE);
+        deleted
+            .or_else(|error| {
+                tracing::info!("{}", error.full_message());
+                let words = ["checkpoint-delete", self.uuid, name, "--metadata"];
+                self.virsh.run(&words, PATIENCE)
+            })
+            .map(drop)
+    }
+
+    /// Makes a checkpoint known that libvirt forgot at the end of a transient domain. If its bitmaps are lost or
+    /// damaged, what is left of them is deleted.
+    fn define_again(&self, name: &str, disks: &[DomainDisk]) -> Result<bool> {
+        let kept: Vec<&DomainDisk> = disks.iter().filter(|disk| disk.keeps_checkpoints).collect();
+        if kept.is_empty() {
+            return Ok(false);
+        }
+        let xml = checkpoint_xml(name, kept.iter().map(|disk| &*disk.target), &[]).replace(
+            "</name>",
+            // Only libvirt's order of checkpoints depends on it.
+            "</name><creationTime>1</creationTime>",
+        );
+        let define = |more: &[&str]| {
+            let words = [&["checkpoint-create", self.uuid, "/dev/stdin", "--redefine"], more];
+            self.virsh.run_with(&words.concat(), Some(&xml), PATIENCE)
+        };
+        if define(&["--redefine-validate"]).is_ok() {
+            return Ok(true);
+        }
+        if define(&[]).is_ok() {
+            self.delete(name)?;
+        }
+        Ok(false)
+    }
+}
+
+/// A checkpoint of some disks and not of others.
+pub(super) fn checkpoint_xml<'a>(
+    name: &str,
+    disks: impl Iterator<Item = &'a str>,
+    others: &[String],
+) -> String {
+    let disk = |target: &str, kind: &str| {
+        format!(
+            "<disk name='{}' checkpoint='{kind}'/>",
+            coldrise_hypervisors::libvirt::escaped(target)
+        )
+    };
+    let chosen: String = disks.map(|target| disk(target, "bitmap")).collect();
+    let others: String = others.iter().map(|target| disk(target, "no")).collect();
+    format!(
+        "<domaincheckpoint><name>{name}</name><disks>{chosen}{others}</disks></domaincheckpoint>"
+    )
+}
+
+/// When a snapshot was made, in seconds since 1970.
+fn creation_s(snapshot: &str) -> Option<u64> {
+    let document = Document::parse(snapshot).ok()?;
+    let is_time = |node: &roxmltree::Node<'_, '_>| node.has_tag_name("creationTime");
+    document.root_element().children().find(is_time)?.text()?.trim().parse().ok()
+}
+
+/// The disks with a bitmap.
+fn targets(checkpoint: &str) -> Result<BTreeSet<String>> {
+    let document = Document::parse(checkpoint).map_err(|error| {
+        Error::with_source(ErrorKind::ToolFailed, "libvirt's XML of a checkpoint", error)
+    })?;
+    let has_bitmap = |node: &roxmltree::Node<'_, '_>| {
+        node.has_tag_name("disk")
+            && node.attribute("checkpoint") == Some("bitmap")
+            && node.has_attribute("size")
+    };
+    let disks = document.descendants().filter(has_bitmap);
+    Ok(disks.filter_map(|disk| disk.attribute("name")).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{targets, CheckpointNames};
+
+    #[test]
+    fn only_own_names_are_ours() {
+        let names = CheckpointNames("coldrise-01234567-web-".to_owned());
+        assert!(names.is_ours("coldrise-01234567-web-20261101T000000Z"));
+        for other in [
+            "coldrise-01234567-web-01-20261101T000000Z",
+            "coldrise-76543210-web-20261101T000000Z",
+            "coldrise-01234567-web-",
+            "web-20261101T000000Z",
+        ] {
+            assert!(!names.is_ours(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn disks_with_a_bitmap_are_told() {
+        let text = "<domaincheckpoint><disks><disk name='vda' checkpoint='bitmap' size='0'/>\
+                    <disk name='vdb' checkpoint='no'/><disk name='vdc' checkpoint='bitmap'/></disks></domaincheckpoint>";
+        assert_eq!(targets(text).unwrap().into_iter().collect::<Vec<_>>(), ["vda"]);
+        assert!(targets("<x").is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! The disks of a domain that are backed up.
+
+use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_hypervisors::libvirt::{LiveDomain, PATIENCE};
+use coldrise_hypervisors::virsh::Virsh;
+use coldrise_store::{DiskName, MAX_DISKS};
+
+use crate::DiskPick;
+
+/// A writable disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DomainDisk {
+    pub(super) name: DiskName,
+    /// Its name in libvirt, such as `vda`.
+    pub(super) target: String,
+    pub(super) size_bytes: u64,
+    /// Whether libvirt can make checkpoints of it: qcow2 only.
+    pub(super) keeps_checkpoints: bool,
+}
+
+/// The disks to back up, all or the picked ones, and the targets of all others.
+///
+/// # Errors
+/// `NotFound` if a picked disk or any disk is absent; `InvalidInput` if a disk needs a name.
+pub(super) fn choose(
+    live: &LiveDomain,
+    virsh: &Virsh,
+    uuid: &str,
+    picks: &[DiskPick],
+) -> Result<(Vec<DomainDisk>, Vec<String>)> {
+    let mut chosen = Vec::new();
+    for pick in picks {
+        let found = live.writable.iter().find(|disk| disk.target == pick.device);
+        let found = found.ok_or_else(|| {
+            let known: Vec<&str> = live.writable.iter().map(|disk| &*disk.target).collect();
+            let text = format!(
+                "the machine has no writable disk '{}'; it has: {}",
+                pick.device,
+                known.join(", ")
+            );
+            Error::new(ErrorKind::NotFound, text)
+        })?;
+        chosen.push((pick.disk.clone(), found));
+    }
+    if picks.is_empty() {
+        for disk in &live.writable {
+            chosen.push((DiskName::parse(&disk.target)?, disk));
+        }
+    }
+    if chosen.is_empty() || chosen.len() > MAX_DISKS {
+        let text =
+            format!("the machine has {} writable disks; 1 to {MAX_DISKS} work", chosen.len());
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    let is_chosen = |target: &String| chosen.iter().any(|(_, disk)| disk.target == *target);
+    let all = live.writable.iter().map(|disk| &disk.target).chain(&live.others);
+    let others = all.filter(|target| !is_chosen(target)).cloned().collect();
+    let disks = chosen.into_iter().map(|(name, disk)| {
+        let size_bytes = size_bytes(virsh, uuid, &disk.target)?;
+        let keeps_checkpoints = disk.format == "qcow2";
+        Ok(DomainDisk { name, target: disk.target.clone(), size_bytes, keeps_checkpoints })
+    });
+    Ok((disks.collect::<Result<_>>()?, others))
+}
+
+/// The size of a disk as the guest sees it.
+fn size_bytes(virsh: &Virsh, uuid: &str, target: &str) -> Result<u64> {
+    let answer = virsh.run(&["domblkinfo", uuid, target], PATIENCE)?;
+    let line = answer.lines().find_map(|line| line.strip_prefix("Capacity:"));
+    match line.and_then(|number| number.trim().parse().ok()) {
+        Some(size) if size > 0 && size <= MAX_DISK_SIZE_BYTES => Ok(size),
+        _ => {
+            let text = format!("libvirt does not tell the size of {target}, or it is out of range");
+            Err(Error::new(ErrorKind::Unsupported, text))
+        }
+    }
+}

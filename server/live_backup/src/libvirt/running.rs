@@ -1,0 +1,349 @@
+//! The sequence of a backup.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{remove_abandoned_folders_in, Error, Result};
+use coldrise_hypervisors::libvirt::{escaped, find_running, LiveDomain, PATIENCE};
+use coldrise_hypervisors::virsh::Virsh;
+use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
+use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
+
+use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
+use super::disks::{choose, DomainDisk};
+use super::freeze;
+use super::job::Job;
+use super::space::ScratchSpace;
+use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
+
+/// The bitmap with the changes, in the exports and in the scratch files.
+const CHANGED: &str = "changed";
+/// libvirt's bitmaps mark parts of this size, in bytes.
+const GRANULARITY_BYTES: u64 = 64 << 10;
+
+/// The domain and how to back it up.
+#[derive(Clone, Debug)]
+pub(crate) struct DomainOptions {
+    /// libvirt.
+    pub(crate) virsh: Virsh,
+    /// The domain's name or UUID.
+    pub(crate) domain: String,
+    /// The disks; empty: all that are writable.
+    pub(crate) picks: Vec<DiskPick>,
+    /// The folder of the scratch files.
+    pub(crate) scratch: PathBuf,
+    /// How the content leaves QEMU; disks with an iothread are pushed in any case.
+    pub(crate) mode: Mode,
+    /// Whether the guest's file systems are to be frozen for the instant.
+    pub(crate) is_quiesced: bool,
+}
+
+/// A running domain. Dropping it removes everything of ours from libvirt.
+pub(crate) struct RunningDomain {
+    options: DomainOptions,
+    virsh: Virsh,
+    uuid: String,
+    taken: Option<Taken>,
+}
+
+/// What has to be removed from libvirt.
+struct Taken {
+    names: CheckpointNames,
+    base: Option<PointName>,
+    point: PointName,
+    space: ScratchSpace,
+}
+
+/// A disk whose instant is to be taken.
+struct TakenDisk {
+    disk: DomainDisk,
+    /// The backup from which the checkpoint counts; `None`: all is read.
+    base: Option<PointName>,
+}
+
+impl RunningDomain {
+    /// Looks for the domain. Changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
+    pub(crate) fn connect(options: DomainOptions) -> Result<RunningDomain> {
+        let virsh = options.virsh.clone();
+        let uuid = find_running(&virsh, &options.domain)?;
+        Ok(RunningDomain { options, virsh, uuid, taken: None })
+    }
+}
+
+impl LiveMachine for RunningDomain {
+    fn take(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        cancel: &AtomicBool,
+    ) -> Result<Instant> {
+        let mut remarks = self.clear_leftovers()?;
+        let live = LiveDomain::parse(&self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?)?;
+        let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
+        let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
+        let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
+        let left_out = others.iter().filter(|target| live.is_writable(target));
+        remarks.extend(
+            left_out.map(|target| format!("disk {target} of the machine is not backed up")),
+        );
+        if live.has_iothreads() && self.options.mode == Mode::Pull {
+            self.options.mode = Mode::Push;
+            remarks.push(
+                "a disk has an iothread: QEMU copies the disks into scratch files first".into(),
+            );
+        }
+        let names = CheckpointNames::new(repository.id(), machine);
+        let disks = self.settle(repository, start, &names, disks, &mut remarks)?;
+        let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints);
+        if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
+            remarks.extend(self.checkpoints(&names).snapshot_remark(&self.options.domain, base));
+        }
+        let space = ScratchSpace::new(&self.options.scratch, live.group)?;
+        let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
+        for taken in &disks {
+            // libvirt pushes whole clusters, so these are at least as large as a chunk.
+            match self.options.mode {
+                Mode::Pull => space.add(&taken.disk, GRANULARITY_BYTES, None)?,
+                Mode::Push => space.add(&taken.disk, cluster_bytes, Some(CHANGED))?,
+            }
+        }
+        let new = names.name(start.point());
+        let words = self.documents(&space, &disks, &others, &names, &new)?;
+        let sources = disks.iter().map(|taken| self.source(&space, taken)).collect();
+        let base = disks.iter().find_map(|taken| taken.base.clone());
+        let folder = space.folder().to_owned();
+        self.taken = Some(Taken { names, base, point: start.point().clone(), space });
+        let begun = self.begin(&words, &folder, &mut remarks, cancel);
+        let is_quiesced = begun.map_err(|error| match self.close(false) {
+            Ok(()) => error,
+            Err(left) => error.context(left.message()),
+        })?;
+        Ok(Instant {
+            sources,
+            standstill: None,
+            is_quiesced,
+            remarks,
+            configuration: Some(configuration),
+        })
+    }
+
+    /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with
+    /// the machine.
+    fn has_lost_its_job(&self) -> bool {
+        let is_read_live = self.options.mode == Mode::Pull;
+        let taken = self.taken.as_ref().filter(|_| is_read_live);
+        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
+    }
+
+    fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
+        let kept = kept.map(|point| taken.names.name(point));
+        let ended = self.job().end(taken.space.folder());
+        let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
+        ended.and(kept).map_err(|error| {
+            let text = format!(
+                "a backup job or a checkpoint may be left in domain {}; the next backup removes them",
+                self.options.domain
+            );
+            error.context(text)
+        })
+    }
+}
+
+impl RunningDomain {
+    /// Ends the job that a killed backup left, removes its files, and thaws the guest.
+    fn clear_leftovers(&self) -> Result<Vec<String>> {
+        let mut remarks = Vec::new();
+        if self.job().end_abandoned()? {
+            remarks.push("ended the backup job that a killed backup left in libvirt".to_owned());
+        }
+        remove_abandoned_folders_in(&self.options.scratch);
+        if self.options.is_quiesced && freeze::thaw(&self.virsh, &self.uuid).is_ok_and(|was| was) {
+            remarks.push("thawed the guest, which a killed backup left frozen".to_owned());
+        }
+        Ok(remarks)
+    }
+
+    fn job(&self) -> Job<'_> {
+        Job { virsh: &self.virsh, uuid: &self.uuid }
+    }
+
+    fn checkpoints<'a>(&'a self, names: &'a CheckpointNames) -> Checkpoints<'a> {
+        Checkpoints { virsh: &self.virsh, uuid: &self.uuid, names }
+    }
+
+    /// Decides of which disks the checkpoint of the latest backup is believed.
+    fn settle(
+        &self,
+        repository: &Repository,
+        start: &BackupStart,
+        names: &CheckpointNames,
+        disks: Vec<DomainDisk>,
+        remarks: &mut Vec<String>,
+    ) -> Result<Vec<TakenDisk>> {
+        let mut taken = Vec::with_capacity(disks.len());
+        for disk in disks {
+            let base = self.options.mode.base(repository, start, &disk.name, disk.size_bytes)?;
+            taken.push(TakenDisk { disk, base });
+        }
+        let base = taken.iter().find_map(|taken| taken.base.clone());
+        let with_base = taken.iter().filter(|taken| taken.base.is_some());
+        let with_base: Vec<DomainDisk> = with_base.map(|taken| taken.disk.clone()).collect();
+        let believed: BTreeSet<String> =
+            self.checkpoints(names).settle(base.as_ref(), &with_base)?;
+        for taken in &mut taken {
+            let disk = &taken.disk;
+            if !disk.keeps_checkpoints {
+                remarks.push(format!(
+                    "{}: only qcow2 images keep checkpoints: everything is read",
+                    disk.name
+                ));
+            }
+            if disk.keeps_checkpoints && believed.contains(&disk.target) {
+                continue;
+            }
+            taken.base = None;
+            if let (true, Some(latest)) = (disk.keeps_checkpoints, start.base()) {
+                remarks.push(format!(
+                    "{}: no checkpoint counts from {}/{}: everything is read",
+                    disk.name, latest.machine, latest.point
+                ));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Writes what virsh reads. Returns virsh's words.
+    fn documents(
+        &self,
+        space: &ScratchSpace,
+        disks: &[TakenDisk],
+        others: &[String],
+        names: &CheckpointNames,
+        new: &str,
+    ) -> Result<Vec<String>> {
+        let is_push = self.options.mode == Mode::Push;
+        let chosen: String =
+            disks.iter().map(|taken| disk_xml(space, taken, is_push, names)).collect();
+        let other = |target: &String| format!("<disk name='{}' backup='no'/>", escaped(target));
+        let others_xml: String = others.iter().map(other).collect();
+        let (mode, server) = match self.options.mode {
+            Mode::Pull => {
+                let socket = escaped(&space.socket().display().to_string());
+                ("pull", format!("<server transport='unix' socket='{socket}'/>"))
+            }
+            Mode::Push => ("push", String::new()),
+        };
+        let backup = format!(
+            "<domainbackup mode='{mode}'>{server}<disks>{chosen}{others_xml}</disks></domainbackup>"
+        );
+        let (keeping, without): (Vec<&TakenDisk>, Vec<&TakenDisk>) =
+            disks.iter().partition(|taken| taken.disk.keeps_checkpoints);
+        let mut words = vec!["backup-begin".to_owned(), self.uuid.clone()];
+        words.push(space.write("backup.xml", &backup)?.display().to_string());
+        if !keeping.is_empty() {
+            let no = without.iter().map(|taken| taken.disk.target.clone());
+            let no: Vec<String> = no.chain(others.iter().cloned()).collect();
+            let yes = keeping.iter().map(|taken| &*taken.disk.target);
+            let checkpoint = checkpoint_xml(new, yes, &no);
+            words.push(space.write("checkpoint.xml", &checkpoint)?.display().to_string());
+        }
+        words.push("--reuse-external".to_owned());
+        Ok(words)
+    }
+
+    /// Takes the instant. Returns whether the file systems were frozen.
+    fn begin(
+        &self,
+        words: &[String],
+        folder: &Path,
+        remarks: &mut Vec<String>,
+        cancel: &AtomicBool,
+    ) -> Result<bool> {
+        let guest = self.options.is_quiesced.then(|| freeze::freeze(&self.virsh, &self.uuid));
+        let guest = guest.and_then(|frozen| {
+            let why = |error: Error| {
+                let why = error.full_message();
+                remarks.push(format!("the guest's file systems are not frozen: {why}"));
+            };
+            frozen.map_err(why).ok()
+        });
+        let begun = self.virsh.run(words, PATIENCE);
+        let thawed = guest.map_or(Ok(false), |guest| guest.thaw());
+        let is_copied = |error: &Error| error.message().contains("blockjob");
+        begun.map_err(|error| match error.message().contains("ermission denied") {
+            _ if is_copied(&error) => error.advise(
+                "another job copies its disks, such as coldrise move (coldrise sessions): wait until that has ended",
+            ),
+            true => error.advise(
+                "QEMU opens files in the folder of --scratch: its user must be able to enter it, and AppArmor or SELinux, if \
+                 there is one, must allow it",
+            ),
+            false => error,
+        })?;
+        let is_quiesced = thawed.unwrap_or_else(|error| {
+            remarks.push(format!("warning: {}", error.full_message()));
+            false
+        });
+        if self.options.mode == Mode::Push {
+            self.job().wait(folder, cancel)?;
+        }
+        Ok(is_quiesced)
+    }
+
+    fn source(&self, space: &ScratchSpace, taken: &TakenDisk) -> SourceSpec {
+        let place = match self.options.mode {
+            Mode::Pull => LivePlace::Export(nbd_uri(&space.socket(), &taken.disk.target)),
+            Mode::Push => LivePlace::Qcow2(space.file(&taken.disk)),
+        };
+        let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since };
+        SourceSpec {
+            disk: taken.disk.name.clone(),
+            location: Location::Live {
+                place,
+                name: format!("libvirt:{} {}", self.options.domain, taken.disk.target),
+                bitmap: taken.base.clone().map(changed),
+            },
+        }
+    }
+}
+
+impl Drop for RunningDomain {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(false) {
+            tracing::warn!("{}", error.full_message());
+        }
+    }
+}
+
+/// A disk of the backup's document.
+fn disk_xml(
+    space: &ScratchSpace,
+    taken: &TakenDisk,
+    is_push: bool,
+    names: &CheckpointNames,
+) -> String {
+    let target = escaped(&taken.disk.target);
+    let file = escaped(&space.file(&taken.disk).display().to_string());
+    let mut attributes = match &taken.base {
+        Some(base) => format!("backupmode='incremental' incremental='{}'", names.name(base)),
+        None => "backupmode='full'".to_owned(),
+    };
+    let kind = if is_push { "target" } else { "scratch" };
+    if !is_push {
+        attributes.push_str(&format!(" exportname='{target}'"));
+        if taken.base.is_some() {
+            attributes.push_str(&format!(" exportbitmap='{CHANGED}'"));
+        }
+    }
+    format!(
+        "<disk name='{target}' backup='yes' type='file' {attributes}><driver type='qcow2'/><{kind} \
+         file='{file}'/></disk>"
+    )
+}

@@ -1,0 +1,145 @@
+//! The backup of one machine: which hypervisor it runs under, the instant, and the end.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hypervisors::virsh::Virsh;
+use coldrise_ingest::{BackupRequest, BackupStart};
+use coldrise_store::{MachineName, Repository};
+
+use crate::libvirt::{DomainOptions, RunningDomain};
+use crate::qemu::{MachineOptions, RunningMachine};
+use crate::{DiskPick, Instant, LiveMachine, Mode};
+
+/// How a running machine is backed up.
+pub struct LiveOptions {
+    /// `libvirt`, `libvirt:DOMAIN` or `qmp:SOCKET`. Default for DOMAIN: the machine's name.
+    pub from: String,
+    /// The URI of libvirt on this host.
+    pub connect: Option<String>,
+    /// The folder of the scratch files. Default: $TMPDIR, else /var/tmp.
+    pub scratch: Option<PathBuf>,
+    /// How the content leaves QEMU.
+    pub mode: Mode,
+    /// Whether the guest's file systems are to be frozen for the instant.
+    pub is_quiesced: bool,
+    /// The socket of the guest agent; libvirt knows its own.
+    pub agent: Option<PathBuf>,
+}
+
+/// A running machine during its backup.
+pub struct LiveBackup {
+    machine: Box<dyn LiveMachine>,
+    instant: Option<Instant>,
+}
+
+/// Not /tmp: it may be memory.
+fn default_scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
+}
+
+impl LiveBackup {
+    /// Connects to the machine. `disks` has DISK=DEVICE for each disk; none stands for all.
+    ///
+    /// # Errors
+    /// `InvalidInput` for options that do not fit together; errors of the connection.
+    pub fn connect(
+        options: LiveOptions,
+        machine: &MachineName,
+        disks: &[String],
+    ) -> Result<LiveBackup> {
+        let LiveOptions { from, connect, scratch, mode, is_quiesced, agent } = options;
+        let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
+        let picks = DiskPick::parse_all(disks)?;
+        let scratch = scratch.unwrap_or_else(default_scratch);
+        let machine: Box<dyn LiveMachine> = match from
+            .split_once(':')
+            .unwrap_or((&from, machine.as_str()))
+        {
+            ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
+                if is_quiesced && agent.is_none() {
+                    return invalid(
+                        "--quiesce needs the socket of the guest agent: add --agent SOCKET",
+                    );
+                }
+                if connect.is_some() {
+                    return invalid("--connect is for --from libvirt");
+                }
+                let socket = PathBuf::from(socket);
+                let options = MachineOptions { socket, picks, scratch, mode, agent };
+                Box::new(RunningMachine::connect(options)?)
+            }
+            ("libvirt", domain) if !domain.is_empty() => {
+                if agent.is_some() {
+                    return invalid("--agent: libvirt knows the agent's socket; leave it out");
+                }
+                let virsh = Virsh::local(connect.as_deref())?;
+                let domain = domain.to_owned();
+                let options = DomainOptions { virsh, domain, picks, scratch, mode, is_quiesced };
+                Box::new(RunningDomain::connect(options)?)
+            }
+            _ => {
+                let text = format!("--from {from}: write libvirt, libvirt:DOMAIN or qmp:SOCKET");
+                return invalid(&text);
+            }
+        };
+        Ok(LiveBackup { machine, instant: None })
+    }
+
+    /// Takes the instant, and enters its disks and name into the request.
+    ///
+    /// # Errors
+    /// Those of the hypervisor, after which nothing is left in it.
+    pub fn take(
+        &mut self,
+        repository: &Repository,
+        request: &mut BackupRequest,
+        cancel: &AtomicBool,
+    ) -> Result<&Instant> {
+        let start = BackupStart::choose(repository, request, cancel)?;
+        let instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        request.disks.clone_from(&instant.sources);
+        request.point = Some(start.point().clone());
+        if request.configuration.is_none() {
+            request.configuration.clone_from(&instant.configuration);
+        }
+        Ok(self.instant.insert(instant))
+    }
+
+    /// Removes everything from the machine. A point that is stored counts even if that fails: then `warn` gets the
+    /// reason.
+    ///
+    /// # Errors
+    /// That of `stored`, with what the machine's side says about it.
+    pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<T> {
+        let is_lost = stored.is_err() && self.machine.has_lost_its_job();
+        let closed = self.machine.close(stored.is_ok());
+        let stored = match is_lost {
+            true => stored.map_err(|error| {
+                error.context("libvirt's backup job ended before everything was read").advise(
+                    "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
+                )
+            }),
+            false => stored,
+        };
+        match closed {
+            Err(left) => {
+                warn(&format!("warning: {}", left.full_message()));
+                stored
+            }
+            Ok(()) => stored.map_err(|error| match error.kind() {
+                ErrorKind::Io if !is_lost => error.advise(
+                    "the scratch files may have been full or too slow: make space in their \
+                     folder, or name another one with --scratch DIR; or the machine's own disks fail",
+                ),
+                _ => error,
+            }),
+        }
+    }
+
+    /// The instant, once it is taken.
+    pub fn instant(&self) -> Option<&Instant> {
+        self.instant.as_ref()
+    }
+}

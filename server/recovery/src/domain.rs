@@ -1,0 +1,174 @@
+//! What a domain of libvirt is started from: a point that is published, or a session on which it ran.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosting::qemu;
+use coldrise_hosting::socket_access::SocketOwner;
+use coldrise_hosting::{Caller, Origin};
+use coldrise_hypervisors::libvirt::{
+    default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
+    RecoveryNote, VariablesPlace,
+};
+use coldrise_hypervisors::moves::move_state;
+use coldrise_hypervisors::virsh::Virsh;
+use coldrise_inventory::Hardware;
+use coldrise_session::{SessionDocument, SessionNotes};
+use coldrise_store::{PointDocument, Repository, SessionName, LIBVIRT_XML};
+
+use crate::place;
+
+/// What to do about another machine of the name.
+pub(crate) const BESIDE: &str =
+    "end it first; or recover beside it with --new-uuid, and --name if you like";
+
+/// How a point is recovered under libvirt.
+pub struct DomainRequest<'a> {
+    /// URI of libvirt on this host.
+    pub connect: &'a str,
+    /// Name of the machine, and of the session; `None` for the stored one.
+    pub name: Option<&'a SessionName>,
+    /// Give the machine a new UUID and new network addresses.
+    pub has_new_uuid: bool,
+    /// Give it plain hardware in place of the stored.
+    pub has_default_hardware: bool,
+    /// Its network cards.
+    pub network: &'a NetworkChoice,
+    /// Path of the NBD server's socket.
+    pub socket: Option<&'a Path>,
+    /// Owner of the socket.
+    pub socket_owner: Option<SocketOwner>,
+}
+
+/// A session and its note. The note may not be written yet.
+pub struct Prepared {
+    pub(crate) session: SessionDocument,
+    pub(crate) note: RecoveryNote,
+    pub(crate) owner: Option<SocketOwner>,
+    /// Published just now: it ends if the machine cannot be started.
+    pub(crate) is_new: bool,
+}
+
+fn request_owner(owner: Option<SocketOwner>, connect: &str) -> Result<Option<SocketOwner>> {
+    owner.map_or_else(|| place::default_owner(connect), |owner| Ok(Some(owner)))
+}
+
+impl Prepared {
+    /// Checks everything that can be checked, then publishes.
+    ///
+    /// # Errors
+    /// `Busy` if the machine runs already; `InvalidInput` for a socket that libvirt's QEMU cannot open; those of libvirt
+    /// and of the repository.
+    pub fn publish(
+        caller: &Caller,
+        repository: &Arc<Repository>,
+        request: &DomainRequest<'_>,
+        origin: &Origin,
+    ) -> Result<Prepared> {
+        let owner = request_owner(request.socket_owner, request.connect)?;
+        let point = origin.document();
+        let virsh = Virsh::new(request.connect);
+        let free = |domain: &DomainXml| check_free(&virsh, domain);
+        // A first pass: the session has no name yet.
+        let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
+        free(&domain(request, point, "x", Path::new("/x"), nowhere)?)?;
+        let session = origin.publish(caller, repository, request.name.cloned())?;
+        let done = place::socket(request.socket, &session.name).and_then(|socket| {
+            let variables = VariablesPlace::of(request.connect, &session, &socket);
+            let domain = domain(request, point, session.name.as_str(), &socket, variables)?;
+            domain.remarks.iter().for_each(|remark| caller.remark(remark));
+            let note = RecoveryNote {
+                connect: request.connect.to_owned(),
+                name: domain.name,
+                socket,
+                xml: domain.text,
+                variables: domain.variables,
+            };
+            note.write(&SessionNotes::of(repository, &session.name)?)?;
+            if let Err(why) = qemu::kvm_works() {
+                caller.remark(&format!("without KVM the machine is slow: {why}"));
+            }
+            Ok(note)
+        });
+        match done {
+            Ok(note) => Ok(Prepared { session, note, owner, is_new: true }),
+            Err(error) => {
+                let _ = coldrise_session::unpublish(repository, &session.name, true);
+                Err(error)
+            }
+        }
+    }
+
+    /// A session on which a domain was recovered.
+    ///
+    /// # Errors
+    /// `NotFound` without such a session; `Busy` if its newest state is elsewhere.
+    pub fn of_session(
+        repository: &Arc<Repository>,
+        name: &SessionName,
+        owner: Option<SocketOwner>,
+    ) -> Result<Prepared> {
+        let state = coldrise_session::session(repository, name)?;
+        if let Some(moved) = move_state(repository, name)? {
+            moved.check_session_counts()?;
+        }
+        let notes = SessionNotes::of(repository, name)?;
+        let note = RecoveryNote::read(&notes)?.ok_or_else(|| {
+            let text = format!("no machine was recovered on session {name}");
+            Error::new(ErrorKind::NotFound, text)
+                .advise("recover MACHINE/POINT, or boot live/SESSION")
+        })?;
+        let owner = request_owner(owner, &note.connect)?;
+        Ok(Prepared { session: state.document, note, owner, is_new: false })
+    }
+}
+
+/// The domain of a point, on the exports of a session.
+fn domain(
+    request: &DomainRequest<'_>,
+    point: &PointDocument,
+    session: &str,
+    socket: &Path,
+    variables: VariablesPlace,
+) -> Result<DomainXml> {
+    let has_kvm = qemu::kvm_works();
+    let uefi = coldrise_firmware::installed();
+    let disks = point.disks.iter();
+    let options = DomainOptions {
+        name: request.name.map(SessionName::as_str),
+        has_new_uuid: request.has_new_uuid,
+        network: request.network,
+        disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
+        socket,
+        has_kvm: has_kvm.is_ok(),
+        uefi: &uefi,
+        variables,
+    };
+    let stored = point.configuration.as_ref().filter(|_| !request.has_default_hardware);
+    match stored.filter(|stored| stored.format == LIBVIRT_XML) {
+        Some(stored) => rewrite(&stored.text, &options).map_err(|error| {
+            error.advise("start it with plain hardware in place of the stored: --default-hardware")
+        }),
+        None => {
+            let mut hardware = Hardware::of(stored).unwrap_or_default();
+            if let Ok(known) = Hardware::of(point.configuration.as_ref()) {
+                hardware.firmware = known.firmware;
+            }
+            Ok(default_domain(point.machine.as_str(), &hardware, &options))
+        }
+    }
+}
+
+/// No machine is started beside itself: both would have the same network addresses and write to the same services.
+fn check_free(virsh: &Virsh, domain: &DomainXml) -> Result<()> {
+    let by_uuid = domain.uuid.as_ref().map(|uuid| (uuid, format!("a domain with the UUID {uuid}")));
+    let by_name = (&domain.name, format!("the domain {}", domain.name));
+    for (name, what) in by_uuid.into_iter().chain([by_name]) {
+        if Domain::new(virsh, name).state()? != DomainState::Off {
+            let text = format!("{what} runs already (virsh list --uuid --name)");
+            return Err(Error::new(ErrorKind::Busy, text).advise(BESIDE));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,322 @@
+//! Serves the disks of a recovered machine, and lets it run on after the server was away.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
+use coldrise_hypervisors::moves::{move_state, MovePhase};
+use coldrise_runs::process_run;
+use coldrise_session::SessionDocument;
+use coldrise_store::{default_cache_bytes, Repository, SessionName};
+use serde_json::json;
+
+use crate::domain::{Prepared, BESIDE};
+use crate::RecoveryEnd;
+use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::socket_access::SocketAccess;
+use coldrise_hosting::uefi;
+use coldrise_hosting::Caller;
+
+/// Interval of looking after the server.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Longest wait for an answer of each disk of a resumed machine, which may leave one alone. One that still stands then is
+/// resumed later.
+const FIRST_REQUESTS: Duration = Duration::from_secs(5);
+/// Interval of asking libvirt for the domain.
+const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Of a domain that is paused by disk errors again and again, such as on a full repository.
+const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+/// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
+const RECORD_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A machine that is off for this long has ended.
+const OFF_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The domain's state as the record of this run shows it.
+struct RecordedState {
+    /// `None` before libvirt was asked: a machine that was resumed may pause again.
+    state: Option<DomainState>,
+    at: Option<Instant>,
+    since_ms: u64,
+}
+
+impl RecordedState {
+    /// Of a domain that is served since now.
+    fn new() -> RecordedState {
+        let since_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        RecordedState { state: None, at: None, since_ms }
+    }
+
+    /// Records the state if it is another one, or was recorded long ago.
+    fn record(&mut self, session: &SessionDocument, note: &RecoveryNote) {
+        let is_known = self.at.is_some_and(|at| at.elapsed() < RECORD_INTERVAL);
+        if is_known || !process_run::is_progress_due() {
+            return;
+        }
+        let state = match &self.state {
+            None => return,
+            Some(DomainState::Running) => "running",
+            Some(DomainState::DiskError) => "io-error",
+            Some(DomainState::Paused(_)) => "paused",
+            Some(DomainState::Off) => "off",
+        };
+        self.at = Some(Instant::now());
+        process_run::progress(
+            json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
+                                     "connect": note.connect, "state": state, "since_ms": self.since_ms }),
+        );
+    }
+
+    fn change(&mut self, state: DomainState) {
+        if self.state.as_ref() != Some(&state) {
+            self.state = Some(state);
+            self.at = None;
+        }
+    }
+}
+
+/// What to do about a session that could not be withdrawn.
+fn kept(session: &SessionName) -> String {
+    format!("session {session} is kept: end it with coldrise recover live/{session} --undo")
+}
+
+/// A running server and its domain.
+pub struct RecoveryServer {
+    repository: Arc<Repository>,
+    /// The session.
+    pub session: SessionDocument,
+    /// Its note.
+    pub note: RecoveryNote,
+    nbdkit: Nbdkit,
+    domain: Domain,
+}
+
+impl RecoveryServer {
+    /// Starts the server, and the domain: it is created, or resumed.
+    ///
+    /// # Errors
+    /// As [`Nbdkit::start`] and [`Domain::create`]. The session is kept.
+    pub fn start(
+        caller: &Caller,
+        repository: &Arc<Repository>,
+        prepared: Prepared,
+        signals: &mut ChildSignals,
+    ) -> Result<RecoveryServer> {
+        let Prepared { session, note, owner, is_new } = prepared;
+        let disks = session.disks.iter();
+        let options = ServeOptions {
+            endpoint: Endpoint::Socket(note.socket.clone(), SocketAccess { owner, mode: None }),
+            tls: None,
+            cache_bytes: default_cache_bytes(),
+            is_read_only: false,
+            lists_formats: false,
+            disconnects_at_end: true,
+            only: disks.map(|disk| format!("live/{}/{}", session.name, disk.name)).collect(),
+        };
+        let started = Nbdkit::start(caller, &options, signals);
+        let nbdkit = started.map_err(|error| {
+            let withdrawn =
+                is_new.then(|| coldrise_session::unpublish(repository, &session.name, true));
+            match withdrawn {
+                Some(Err(_)) => error.advise(kept(&session.name)),
+                Some(Ok(_)) | None => error,
+            }
+        })?;
+        let domain = note.domain();
+        let repository = Arc::clone(repository);
+        let server = RecoveryServer { repository, session, note, nbdkit, domain };
+        match server.start_domain(caller, is_new) {
+            Ok(()) => Ok(server),
+            Err(error) if is_new => Err(server.withdraw(error)),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let name = &server.session.name;
+                Err(error.advise(format!(
+                    "end it first; or end this session: coldrise recover live/{name} --undo"
+                )))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the session of a machine that never ran.
+    fn withdraw(mut self, error: Error) -> Error {
+        let state = self.note.state(&self.session.name);
+        let is_off = matches!(state, Ok(None | Some(DomainState::Off)));
+        let name = &self.session.name;
+        let ended = is_off
+            && self.nbdkit.stop(None).is_ok()
+            && coldrise_session::unpublish(&self.repository, name, true).is_ok();
+        if ended {
+            // There are none unless libvirt failed late.
+            let _ = self.note.remove_variables();
+        }
+        match ended {
+            true if error.kind() == ErrorKind::Busy => error.advise(BESIDE),
+            true => error,
+            false => error.advise(kept(name)),
+        }
+    }
+
+    fn start_domain(&self, caller: &Caller, is_new: bool) -> Result<()> {
+        let session = &self.session.name;
+        match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
+            DomainState::Off => self.create(caller, is_new).or_else(|error| {
+                match self.note.state(session) {
+                    // Started just now by somebody else.
+                    Ok(None) => Err(self.note.name_is_taken()),
+                    // By a recovery that was killed: libvirt ended what it had asked for.
+                    Ok(Some(DomainState::Running)) => Ok(()),
+                    _ => Err(error),
+                }
+            }),
+            DomainState::Running => Ok(()),
+            DomainState::DiskError | DomainState::Paused(_) => self.resume_until_it_runs(),
+        }
+    }
+
+    fn create(&self, caller: &Caller, is_new: bool) -> Result<()> {
+        let found = self.note.write_variables(&self.repository, &self.session)?;
+        // One that ran before has its variables.
+        if let Some(found) = found.filter(|_| is_new) {
+            uefi::tell_start(caller, &found);
+        }
+        let created = self.domain.create(&self.note.xml);
+        self.note.remove_template();
+        created
+    }
+
+    /// Resumes a machine whose disks were away. The first requests of each disk fail once more, because libvirt's QEMU
+    /// connects again only then, beside them: the machine pauses for each. It runs when each disk has answered one.
+    fn resume_until_it_runs(&self) -> Result<()> {
+        let started = Instant::now();
+        let before = self.domain.answered()?;
+        while started.elapsed() < FIRST_REQUESTS {
+            self.domain.resume()?;
+            while self.domain.state()? != DomainState::DiskError {
+                let now = self.domain.answered()?;
+                let answers = |name: &str| match (before.get(name), now.get(name)) {
+                    (Some(before), Some(now)) => now > before,
+                    _ => true,
+                };
+                let all_answer = self.session.disks.iter().all(|disk| answers(disk.name.as_str()));
+                if all_answer || started.elapsed() >= FIRST_REQUESTS {
+                    return Ok(());
+                }
+                std::thread::sleep(INTERVAL);
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Whether the session has ended.
+    fn has_ended(&self) -> Result<bool> {
+        match coldrise_session::session(&self.repository, &self.session.name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            session => session.map(|_| false),
+        }
+    }
+
+    /// Pauses the machine, unless it is off.
+    fn pause(&self) -> Result<RecoveryEnd> {
+        match self.note.state(&self.session.name)? {
+            None | Some(DomainState::Off) => Ok(RecoveryEnd::Off),
+            Some(_) => self.domain.suspend().map(|()| RecoveryEnd::Paused),
+        }
+    }
+
+    /// Serves until the machine is off ([`RecoveryEnd::Off`]), its disks were moved ([`RecoveryEnd::Moved`]), or a signal ends this program, which
+    /// first pauses the machine ([`RecoveryEnd::Paused`]).
+    ///
+    /// # Errors
+    /// `ToolFailed` if the server cannot be started again.
+    pub fn serve(&mut self, caller: &Caller, signals: &mut ChildSignals) -> Result<RecoveryEnd> {
+        let (mut asked, mut resumed) = (None::<Instant>, None::<Instant>);
+        let mut off_since = None::<Instant>;
+        let mut recorded = RecordedState::new();
+        loop {
+            recorded.record(&self.session, &self.note);
+            if signals.was_asked_to_end() {
+                // Its last writes are answered before the server ends.
+                let paused = self.pause();
+                self.nbdkit.stop(None)?;
+                return paused;
+            }
+            match self.nbdkit.keep_up(caller, signals) {
+                Ok(None) => {}
+                Ok(Some(status)) => {
+                    let text = format!("nbdkit ended ({status}) while the machine was running");
+                    return Err(Error::new(ErrorKind::ToolFailed, text));
+                }
+                // The next turn pauses the machine.
+                Err(error) if error.kind() == ErrorKind::Interrupted => return self.pause(),
+                Err(error) => return Err(error),
+            }
+            if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
+                asked = Some(Instant::now());
+                let looked = self.look_at_domain(caller, &mut resumed, &mut recorded);
+                off_since = match looked {
+                    Ok(Some(RecoveryEnd::Off)) => off_since.or(asked),
+                    _ => None,
+                };
+                match looked {
+                    Ok(None) => {}
+                    // A libvirtd that starts does not know its domains yet.
+                    Ok(Some(_)) if off_since.is_some_and(|at| at.elapsed() < OFF_PATIENCE) => {}
+                    Ok(Some(end)) => {
+                        self.nbdkit.stop(None)?;
+                        return Ok(end);
+                    }
+                    // It was undone, and only then libvirtd ended.
+                    Err(_) if matches!(self.has_ended(), Ok(true)) => {
+                        self.nbdkit.stop(None)?;
+                        return Ok(RecoveryEnd::Off);
+                    }
+                    // libvirtd may restart; its domains run on.
+                    Err(error) => tracing::warn!("{}", error.full_message()),
+                }
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    /// Resumes the machine if its disks were away. Returns how it ended, if it has.
+    fn look_at_domain(
+        &self,
+        caller: &Caller,
+        resumed: &mut Option<Instant>,
+        recorded: &mut RecordedState,
+    ) -> Result<Option<RecoveryEnd>> {
+        let session = &self.session.name;
+        let state = self.note.state(session)?;
+        recorded.change(state.clone().unwrap_or(DomainState::Off));
+        match state {
+            Some(DomainState::Off) => Ok(Some(RecoveryEnd::Off)),
+            Some(DomainState::DiskError) => {
+                if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {
+                    caller.remark("the machine was paused by an error of its disks: resuming it");
+                    self.resume_until_it_runs()?;
+                    *resumed = Some(Instant::now());
+                }
+                Ok(None)
+            }
+            Some(DomainState::Running | DomainState::Paused(_)) | None => {
+                let Some(moved) = move_state(&self.repository, session)? else {
+                    return Ok(match state {
+                        Some(_) => None,
+                        // Only the session of a machine that does not use it ends: it was moved.
+                        None if self.has_ended()? => Some(RecoveryEnd::Moved),
+                        // Another machine has the name of this one.
+                        None => Some(RecoveryEnd::Off),
+                    });
+                };
+                let is_moved = moved.note.phase == MovePhase::Settled
+                    && !moved.is_running
+                    && moved.note.disks.iter().all(|disk| disk.is_moved);
+                Ok(is_moved.then_some(RecoveryEnd::Moved))
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The end of a recovery, and of any session on which a machine may run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosting::Caller;
+use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
+use coldrise_hypervisors::moves::move_state;
+use coldrise_hypervisors::vsphere::{check_no_machine, AccessOptions};
+use coldrise_session::{incoming_sentence, SealReport, SessionNotes};
+use coldrise_store::{Repository, SessionName};
+
+/// How a recovery is undone.
+pub struct UndoRequest<'a> {
+    /// Discard the machine's writes.
+    pub discards: bool,
+    /// For a machine under vCenter or ESXi: options that replace those of its note.
+    pub access: &'a AccessOptions,
+    /// The server of the machine is gone for good: nothing is changed there.
+    pub is_without_server: bool,
+}
+
+/// What an undo did to the machine.
+pub enum MachineEnd {
+    /// It was ended.
+    Ended,
+    /// It was off, or there was none.
+    NotThere,
+    /// This server was not asked.
+    Unknown(String),
+}
+
+/// The result of an undo.
+pub struct Undone {
+    /// The machine's name.
+    pub machine: String,
+    /// What happened to it.
+    pub end: MachineEnd,
+    /// The point with its writes, if there is one.
+    pub sealed: Option<SealReport>,
+}
+
+/// Before a machine is ended: its writes cannot become a restore point while the point below them is on its way.
+///
+/// # Errors
+/// `Busy` then; `NotFound` without such a session.
+pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+    let document = coldrise_session::session(repository, session)?.document;
+    match incoming_sentence(repository, &document)? {
+        None => Ok(()),
+        Some(sentence) => Err(Error::new(ErrorKind::Busy, sentence).advise(format!(
+            "wait for the end of the copy, or throw the machine's writes away: coldrise recover live/{session} --undo --discard"
+        ))),
+    }
+}
+
+/// Removes the firmware variables of a recovered machine that is off, before its session ends: after a kill in between, the
+/// session is still there to be ended.
+pub(crate) fn remove_variables(caller: &Caller, note: &RecoveryNote) {
+    if let Err(error) = note.remove_variables() {
+        let text = error.full_message();
+        caller.remark(&format!("warning: the machine's firmware variables stay: {text}"));
+    }
+}
+
+/// Ends a session. Its server closes it when the machine is gone, within `patience`.
+///
+/// # Errors
+/// As [`coldrise_session::unpublish`].
+pub(crate) fn end_session(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    discard: bool,
+    patience: Duration,
+) -> Result<Option<SealReport>> {
+    let start = Instant::now();
+    loop {
+        match coldrise_session::unpublish(repository, session, discard) {
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            ended => return ended,
+        }
+    }
+}
+
+/// Checks that no machine runs on a session that is about to end, and removes what its end would leave on this host.
+/// Returns the note of the machine that was recovered on it under libvirt.
+///
+/// # Errors
+/// `Busy` if a machine runs on it, or waits to be resumed.
+pub fn prepare_end(
+    caller: &Caller,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+) -> Result<Option<RecoveryNote>> {
+    // A session without its documents can be given up nevertheless.
+    let Ok(notes) = SessionNotes::of(repository, session) else { return Ok(None) };
+    check_no_machine(repository, session)?;
+    check_not_held(repository, session)?;
+    let recovered = check_no_domain_uses(caller, &notes, session)?;
+    if let Some(recovered) = recovered.as_ref().filter(|_| ends_now(repository, session)) {
+        remove_variables(caller, recovered);
+    }
+    Ok(recovered)
+}
+
+/// Whether a recovered machine ends with its session: the session is free, and the machine was not moved.
+fn ends_now(repository: &Arc<Repository>, session: &SessionName) -> bool {
+    let is_free =
+        coldrise_session::session(repository, session).is_ok_and(|state| !state.is_served);
+    is_free && matches!(move_state(repository, session), Ok(None))
+}
+
+/// Checks that no moved machine still waits to be resumed: only the session's note knows of it.
+fn check_not_held(repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+    match move_state(repository, session)? {
+        Some(state) if state.note.is_held => Err(Error::new(ErrorKind::Busy, state.sentence)),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that no domain of libvirt runs on the session: a killed `recover` leaves one that waits for its disks.
+/// Returns the note of the recovery.
+fn check_no_domain_uses(
+    caller: &Caller,
+    notes: &SessionNotes,
+    session: &SessionName,
+) -> Result<Option<RecoveryNote>> {
+    let Some(note) = RecoveryNote::read(notes)? else { return Ok(None) };
+    match note.state(session) {
+        Ok(None | Some(DomainState::Off)) => {}
+        Ok(Some(_)) => {
+            let text = format!("the domain {} of libvirt runs on session {session}", note.name);
+            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
+                 live/{session} --undo"
+            )));
+        }
+        Err(error) => caller.remark(&format!(
+            "warning: it is not known whether the domain {} still runs on the session: {}",
+            note.name,
+            error.full_message()
+        )),
+    }
+    Ok(Some(note))
+}

@@ -1,0 +1,61 @@
+//! `recover --undo`: under libvirt here, under vCenter and ESXi in [`crate::vsphere`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosting::Caller;
+use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
+use coldrise_hypervisors::moves::move_state;
+use coldrise_hypervisors::vsphere::recovery_note;
+use coldrise_session::SessionNotes;
+use coldrise_store::{Repository, SessionName};
+
+use crate::end::{check_can_seal, end_session, remove_variables, MachineEnd, UndoRequest, Undone};
+use crate::vsphere;
+
+/// How long the server of an ended machine may take to close the session.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Ends the machine that was recovered on a session, and the session.
+///
+/// # Errors
+/// `NotFound` if no machine was recovered on it; `Busy` if its newest state is elsewhere, or cannot be sealed yet;
+/// those of its hypervisor.
+pub fn undo(
+    caller: &Caller,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    request: &UndoRequest<'_>,
+) -> Result<Undone> {
+    if !request.discards {
+        check_can_seal(repository, session)?;
+    }
+    if recovery_note(repository, session)?.is_some() {
+        return vsphere::undo(caller, repository, session, request);
+    }
+    if let Some(moved) = move_state(repository, session)? {
+        moved.check_session_counts()?;
+    }
+    let notes = SessionNotes::of(repository, session)?;
+    let Some(note) = RecoveryNote::read(&notes)? else {
+        let text = format!("no machine was recovered on session {session}");
+        let advice = format!("coldrise unpublish {session} ends a session");
+        return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
+    };
+    let end = match note.state(session)? {
+        Some(DomainState::Off) => MachineEnd::NotThere,
+        Some(_) => note.domain().destroy().map(|()| MachineEnd::Ended)?,
+        None => {
+            caller.remark(&format!(
+                "the domain {} is another machine, without a disk of this session: it is left alone",
+                note.name
+            ));
+            MachineEnd::NotThere
+        }
+    };
+    remove_variables(caller, &note);
+    let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
+    let _ = std::fs::remove_file(&note.socket);
+    Ok(Undone { machine: note.name, end, sealed })
+}
