@@ -141,8 +141,8 @@ impl Repository {
         let changed_ms =
             i128::from(metadata.ctime()) * 1000 + i128::from(metadata.ctime_nsec()) / 1_000_000;
         let age_ms = i128::from(jiff::Timestamp::now().as_millisecond()) - changed_ms;
-        let is_settled = !(-TICK_MS..TICK_MS).contains(&age_ms);
-        Ok(is_settled.then(|| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec())))
+        let is_stable = !(-TICK_MS..TICK_MS).contains(&age_ms);
+        Ok(is_stable.then(|| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec())))
     }
 
     /// Calls `each` with every machine and then every point.

@@ -4,7 +4,7 @@
 //! until a gc: a process that serves a forgotten point continues.
 //!
 //! The conditions for the removal are checked under `live/lock`, which is held until the points are
-//! removed. A publish settles its session under the same lock, and first checks that its point
+//! removed. A publish commits its session under the same lock, and first checks that its point
 //! exists. So no session is ever published from a point that does not exist.
 
 use std::collections::{BTreeSet, HashMap};

@@ -1,7 +1,7 @@
 //! The files of one session in `live/HASH`, and their order of writes.
 //!
-//! `points` and `sessions` change them, and hold the session's `lock` and then `live/lock` while
-//! they do. Readers take no lock: each file is replaced whole.
+//! `points` and `sessions` change them. `session.json` changes under `live/lock`, the other files
+//! under the session's `lock`. Readers take no lock: each file is replaced whole.
 
 pub(crate) mod addresses;
 pub(crate) mod document;

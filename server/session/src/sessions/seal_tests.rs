@@ -114,7 +114,7 @@ fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
             break;
         }
     }
-    // Requests are answered in order: after this one all earlier requests are settled.
+    // Requests are answered in order: after this one all earlier requests are answered.
     seal(repository, &document.name, Duration::from_secs(30)).unwrap();
     assert_eq!(SessionDocument::of(repository, &document.name).unwrap().sealed.len(), sealed + 1);
     assert_eq!(session.document().sealed.len(), sealed + 1);

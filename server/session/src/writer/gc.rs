@@ -1,7 +1,7 @@
 //! One gc, done by the process that writes the repository.
 //!
 //! A gc that finds a backup writing asks that process, through `REPO/writer.control`, to do the gc
-//! beside the backup: only that process knows which chunks it refers to (the store settles that,
+//! beside the backup: only that process knows which chunks it refers to (the store decides that,
 //! see `RepositoryWriter::collect_garbage`). If the backup ends before the gc does, the gc is
 //! interrupted after the current step, and the asking process does the rest itself.
 

@@ -1,7 +1,7 @@
 //! The one writer of the repository: who holds it, and how other processes get their work done.
 //!
-//! Locks, in order: `backups.lock` (the backup that hosts others), the background lock, and then
-//! `writer.lock`, which the store takes. The locks of sessions come after these.
+//! A backup takes `backups.lock`, background work the background lock; each then opens the
+//! repository, which takes `writer.lock`. The locks of sessions come after these.
 
 pub(crate) mod access;
 pub(crate) mod background_lock;

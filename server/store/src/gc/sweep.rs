@@ -221,7 +221,7 @@ impl Sweep<'_> {
         let _filtering = self.repository.database().filter(family, gone.rule())?;
         let (repository, work, after) = (self.repository, &self.work, self.after);
         let done = &mut self.done;
-        let mut settle = |rewritten: Result<Checked>| {
+        let mut finish = |rewritten: Result<Checked>| {
             done.add(rewritten?);
             after(Step::Rewritten(family))
         };
@@ -246,11 +246,11 @@ impl Sweep<'_> {
                 let group = check_group(repository, group, work)?;
                 after(Step::Checked(family))?;
                 checked.send(group).map_err(|_| panicked())?;
-                results.try_iter().try_for_each(&mut settle)
+                results.try_iter().try_for_each(&mut finish)
             });
             drop(checked);
             for result in results {
-                all = all.and(settle(result));
+                all = all.and(finish(result));
             }
             threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| panicked()))?;
             all

@@ -76,9 +76,9 @@ impl RepositoryWriter {
             };
             opened.map_err(advise_repair)
         };
-        let settle = |_: &Repository| Ok(());
+        let prepare = |_: &Repository| Ok(());
         let mut open_with =
-            || RepositoryWriter::open_with(path, &passphrase, options, &mut begin, open, settle);
+            || RepositoryWriter::open_with(path, &passphrase, options, &mut begin, open, prepare);
         let writer = match open_with() {
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                 if leave_out_uncommitted(path, &passphrase)? {
@@ -126,12 +126,12 @@ impl RepositoryWriter {
         reopened.mended_files += u64::from(is_mended);
         let open = |folder: &Path, log: &Path, _| Database::open_for_repair(folder, log);
         let mut restored_points = 0;
-        let settle = |repository: &Repository| {
+        let prepare = |repository: &Repository| {
             restored_points = redundancy::restore(repository, waiting)?;
             Ok(())
         };
         let writer =
-            RepositoryWriter::open_with(path, &passphrase, options, || Ok(()), open, settle)?;
+            RepositoryWriter::open_with(path, &passphrase, options, || Ok(()), open, prepare)?;
         reopened.restored_points = restored_points;
         Ok((writer, reopened))
     }

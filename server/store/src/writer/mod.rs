@@ -89,15 +89,15 @@ pub(crate) struct Progress {
 impl RepositoryWriter {
     /// [`RepositoryWriter::open`] with another way to open the database. Opening for writing
     /// changes the database, so the passphrase is checked first. `open_database` receives the
-    /// database's folder, a directory for RocksDB's log, and the high-water mark. `settle` is
-    /// called before any stored state is trusted.
+    /// database's folder, a directory for RocksDB's log, and the high-water mark. `prepare`
+    /// is called before any stored state is trusted.
     pub(crate) fn open_with(
         path: &Path,
         passphrase: &ReadOnce<'_>,
         options: &OpenOptions,
         first: impl FnOnce() -> Result<()>,
         open_database: impl FnOnce(&Path, &Path, Option<Mark>) -> Result<Database>,
-        settle: impl FnOnce(&Repository) -> Result<()>,
+        prepare: impl FnOnce(&Repository) -> Result<()>,
     ) -> Result<RepositoryWriter> {
         let check = KeyCheck::First;
         let repository = Repository::open_with(path, passphrase, options, check, |found, keys| {
@@ -114,7 +114,7 @@ impl RepositoryWriter {
             Ok((database, Access { writer_lock: Some(lock), _log: log, high_water }))
         })?;
         let repository = Arc::new(repository);
-        settle(&repository)?;
+        prepare(&repository)?;
         let state = recover(&repository)?;
         // Opening has started a new manifest.
         repository.high_water().reach(state.next_chunk, state.next_page);
