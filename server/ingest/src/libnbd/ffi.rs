@@ -68,7 +68,12 @@ macro_rules! functions {
                     let address = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr().cast()) };
                     let address = NonNull::new(address)?;
                     // SAFETY: this is the function's type in libnbd.h.
-                    unsafe { std::mem::transmute::<*mut c_void, _>(address.as_ptr()) }
+                    unsafe {
+                        std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn($($type),*) $(-> $result)?,
+                        >(address.as_ptr())
+                    }
                 },)* })
             });
             loaded.as_ref().ok_or_else(|| {
