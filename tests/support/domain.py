@@ -13,7 +13,7 @@ SIZE = 64 * MIB
 class Domain:
     """Transient, with a guest of one sector; without one it is paused before its first instruction."""
 
-    def __init__(self, libvirt, name, *, sector=None, image_format="qcow2", iothread=False, persistent=False):
+    def __init__(self, libvirt, name, *, sector=None, image_format="qcow2", iothread=False, persistent=False, title=""):
         self.libvirt, self.name, self.format = libvirt, name, image_format
         self.counting = sector is not None
         folder = libvirt.images / name
@@ -31,7 +31,7 @@ class Domain:
             f"<disk type='file' device='disk'><driver name='qemu' type='{image_format}' cache='unsafe' {thread}/>"
             f"<source file='{image}'/><target dev='{disk}' bus='virtio'/><boot order='{number}'/></disk>"
             for number, (disk, image) in enumerate(self.images.items(), 2))
-        xml = (f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>"
+        xml = (f"<domain type='qemu'><name>{name}</name>{f'<title>{title}</title>' if title else ''}<memory unit='MiB'>16</memory><vcpu>1</vcpu>"
                f"{'<iothreads>1</iothreads>' if iothread else ''}"
                f"<os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features><devices>{disks}<disk type='file' "
                f"device='floppy'><source file='{floppy}'/><target dev='fda' bus='fdc'/><readonly/><boot order='1'/></disk>"

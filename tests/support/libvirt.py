@@ -84,7 +84,11 @@ class Libvirt:
         return self.virsh("domstate", "--reason", name)
 
     def domains(self):
-        return self.virsh("list", "--name").split()
+        return self.names()
+
+    def names(self, *options):
+        """Of domains: a name can have spaces."""
+        return [line.strip() for line in self.virsh("list", "--name", *options).splitlines() if line.strip()]
 
     def clear(self):
         """Removes all domains and images."""
@@ -93,7 +97,7 @@ class Libvirt:
             with contextlib.suppress(AssertionError):
                 self.virsh("destroy", name)
         assert not self.domains()
-        for name in self.virsh("list", "--all", "--name").split():
+        for name in self.names("--all"):
             self.virsh("undefine", "--checkpoints-metadata", "--snapshots-metadata", "--nvram", name)
         shutil.rmtree(self.images)
         self.images.mkdir()

@@ -22,6 +22,7 @@ mod scratch_folder;
 mod small_file;
 mod stored_ranges;
 pub mod units;
+mod windows_1252;
 
 pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
 pub use clock::now_ms;
@@ -51,3 +52,4 @@ pub const BLOCK_SIZE_BYTES: u64 = 4096;
 /// Largest accepted disk, in bytes: 64 TiB, the limit of VHDX, which holds the
 /// most of the served formats.
 pub const MAX_DISK_SIZE_BYTES: u64 = 64 << 40;
+pub use windows_1252::{from_windows_1252, is_windows_1252};

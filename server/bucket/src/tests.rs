@@ -182,6 +182,7 @@ pub(super) fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocumen
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     }
 }

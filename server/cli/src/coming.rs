@@ -10,6 +10,7 @@ use crate::units::{show_moment, show_size};
 pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
     vec![
         coming.address.clone(),
+        String::new(),
         "coming".to_owned(),
         format!("{} % here", coming.percent_here),
         coming.disks.join(" "),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_requests::parse_backup_machine;
 use coldrise_runs::{process_run, redact_arguments, Plan, Planned, Request, Run, RunsFolder, Who};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -122,8 +123,13 @@ fn subject(arguments: &ArgMatches) -> (Option<String>, Option<String>) {
     let mut parts = named.splitn(3, '/').filter(|part| !part.is_empty()).map(str::to_owned);
     match parts.next() {
         Some(live) if live == "live" => (None, None),
-        machine => (machine, parts.next()),
+        machine => (machine.map(machine_name), parts.next()),
     }
+}
+
+/// The name under which a machine is stored, of a name that `backup` takes.
+fn machine_name(given: String) -> String {
+    parse_backup_machine(&given).map_or(given, |(machine, _)| machine.into())
 }
 
 /// Ends this process as Ctrl-C does.

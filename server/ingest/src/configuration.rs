@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{from_windows_1252, is_windows_1252, Context, Error, ErrorKind, Result};
 use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES, VMX};
 
 use crate::source::open_named;
 
 /// Reads a configuration. The file's extension determines its format: `.xml` is libvirt's,
-/// `.vmx` VMware's, `.json` Coldrise's own. The text is stored unchanged.
+/// `.vmx` VMware's, `.json` Coldrise's own. The text is stored unchanged; only a .vmx that names Windows-1252 or
+/// ISO 8859-1 as its encoding becomes UTF-8, and then names UTF-8.
 ///
 /// Fails with `InvalidInput` for another extension, for more than
 /// [`MAX_CONFIGURATION_BYTES`], for text that is not UTF-8, and for JSON other than an
@@ -36,7 +37,11 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
     if bytes.len() > MAX_CONFIGURATION_BYTES {
         return Err(refused(&format!("is larger than {MAX_CONFIGURATION_BYTES} bytes")));
     }
-    let text = String::from_utf8(bytes).map_err(|_| refused("is not UTF-8 text"))?;
+    let text = match String::from_utf8(bytes) {
+        Err(error) if format == VMX => converted_vmx(error.as_bytes()),
+        text => text.ok(),
+    };
+    let text = text.ok_or_else(|| refused("is not UTF-8 text"))?;
     if text.trim().is_empty() || text.contains('\0') {
         return Err(refused("is empty or contains NUL"));
     }
@@ -48,6 +53,24 @@ pub fn read_configuration(path: &Path) -> Result<Configuration> {
         }
     }
     Ok(Configuration { format: format.to_string(), text })
+}
+
+/// A .vmx as UTF-8, which its line `.encoding` then names; `None` if that line names an encoding that is not known here.
+fn converted_vmx(bytes: &[u8]) -> Option<String> {
+    let text = from_windows_1252(bytes);
+    let (mut converted, mut is_known) = (String::with_capacity(text.len()), false);
+    for line in text.split_inclusive('\n') {
+        let (name, value) = line.split_once('=').unwrap_or((line, ""));
+        let value = value.trim();
+        if name.trim().eq_ignore_ascii_case(".encoding") && is_windows_1252(value.trim_matches('"'))
+        {
+            is_known = true;
+            converted.push_str(&line.replacen(value, "\"UTF-8\"", 1));
+        } else {
+            converted.push_str(line);
+        }
+    }
+    is_known.then_some(converted)
 }
 
 #[cfg(test)]
@@ -75,6 +98,15 @@ mod tests {
                 (format, content)
             );
         }
+    }
+
+    #[test]
+    fn a_vmx_in_an_old_encoding_becomes_utf8() {
+        let old = b".encoding = \"windows-1252\"\r\ndisplayName = \"K\xF6ln\"\r\n";
+        let text = read("web.vmx", old).unwrap().text;
+        assert_eq!(text, ".encoding = \"UTF-8\"\r\ndisplayName = \"Köln\"\r\n");
+        let unknown = b".encoding = \"GBK\"\ndisplayName = \"\xC4\xE3\"\n";
+        assert_eq!(read("web.vmx", unknown).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -29,10 +29,7 @@ pub fn has_tpm(configuration: &Configuration) -> bool {
     let text = &configuration.text;
     match configuration.format.as_str() {
         LIBVIRT_XML => {
-            let options =
-                roxmltree::ParsingOptions { nodes_limit: MAX_XML_NODES, ..Default::default() };
-            let document = roxmltree::Document::parse_with_options(text, options);
-            document.is_ok_and(|xml| xml.descendants().any(|node| node.has_tag_name("tpm")))
+            parse_xml(text).is_ok_and(|xml| xml.descendants().any(|node| node.has_tag_name("tpm")))
         }
         VMX => text.lines().filter_map(|line| line.split_once('=')).any(|(name, value)| {
             name.trim().eq_ignore_ascii_case("vtpm.present")
@@ -184,10 +181,16 @@ fn from_json(text: &str) -> Result<Hardware> {
     })
 }
 
-fn from_libvirt(text: &str) -> Result<Hardware> {
-    // A document type is refused, and with it all entities but the five of XML.
+/// Parses a foreign configuration. A document type is refused, and with it all entities but the five of XML.
+pub(crate) fn parse_xml(
+    text: &str,
+) -> std::result::Result<roxmltree::Document<'_>, roxmltree::Error> {
     let options = roxmltree::ParsingOptions { nodes_limit: MAX_XML_NODES, ..Default::default() };
-    let document = roxmltree::Document::parse_with_options(text, options).map_err(|error| {
+    roxmltree::Document::parse_with_options(text, options)
+}
+
+fn from_libvirt(text: &str) -> Result<Hardware> {
+    let document = parse_xml(text).map_err(|error| {
         Error::with_source(ErrorKind::InvalidInput, "it is not well-formed XML", error)
     })?;
     let domain = document.root_element();

@@ -21,6 +21,7 @@ mod activity;
 mod boot_stage;
 mod coming;
 mod compare;
+mod configured_name;
 mod content;
 mod damage;
 mod difference;
@@ -42,6 +43,7 @@ pub use activity::{ActivityTotals, ActivityWatch};
 pub use boot_stage::BootStage;
 pub use coming::ComingDetails;
 pub use compare::{changed_ranges, Range};
+pub use configured_name::{configured_name, configured_uuid};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use difference::{Difference, DifferingRange, DiskDifference};
@@ -51,7 +53,7 @@ pub use hardware::{
 };
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
-pub use machine_pattern::MachinePattern;
+pub use machine_pattern::{matches_wildcards, MachinePattern};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
 pub use points::{find_disk, PointDetails, PointDisk};
 pub use retention::{

@@ -27,6 +27,9 @@ pub struct Listing {
 pub struct ListedMachine {
     /// The machine's name.
     pub machine: String,
+    /// What people call it, by its newest point; absent if that is the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
     /// Its points, oldest first.
     pub points: Vec<ListedPoint>,
 }
@@ -188,8 +191,12 @@ impl Listing {
             let listed = |point| {
                 ListedPoint::new(point, &clock_guard, boot_check(repository, point).as_ref())
             };
-            let points = points.iter().map(listed).collect();
-            listing.machines.push(ListedMachine { machine: machine.to_string(), points });
+            let display_name = points.last().and_then(|point| point.display_name.clone());
+            listing.machines.push(ListedMachine {
+                machine: machine.to_string(),
+                display_name: display_name.map(String::from),
+                points: points.iter().map(listed).collect(),
+            });
         }
         Ok((listing, warnings))
     }

@@ -33,31 +33,37 @@ impl MachinePattern {
 
     /// Whether a machine's name matches.
     pub fn matches(&self, machine: &str) -> bool {
-        let (pattern, name) = (self.0.as_bytes(), machine.as_bytes());
-        let (mut p, mut n) = (0, 0);
-        // Where to go on after the last star: its place, and the first character that it does not
-        // stand for.
-        let mut star: Option<(usize, usize)> = None;
-        while n < name.len() {
-            match pattern.get(p) {
-                Some(b'*') => {
-                    star = Some((p, n));
-                    p += 1;
-                }
-                Some(c) if *c == b'?' || *c == name[n] => {
-                    p += 1;
-                    n += 1;
-                }
-                _ => {
-                    let Some((at, taken)) = star else { return false };
-                    star = Some((at, taken + 1));
-                    p = at + 1;
-                    n = taken + 1;
-                }
+        matches_wildcards(&self.0, machine)
+    }
+}
+
+/// Whether a text matches a pattern in which `*` stands for any text and `?` for one character.
+pub fn matches_wildcards(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut n) = (0, 0);
+    // Where to go on after the last star: its place, and the first character that it does not
+    // stand for.
+    let mut star: Option<(usize, usize)> = None;
+    while n < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == text[n] => {
+                p += 1;
+                n += 1;
+            }
+            _ => {
+                let Some((at, taken)) = star else { return false };
+                star = Some((at, taken + 1));
+                p = at + 1;
+                n = taken + 1;
             }
         }
-        pattern[p..].iter().all(|c| *c == b'*')
     }
+    pattern[p..].iter().all(|c| *c == '*')
 }
 
 impl TryFrom<String> for MachinePattern {

@@ -10,8 +10,11 @@ use crate::schema::BootVerdictSchema;
 /// The state of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineSummary {
-    /// The machine's name.
+    /// The machine's name, which addresses it.
     pub machine: String,
+    /// What people call it, by its newest point; absent if that is the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
     /// Number of its restore points.
     pub points: u64,
     /// The point that `latest` means; absent if all are in quarantine.

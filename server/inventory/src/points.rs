@@ -19,6 +19,9 @@ pub struct PointDetails {
     pub address: String,
     /// The machine's name.
     pub machine: String,
+    /// What people called the machine at that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
     /// The point's name.
     pub point: String,
     /// How it was made.
@@ -98,6 +101,7 @@ impl PointDetails {
         Ok(PointDetails {
             address,
             machine: point.machine.to_string(),
+            display_name: point.display_name.clone().map(String::from),
             point: point.point.to_string(),
             kind: PointKind::of(&point.origin),
             created_at_ms: point.created_at_ms,

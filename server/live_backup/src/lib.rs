@@ -94,6 +94,19 @@ trait LiveMachine {
     fn has_lost_its_job(&self) -> bool {
         false
     }
+
+    /// Its UUID in lower case, if its hypervisor knows it.
+    fn uuid(&self) -> Option<&str> {
+        None
+    }
+
+    /// Whether the hypervisor knows another machine of this name, running or not.
+    ///
+    /// # Errors
+    /// `ToolFailed` if the hypervisor does not answer.
+    fn is_named_by_another(&self, _name: &str) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// The NBD URI of an export behind a Unix socket.

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupRequest, BackupStart};
-use coldrise_store::{MachineName, Repository};
+use coldrise_inventory::configured_uuid;
+use coldrise_store::{DisplayName, MachineName, Repository};
 
 use crate::libvirt::{DomainOptions, RunningDomain};
 use crate::qemu::{MachineOptions, RunningMachine};
@@ -31,6 +32,8 @@ pub struct LiveOptions {
 /// A running machine during its backup.
 pub struct LiveBackup {
     machine: Box<dyn LiveMachine>,
+    /// The name from which that of the machine was derived.
+    derived_from: Option<DisplayName>,
     instant: Option<Instant>,
 }
 
@@ -40,23 +43,23 @@ fn default_scratch() -> PathBuf {
 }
 
 impl LiveBackup {
-    /// Connects to the machine. `disks` has DISK=DEVICE for each disk; none stands for all.
+    /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
+    /// else the machine's own, unless --from names another one. `disks` has DISK=DEVICE for each disk; none stands for all.
     ///
     /// # Errors
     /// `InvalidInput` for options that do not fit together; errors of the connection.
     pub fn connect(
         options: LiveOptions,
         machine: &MachineName,
+        derived_from: Option<DisplayName>,
         disks: &[String],
     ) -> Result<LiveBackup> {
         let LiveOptions { from, connect, scratch, mode, is_quiesced, agent } = options;
         let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
         let picks = DiskPick::parse_all(disks)?;
         let scratch = scratch.unwrap_or_else(default_scratch);
-        let machine: Box<dyn LiveMachine> = match from
-            .split_once(':')
-            .unwrap_or((&from, machine.as_str()))
-        {
+        let domain = derived_from.as_ref().map_or(machine.as_str(), DisplayName::as_str);
+        let machine: Box<dyn LiveMachine> = match from.split_once(':').unwrap_or((&from, domain)) {
             ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
                 if is_quiesced && agent.is_none() {
                     return invalid(
@@ -84,7 +87,7 @@ impl LiveBackup {
                 return invalid(&text);
             }
         };
-        Ok(LiveBackup { machine, instant: None })
+        Ok(LiveBackup { machine, derived_from, instant: None })
     }
 
     /// Takes the instant, and enters its disks and name into the request.
@@ -97,14 +100,48 @@ impl LiveBackup {
         request: &mut BackupRequest,
         cancel: &AtomicBool,
     ) -> Result<&Instant> {
+        let is_new = match &self.derived_from {
+            Some(name) => self.check_derived(repository, &request.machine, name)?,
+            None => false,
+        };
         let start = BackupStart::choose(repository, request, cancel)?;
-        let instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        let mut instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        if let Some(name) = self.derived_from.as_ref().filter(|_| is_new) {
+            let text = format!("{name} is stored as the machine {}", request.machine);
+            instant.remarks.insert(0, text);
+        }
         request.disks.clone_from(&instant.sources);
         request.point = Some(start.point().clone());
         if request.configuration.is_none() {
             request.configuration.clone_from(&instant.configuration);
         }
         Ok(self.instant.insert(instant))
+    }
+
+    /// Checks that a name that was derived from that of a domain belongs to no other machine. Returns whether the machine is new.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if it is another machine's; errors of the catalog, and of libvirt.
+    fn check_derived(
+        &self,
+        repository: &Repository,
+        machine: &MachineName,
+        name: &DisplayName,
+    ) -> Result<bool> {
+        let latest = repository.points(machine)?.pop();
+        let stored = latest.as_ref().and_then(|point| point.configuration.as_ref());
+        let is_same = match (stored.and_then(configured_uuid), &latest) {
+            (Some(uuid), _) => self.machine.uuid() == Some(&uuid),
+            (None, Some(point)) => point.display_name.as_ref() == Some(name),
+            (None, None) => true,
+        };
+        if is_same && !self.machine.is_named_by_another(machine.as_str())? {
+            return Ok(latest.is_none());
+        }
+        let text =
+            format!("{name} would be stored as {machine}, which is the name of another machine");
+        let advice = format!("choose a name: coldrise backup MACHINE --from 'libvirt:{name}'");
+        Err(Error::new(ErrorKind::AlreadyExists, text).advise(advice))
     }
 
     /// Removes everything from the machine. A point that is stored counts even if that fails: then `warn` gets the

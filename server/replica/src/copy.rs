@@ -348,6 +348,7 @@ impl MachineRun<'_> {
             files: None,
             quarantine: None,
             made_in: Some(made_in(&self.source.id(), point)),
+            display_name: point.display_name.clone(),
             came_by: came_by(&self.source.id(), point),
         }
     }

@@ -18,6 +18,7 @@ fn point(name: &str, created_at_ms: u64) -> PointDocument {
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     }
 }

@@ -27,8 +27,8 @@ pub use points::{
 };
 pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use value::{
-    live_session, parse_network, parse_percent, parse_point, parse_target, session_name,
-    Hypervisor, Target,
+    live_session, parse_backup_machine, parse_network, parse_percent, parse_point, parse_target,
+    session_name, Hypervisor, Target,
 };
 
 use clap::{ArgMatches, Command};

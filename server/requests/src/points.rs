@@ -7,12 +7,13 @@ use clap::Args;
 use coldrise_formats::Format;
 use coldrise_ingest::RestoreTarget;
 use coldrise_inventory::{BootStage, Retention};
-use coldrise_store::{Address, MachineName, SessionName};
+use coldrise_store::{Address, DisplayName, MachineName, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::value::{
-    only, pairs, parse_percent, parse_point, parse_rate, parse_target, session_name, text,
+    only, pairs, parse_backup_machine, parse_percent, parse_point, parse_rate, parse_target,
+    session_name, text,
 };
 
 /// Disks of a machine to back up.
@@ -20,9 +21,16 @@ use crate::value::{
 #[serde(deny_unknown_fields)]
 pub struct Backup {
     /// The machine's name: 1 to 63 of the characters a-z 0-9 . _ -, starting with a letter or
-    /// digit.
-    #[arg(value_name = "MACHINE", value_parser = text(MachineName::parse))]
+    /// digit. With --from libvirt also another name of a domain: "Web Server 01" is stored as
+    /// web-server-01, and the name is kept as the display name.
+    #[arg(value_name = "MACHINE", value_parser = text(parse_backup_machine))]
     pub machine: String,
+    /// What people call the machine, if that differs from MACHINE: any printable text of at most 255
+    /// characters. Lists show it, and searches and jobs find it. Default: the title or name in
+    /// libvirt's configuration, displayName in a .vmx file, display_name in Coldrise's own; else that
+    /// of the latest backup. MACHINE itself removes it.
+    #[arg(long, value_name = "NAME", value_parser = text(DisplayName::parse))]
+    pub display_name: Option<String>,
     /// A disk's name and its source: an image file or an NBD URI.
     ///
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.

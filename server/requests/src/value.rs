@@ -5,7 +5,7 @@ use std::str::FromStr;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_ingest::Rate;
-use coldrise_store::{Address, MachineName, PointSelector, SessionName};
+use coldrise_store::{Address, DisplayName, MachineName, PointSelector, SessionName};
 
 /// A parser of an argument that checks the text with `parse`, and keeps the text.
 pub(crate) fn text<T: 'static>(
@@ -55,6 +55,18 @@ pub fn parse_network(text: &str) -> Result<NetworkChoice> {
         "" => Err(invalid("give none, same or the name of a network")),
         name => Ok(NetworkChoice::Named(name.to_owned())),
     }
+}
+
+/// The machine of a backup: its name; or another name of a domain of libvirt, and the machine's name that is derived from it.
+///
+/// # Errors
+/// `InvalidInput` if no name can be derived.
+pub fn parse_backup_machine(text: &str) -> Result<(MachineName, Option<DisplayName>)> {
+    MachineName::parse(text).map(|machine| (machine, None)).or_else(|error| {
+        let other = DisplayName::parse(text).ok();
+        let found = other.and_then(|other| Some((other.to_machine()?, Some(other))));
+        found.ok_or(error)
+    })
 }
 
 /// A session by its name or its address.

@@ -20,6 +20,7 @@ use tokio::sync::broadcast::error::TryRecvError;
 use crate::clock::now_ms;
 use crate::database::Database;
 use crate::events::What;
+use crate::jobs::MachineNames;
 use crate::service::{Service, SharedService};
 
 /// Interval of looking whether anything changed.
@@ -208,7 +209,7 @@ fn look(service: &Service, last: &mut Option<(CopiesStamp, Instant)>, is_due: bo
     }
     if let Some(targets) = service.copies.targets() {
         let known = service.inventory()?.last_known_machines();
-        let names: Vec<String> = known.into_iter().map(|summary| summary.machine).collect();
+        let names: Vec<MachineNames> = known.iter().map(MachineNames::from).collect();
         service.queue.follow_points(&targets, &names, now_ms())?;
     }
     Ok(())

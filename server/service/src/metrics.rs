@@ -151,8 +151,8 @@ fn jobs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()
     out.gauge("coldrise_machine_age_limit_seconds", help, values.collect::<Vec<_>>());
     let uncovered = service.database.uncovered(&known)?;
     let values = known.iter().map(|known| {
-        let is_uncovered = uncovered.contains(&known.machine);
-        (machine(&known.machine), f64::from(u8::from(is_uncovered)))
+        let is_uncovered = uncovered.contains(&known.names.machine);
+        (machine(&known.names.machine), f64::from(u8::from(is_uncovered)))
     });
     let help = "1 if no job backs up the machine, else 0";
     out.gauge("coldrise_machine_without_job", help, values.collect::<Vec<_>>());

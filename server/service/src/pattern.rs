@@ -1,4 +1,4 @@
-//! Lists of patterns of machine names. They decide what a token may see and a job backs up.
+//! Lists of patterns of machine names. They decide what a token may see and where messages go.
 
 use coldrise_block::{Error, ErrorKind, Result};
 pub(crate) use coldrise_inventory::MachinePattern as Pattern;
@@ -15,7 +15,7 @@ pub(crate) fn any_matches(patterns: &[Pattern], machine: &str) -> bool {
 ///
 /// # Errors
 /// `InvalidInput` if it is empty or too long.
-pub(crate) fn check_list(patterns: &[Pattern]) -> Result<()> {
+pub(crate) fn check_list<T>(patterns: &[T]) -> Result<()> {
     if patterns.is_empty() || patterns.len() > MAX_PATTERNS {
         let text = format!("machines: give 1 to {MAX_PATTERNS} patterns; [\"*\"] is all machines");
         return Err(Error::new(ErrorKind::InvalidInput, text));

@@ -93,8 +93,7 @@ fn start_jobs(service: &SharedService) -> Result<()> {
     };
     let (watched, source) = (service.clone(), service.clone());
     let (active, copied) = (service.clone(), service.clone());
-    let names =
-        move || Ok(source.known_machines()?.into_iter().map(|known| known.machine).collect());
+    let names = move || Ok(source.known_machines()?.into_iter().map(|known| known.names).collect());
     let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
     let stop = service.stop.clone();
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {

@@ -5,7 +5,7 @@ use std::fmt;
 use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 use serde::{Deserialize, Serialize};
 
-use crate::{DiskName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
+use crate::{DiskName, DisplayName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
 use coldrise_block::hex;
 
 /// Maximum number of disks of one machine.
@@ -36,6 +36,13 @@ pub struct PointDocument {
     /// The machine's configuration, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// What people called the machine when the point was stored, if that differs from its name.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "DisplayName::read_stored"
+    )]
+    pub display_name: Option<DisplayName>,
     /// A protected point is neither forgotten nor pruned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_protected: bool,
@@ -300,3 +307,7 @@ pub(crate) enum Flag {
     Protected,
     Quarantined,
 }
+
+#[cfg(test)]
+#[path = "documents_tests.rs"]
+mod tests;

@@ -44,6 +44,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
         is_protected: false,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
         files: None,
     };

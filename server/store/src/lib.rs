@@ -32,6 +32,7 @@ mod compression;
 mod damage_list;
 mod dedup;
 mod descriptors;
+mod display_name;
 mod documents;
 mod durable_commit;
 mod file_system;
@@ -81,6 +82,7 @@ pub use claim::Claim;
 pub use clock_guard::ClockGuard;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
+pub use display_name::{DisplayName, MAX_DISPLAY_NAME_CHARS};
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
     PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,

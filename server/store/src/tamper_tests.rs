@@ -184,6 +184,7 @@ fn a_document_under_another_key_is_noticed() {
             files: None,
             quarantine: None,
             made_in: None,
+            display_name: None,
             came_by: Vec::new(),
         };
         fixture.writer.put_point(&document).unwrap();

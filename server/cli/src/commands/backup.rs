@@ -8,11 +8,13 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
     read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
 };
-use coldrise_inventory::Hardware;
+use coldrise_inventory::{configured_name, Hardware};
 use coldrise_live_backup::{LiveBackup, LiveOptions, Mode};
-use coldrise_requests::{Backup, BackupOptions};
+use coldrise_requests::{parse_backup_machine, Backup, BackupOptions};
 use coldrise_session::SharedWriter;
-use coldrise_store::{BackupTarget, Configuration, MachineName, PointName, LIBVIRT_XML};
+use coldrise_store::{
+    BackupTarget, Configuration, DisplayName, MachineName, PointName, Repository, LIBVIRT_XML,
+};
 use serde::Serialize;
 
 use super::backup_live::MadeInstant;
@@ -59,6 +61,8 @@ pub(crate) struct BackupArguments {
 struct Made<'a> {
     address: String,
     machine: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    display_name: Option<&'a str>,
     point: &'a str,
     disks: Vec<MadeDisk<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,9 +120,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         ));
     }
     let cancel = cancel_flag()?;
-    let Backup { machine, disks, rate_bytes_per_second: rate } = arguments.request;
-    let machine = MachineName::parse(&machine)?;
+    let Backup { machine: given, display_name, disks, rate_bytes_per_second: rate } =
+        arguments.request;
+    let (machine, other) = parse_backup_machine(&given)?;
+    let display_name = display_name.as_deref().map(DisplayName::parse).transpose()?;
     let BackupOptions { from, connect, push, quiesce, agent, bitmap, .. } = arguments.options;
+    let is_libvirt =
+        from.as_deref().is_some_and(|from| from == "libvirt" || from.starts_with("libvirt:"));
+    if other.is_some() && !is_libvirt {
+        let advice =
+            format!("keep it as a display name: backup {machine} --display-name '{given}'");
+        MachineName::parse(&given).map_err(|error| error.advise(advice))?;
+    }
     let live = from.map(|from| LiveOptions {
         from,
         connect,
@@ -127,7 +140,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         is_quiesced: quiesce,
         agent,
     });
-    let connect = |options| LiveBackup::connect(options, &machine, &disks);
+    let connect = |options| LiveBackup::connect(options, &machine, other, &disks);
     let mut live = live.map(connect).transpose()?;
     let disks = match live {
         Some(_) => Vec::new(),
@@ -135,6 +148,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     };
     let mut request = BackupRequest {
         machine,
+        display_name,
         disks,
         bitmap,
         follow_backing: arguments.follow_backing,
@@ -155,7 +169,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     for warning in &summary.warnings {
         invocation.remark(&format!("warning: {warning}"));
     }
-    Ok(report(invocation, &summary, live.as_ref(), chunk_size_bytes))
+    let name = request.display_name.as_ref();
+    Ok(report(invocation, &summary, name, live.as_ref(), chunk_size_bytes))
 }
 
 /// Stores all disks. Also returns the chunk size.
@@ -183,6 +198,7 @@ fn store_with(
         let instant = live.take(&*writer.repository()?, request, cancel)?;
         instant.remarks.iter().for_each(|remark| invocation.remark(remark));
     }
+    request.display_name = display_name(&*writer.repository()?, request)?;
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
         invocation.remark(
@@ -200,9 +216,24 @@ fn store_with(
     }
 }
 
+/// The machine's display name: the one that was given, else that of the configuration, else that of the latest point.
+/// To give the machine's own name removes it.
+fn display_name(repository: &Repository, request: &BackupRequest) -> Result<Option<DisplayName>> {
+    let is_beside = |name: DisplayName| name.beside(&request.machine);
+    if let Some(given) = request.display_name.clone() {
+        return Ok(is_beside(given));
+    }
+    let configured = request.configuration.as_ref().and_then(configured_name);
+    match configured.and_then(is_beside) {
+        None => Ok(repository.points(&request.machine)?.pop().and_then(|point| point.display_name)),
+        configured => Ok(configured),
+    }
+}
+
 fn report(
     invocation: &Invocation,
     summary: &BackupSummary,
+    display_name: Option<&DisplayName>,
     live: Option<&LiveBackup>,
     chunk_size_bytes: u64,
 ) -> Report {
@@ -210,6 +241,7 @@ fn report(
     let made = Made {
         address: format!("{}/{}", summary.machine, summary.point),
         machine: summary.machine.as_str(),
+        display_name: display_name.map(DisplayName::as_str),
         point: summary.point.as_str(),
         disks: summary.disks.iter().map(|disk| MadeDisk::new(disk, chunk_size_bytes)).collect(),
         instant,

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, ListedPoint, Listing};
+use coldrise_inventory::{ComingDetails, ListedMachine, ListedPoint, Listing};
 use coldrise_store::{BootVerdict, MachineName};
 use serde::Serialize;
 
@@ -13,9 +13,9 @@ use crate::units::{show_moment, show_size};
 
 /// List machines and their restore points, oldest first.
 ///
-/// BOOT is the result of the point's last check-boot: ok, failed or not proven; worse if the
-/// machine's last good checks reached more. A point that is still on its way from another site is not a restore point yet:
-/// its kind is coming.
+/// NAME is the machine's display name: see backup. BOOT is the result of the point's last check-boot:
+/// ok, failed or not proven; worse if the machine's last good checks reached more. A point that is
+/// still on its way from another site is not a restore point yet: its kind is coming.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
@@ -60,14 +60,19 @@ struct Listed<'a> {
 
 /// The list for people and for programs.
 pub(crate) fn report(listing: &Listing, coming: Vec<ComingDetails>) -> Report {
-    let points = listing.machines.iter().flat_map(|machine| &machine.points);
-    let rows: Vec<_> = points.map(row).chain(coming.iter().map(coming::row)).collect();
+    let named = |machine: &ListedMachine, mut row: Vec<String>| {
+        row.insert(1, machine.display_name.clone().unwrap_or_default());
+        row
+    };
+    let points = listing.machines.iter().flat_map(|m| m.points.iter().map(move |p| (m, p)));
+    let points = points.map(|(machine, point)| named(machine, row(point)));
+    let mut rows: Vec<_> = points.chain(coming.iter().map(coming::row)).collect();
     let text = match rows.len() {
         0 if listing.lost.is_empty() => {
             "no restore points yet: make one with coldrise backup".to_owned()
         }
         0 => String::new(),
-        _ => table(shown_headings(&rows), &rows),
+        _ => table(&shown_headings(&mut rows), &rows),
     };
     Report::answer(&Listed { listing, coming }, text)
 }
@@ -82,13 +87,20 @@ pub(super) fn boot_word(verdict: BootVerdict, is_worse: bool) -> &'static str {
     }
 }
 
-const HEADINGS: [&str; 8] =
-    ["ADDRESS", "KIND", "STORED AT", "DISKS", ">SIZE", "BOOT", "PROTECTED", "QUARANTINED"];
+const HEADINGS: [&str; 9] =
+    ["ADDRESS", "NAME", "KIND", "STORED AT", "DISKS", ">SIZE", "BOOT", "PROTECTED", "QUARANTINED"];
 
-/// The last column appears only if a row has a text in it.
-fn shown_headings(rows: &[Vec<String>]) -> &'static [&'static str] {
-    let is_any = rows.iter().any(|row| row.last().is_some_and(|cell| !cell.is_empty()));
-    &HEADINGS[..HEADINGS.len() - usize::from(!is_any)]
+/// Removes the columns NAME and QUARANTINED if no row has a text in them.
+fn shown_headings(rows: &mut [Vec<String>]) -> Vec<&'static str> {
+    let mut headings = HEADINGS.to_vec();
+    for optional in ["QUARANTINED", "NAME"] {
+        let Some(at) = headings.iter().position(|heading| *heading == optional) else { continue };
+        if rows.iter().all(|row| row.get(at).is_none_or(String::is_empty)) {
+            headings.remove(at);
+            rows.iter_mut().filter(|row| at < row.len()).for_each(|row| drop(row.remove(at)));
+        }
+    }
+    headings
 }
 
 fn row(point: &ListedPoint) -> Vec<String> {

@@ -105,6 +105,9 @@ fn text(shown: &PointDetails) -> String {
         shown.kind.as_str(),
         show_moment(shown.created_at_ms)
     );
+    if let Some(name) = &shown.display_name {
+        text.push_str(&format!("name         {name}\n"));
+    }
     if let (Some(base), Some(session)) = (&shown.base, &shown.session) {
         let machine = &shown.machine;
         text.push_str(&format!(

@@ -38,6 +38,7 @@ pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
             files: None,
             quarantine: None,
             made_in: None,
+            display_name: None,
             came_by: Vec::new(),
         };
         writer.put_point(&document).unwrap();

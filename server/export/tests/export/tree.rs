@@ -61,6 +61,7 @@ impl Fixture {
             files: None,
             quarantine: None,
             made_in: None,
+            display_name: None,
             came_by: Vec::new(),
         };
         writer.put_point(&document).unwrap();

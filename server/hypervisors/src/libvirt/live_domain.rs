@@ -129,6 +129,15 @@ fn listed(virsh: &Virsh, more: &[&str], patience: Duration) -> Result<Vec<(Strin
     Ok(lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect())
 }
 
+/// Whether a domain with another UUID, running or not, has this name.
+///
+/// # Errors
+/// `ToolFailed` if libvirt does not answer.
+pub fn is_named_by_another(virsh: &Virsh, uuid: &str, name: &str) -> Result<bool> {
+    let all = listed(virsh, &["--all"], PATIENCE)?;
+    Ok(all.iter().any(|(other, its_name)| its_name == name && other != uuid))
+}
+
 /// The names of the domains that run, within `patience`.
 ///
 /// # Errors

@@ -38,7 +38,9 @@ pub use default_domain::default_domain;
 pub use domain_xml::{
     check_domain, escaped, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
 };
-pub use live_domain::{find_running, running_domains, LiveDomain, WritableDisk};
+pub use live_domain::{
+    find_running, is_named_by_another, running_domains, LiveDomain, WritableDisk,
+};
 pub use presence::missing;
 pub use uefi::NotedVariables;
 

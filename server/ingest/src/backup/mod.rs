@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::{
-    BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, MachineName, MapRoot,
-    PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts, WriteOptions,
-    MAX_DISKS,
+    BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, DisplayName, MachineName,
+    MapRoot, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts,
+    WriteOptions, MAX_DISKS,
 };
 use jiff::{SignedDuration, Timestamp};
 
@@ -47,6 +47,8 @@ pub struct BackupRequest {
     pub follow_backing: bool,
     /// The machine's configuration.
     pub configuration: Option<Configuration>,
+    /// What people call the machine, if that differs from its name.
+    pub display_name: Option<DisplayName>,
     /// The point's name; `None`: the time at the start of the backup.
     pub point: Option<PointName>,
     /// Threads that hash and compress; 0: one per processor.
@@ -290,6 +292,7 @@ pub fn read_disks(
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: request.display_name.clone(),
         came_by: Vec::new(),
     };
     let last_disk = disks.last().map_or("", |summary| summary.disk.as_str());

@@ -86,6 +86,7 @@ fn request(disks: &[impl AsRef<str>]) -> BackupRequest {
         bitmap: None,
         follow_backing: false,
         configuration: None,
+        display_name: None,
         point: None,
         threads: 2,
         rate: None,

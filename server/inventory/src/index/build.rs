@@ -10,7 +10,7 @@ use coldrise_store::{
     Quarantine, Repository, ScanEntry, ScannedMachine, ScannedPoint,
 };
 
-use super::{BootResult, Index, IndexedBoot, IndexedMachine, IndexedPoint, PointFlags};
+use super::{BootResult, Index, IndexedBoot, IndexedMachine, IndexedPoint, PointFlags, PointShape};
 use crate::listing::DiskList;
 
 /// What an index is built from. Read before the catalog, in this order: a point that moves from a
@@ -142,10 +142,10 @@ impl Draft {
         if let Some((name, before)) = known.get(&entry.machine) {
             let point = before.find(&entry.key).filter(|point| point.version == entry.version);
             if let Some(point) = point {
-                let disks = before.disks.get(point.disks as usize).cloned();
-                let disks = self.machine.disk_list(disks.unwrap_or_default());
+                let shape = before.shapes.get(point.shape as usize).cloned();
+                let shape = self.machine.shape(shape.unwrap_or_default());
                 self.name.get_or_insert_with(|| (*name).clone());
-                self.machine.points.push(IndexedPoint { disks, ..point.clone() });
+                self.machine.points.push(IndexedPoint { shape, ..point.clone() });
                 return Ok(());
             }
         }
@@ -158,12 +158,12 @@ impl Draft {
 }
 
 impl IndexedMachine {
-    /// The number of this list of disks. A machine has few different ones.
-    fn disk_list(&mut self, disks: DiskList) -> u32 {
-        let known = self.disks.iter().rposition(|known| *known == disks);
+    /// The number of this shape. A machine has few different ones.
+    fn shape(&mut self, shape: PointShape) -> u32 {
+        let known = self.shapes.iter().rposition(|known| *known == shape);
         let at = known.unwrap_or_else(|| {
-            self.disks.push(disks);
-            self.disks.len() - 1
+            self.shapes.push(shape);
+            self.shapes.len() - 1
         });
         u32::try_from(at).unwrap_or(u32::MAX)
     }
@@ -174,9 +174,14 @@ impl IndexedMachine {
         document: &PointDocument,
         version: u64,
     ) -> IndexedPoint {
+        let name = document.display_name.as_ref();
+        let shape = PointShape {
+            disks: DiskList::new(document),
+            display_name: name.map(|name| name.as_str().into()),
+        };
         IndexedPoint {
             key: document.point.sort_key(),
-            disks: self.disk_list(DiskList::new(document)),
+            shape: self.shape(shape),
             version,
             created_at_ms: document.created_at_ms,
             marker: repository.marker_id(&format!("{}/{}", document.machine, document.point)),

@@ -37,9 +37,16 @@ struct IndexedMachine {
     last_backup: Option<PointName>,
     /// Oldest first.
     points: Vec<IndexedPoint>,
-    /// The different lists of disks that its points have.
-    disks: Vec<DiskList>,
+    /// The different shapes that its points have.
+    shapes: Vec<PointShape>,
     lost: Vec<PointName>,
+}
+
+/// What many points of a machine share.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct PointShape {
+    disks: DiskList,
+    display_name: Option<Arc<str>>,
 }
 
 /// A point. 100,000 of them are held in memory.
@@ -47,8 +54,8 @@ struct IndexedMachine {
 struct IndexedPoint {
     /// The name: sorts like it.
     key: [u8; 12],
-    /// Index in the machine's `disks`.
-    disks: u32,
+    /// Index in the machine's `shapes`.
+    shape: u32,
     /// Version of its document; 0 for a point that waits in its session.
     version: u64,
     created_at_ms: u64,

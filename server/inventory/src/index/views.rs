@@ -1,5 +1,8 @@
 //! The documents that the index fills.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{ClockGuard, MachineName, PointName};
 
@@ -26,7 +29,8 @@ impl Index {
                     let points = machine.points.iter();
                     let points =
                         points.filter_map(|p| machine.listed(name, p, &clock_guard)).collect();
-                    ListedMachine { machine: name.to_string(), points }
+                    let display_name = machine.display_name();
+                    ListedMachine { machine: name.to_string(), display_name, points }
                 })
                 .collect(),
             lost: lost.map(|(machine, point)| format!("{machine}/{point}")).collect(),
@@ -36,6 +40,14 @@ impl Index {
     /// Every machine, sorted by name.
     pub(crate) fn summaries(&self, now_ms: u64) -> Vec<MachineSummary> {
         self.machines.iter().map(|(name, machine)| machine.summary(name, now_ms)).collect()
+    }
+
+    /// The display names of the machines that have one, by the machine's name.
+    pub(crate) fn display_names(&self) -> BTreeMap<String, String> {
+        let named = |(name, machine): (&MachineName, &Arc<IndexedMachine>)| {
+            machine.display_name().map(|display_name| (name.to_string(), display_name))
+        };
+        self.machines.iter().filter_map(named).collect()
     }
 
     /// One machine.
@@ -83,7 +95,13 @@ impl Index {
 
 impl IndexedMachine {
     fn disks_of(&self, point: &IndexedPoint) -> DiskList {
-        self.disks.get(point.disks as usize).cloned().unwrap_or_default()
+        self.shapes.get(point.shape as usize).map(|shape| shape.disks.clone()).unwrap_or_default()
+    }
+
+    /// The display name of its newest point. Backups take it over from point to point.
+    fn display_name(&self) -> Option<String> {
+        let shape = self.shapes.get(self.points.last()?.shape as usize)?;
+        shape.display_name.as_deref().map(str::to_owned)
     }
 
     fn listed(
@@ -130,10 +148,11 @@ impl IndexedMachine {
             self.points.iter().filter(|point| is_counted(point)).count() as u64
         };
         let summary = |point: &IndexedPoint| self.point_summary(machine, point, now_ms);
-        let sizes: Vec<u64> = self.disks.iter().map(DiskList::size_bytes).collect();
-        let size = |p: &IndexedPoint| sizes.get(p.disks as usize).copied().unwrap_or(0);
+        let sizes: Vec<u64> = self.shapes.iter().map(|shape| shape.disks.size_bytes()).collect();
+        let size = |p: &IndexedPoint| sizes.get(p.shape as usize).copied().unwrap_or(0);
         MachineSummary {
             machine: machine.to_string(),
+            display_name: self.display_name(),
             points: self.points.len() as u64,
             latest: latest.and_then(summary),
             last_good: last_good.and_then(summary),

@@ -1,5 +1,6 @@
 //! What an [`Inventory`] answers.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
@@ -35,6 +36,14 @@ impl Inventory {
     pub fn last_known_machines(&self) -> Vec<MachineSummary> {
         let index = Arc::clone(&self.state.read().index);
         index.summaries(now_ms())
+    }
+
+    /// The display names of the machines that have one, by the machine's name.
+    ///
+    /// # Errors
+    /// Only those of [`Inventory::refresh`].
+    pub fn display_names(&self) -> Result<BTreeMap<String, String>> {
+        Ok(self.index()?.display_names())
     }
 
     /// The state of one machine.

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{remove_abandoned_folders_in, Error, Result};
-use coldrise_hypervisors::libvirt::{escaped, find_running, LiveDomain, PATIENCE};
+use coldrise_hypervisors::libvirt::{
+    escaped, find_running, is_named_by_another, LiveDomain, PATIENCE,
+};
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
@@ -130,6 +132,14 @@ impl LiveMachine for RunningDomain {
             remarks,
             configuration: Some(configuration),
         })
+    }
+
+    fn uuid(&self) -> Option<&str> {
+        Some(&self.uuid)
+    }
+
+    fn is_named_by_another(&self, name: &str) -> Result<bool> {
+        is_named_by_another(&self.virsh, &self.uuid, name)
     }
 
     /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with

@@ -304,6 +304,7 @@ fn put(
         files: None,
         quarantine: None,
         made_in: Some(MadeIn { repository: other_repository(), machine: machine(name) }),
+        display_name: None,
         came_by: Vec::new(),
     };
     change(&mut document);

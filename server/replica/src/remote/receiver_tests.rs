@@ -190,6 +190,7 @@ fn document() -> PointDocument {
             repository: serde_json::from_str(&format!("\"{}\"", "07".repeat(16))).unwrap(),
             machine: "web01".parse().unwrap(),
         }),
+        display_name: None,
         came_by: Vec::new(),
     }
 }

@@ -13,7 +13,9 @@ use super::input::{Body, Fields, Names};
 use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
-use crate::jobs::{backup, preview, Job, JobKind, Outcome, QueueRow, RowState, StoredJob};
+use crate::jobs::{
+    backup, preview, Job, JobKind, MachineNames, Outcome, QueueRow, RowState, StoredJob,
+};
 use crate::pattern::{any_matches, Pattern};
 use crate::service::{Service, SharedService};
 
@@ -70,8 +72,15 @@ async fn jobs(
     caller.allow_all(Permission::View)?;
     let shown = blocking(move || {
         let jobs = service.database.jobs()?.into_iter();
+        let names = filter.machine.map(|machine| {
+            let known = known_names(&service).unwrap_or_default();
+            known
+                .into_iter()
+                .find(|names| names.machine == machine)
+                .unwrap_or(MachineNames::of(&machine))
+        });
         let is_wanted =
-            |stored: &StoredJob| filter.machine.as_ref().is_none_or(|name| stored.job.covers(name));
+            |stored: &StoredJob| names.as_ref().is_none_or(|names| stored.job.covers(names));
         jobs.filter(is_wanted).map(|stored| show(&service, stored)).collect()
     });
     shown.await.map(Json)
@@ -202,8 +211,8 @@ async fn start(
     Ok((StatusCode::ACCEPTED, Json(runs.await?)))
 }
 
-fn known_names(service: &Service) -> Result<Vec<String>> {
-    Ok(service.known_machines()?.into_iter().map(|known| known.machine).collect())
+fn known_names(service: &Service) -> Result<Vec<MachineNames>> {
+    Ok(service.known_machines()?.into_iter().map(|known| known.names).collect())
 }
 
 /// The queue.
@@ -228,7 +237,8 @@ fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
     if job.kind != JobKind::Backup {
         return Ok(());
     }
-    let words = job.machines.iter().flat_map(|machine| backup(job, machine.as_str()));
+    let names = job.machines.iter().map(|machine| machine.as_str());
+    let words = names.flat_map(|name| backup(job, name, name));
     for word in words {
         if let Some((_, source)) = word.split_once('=') {
             service.options.refuse_own_files(source)?;

@@ -1,5 +1,6 @@
 //! Machines, restore points, sessions, space, damage: what the repository holds.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +43,7 @@ static SPACE: Mutex<Option<(Instant, Arc<String>)>> = Mutex::new(None);
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()
         .routes(routes!(machines))
+        .routes(routes!(display_names))
         .routes(routes!(machine))
         .routes(routes!(all_points))
         .routes(routes!(points))
@@ -71,19 +73,54 @@ pub(super) fn selector(point: &str) -> Result<PointSelector> {
     PointSelector::parse(point)
 }
 
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+struct MachineFilter {
+    /// Words that must all be in the name or in the display name, in any case.
+    #[param(max_length = 1024)]
+    search: Option<String>,
+}
+
+impl MachineFilter {
+    fn accepts(&self, machine: &MachineSummary) -> bool {
+        let display_name = machine.display_name.as_deref().unwrap_or_default();
+        let text = format!("{} {display_name}", machine.machine).to_lowercase();
+        let words = self.search.as_deref().unwrap_or_default().to_lowercase();
+        words.split_whitespace().all(|word| text.contains(word))
+    }
+}
+
 /// List machines, each with its state: newest and last good point, boot checks, counts.
-#[utoipa::path(get, path = "/machines", tag = "machines",
+#[utoipa::path(get, path = "/machines", tag = "machines", params(MachineFilter),
     responses((status = 200, body = [MachineSummary]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
 async fn machines(
     State(service): State<SharedService>,
     Caller(caller): Caller,
+    Fields(filter): Fields<MachineFilter>,
 ) -> Answer<Json<Vec<MachineSummary>>> {
     caller.allow(Permission::View)?;
     let listed = blocking(move || {
         let mut machines = service.inventory()?.machines()?;
-        machines.retain(|machine| caller.sees(&machine.machine));
+        machines.retain(|machine| caller.sees(&machine.machine) && filter.accepts(machine));
         Ok(machines)
+    });
+    listed.await.map(Json)
+}
+
+/// List the display names of the machines that have one, by the machine's name.
+#[utoipa::path(get, path = "/display-names", tag = "machines",
+    responses((status = 200, body = BTreeMap<String, String>), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn display_names(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+) -> Answer<Json<BTreeMap<String, String>>> {
+    caller.allow(Permission::View)?;
+    let listed = blocking(move || {
+        let mut names = service.inventory()?.display_names()?;
+        names.retain(|machine, _| caller.sees(machine));
+        Ok(names)
     });
     listed.await.map(Json)
 }

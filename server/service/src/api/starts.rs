@@ -15,7 +15,7 @@ use coldrise_formats::Format;
 use coldrise_inventory::{Inventory, SessionDetails};
 use coldrise_requests::{session_name, CommandLine, Request};
 use coldrise_runs::RunId;
-use coldrise_store::{Address, DiskName, MachineName, SessionName};
+use coldrise_store::{Address, DiskName, DisplayName, MachineName, SessionName};
 use serde::Serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -66,6 +66,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             // A source can be anything, such as another machine's disk.
             caller.allow_all(Administer)?;
             let machine: MachineName = backup.machine.parse()?;
+            backup.display_name.as_deref().map(DisplayName::parse).transpose()?;
             for (disk, source) in backup.disks.iter().filter_map(|word| word.split_once('=')) {
                 disk.parse::<DiskName>()?;
                 crate::jobs::check_source(source)?;

@@ -1,6 +1,6 @@
 //! The commands of a job's runs, as vectors of arguments. No shell ever sees them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use coldrise_block::Result;
 use coldrise_hypervisors::virsh::Virsh;
@@ -9,8 +9,8 @@ use coldrise_requests::{Backup, BackupOptions, CheckBoot, CommandLine, Prune, Ve
 
 use super::copy;
 use super::job::{BootCheck, Job, JobKind};
+use super::pattern::{any_matches, named, JobPattern, MachineNames};
 use crate::invalid::invalid;
-use crate::pattern::Pattern;
 
 const MAX_SOURCE_BYTES: usize = 1024;
 /// The lowest rate that `coldrise backup` takes, in bytes per second.
@@ -87,12 +87,13 @@ fn expand(template: &str, machine: &str, disk: &str) -> String {
     template.replace("{machine}", machine).replace("{disk}", disk)
 }
 
-/// The words of `coldrise backup`.
-pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
+/// The words of `coldrise backup`. `domain` is libvirt's name for the machine, or the machine's own.
+pub(crate) fn backup(job: &Job, machine: &str, domain: &str) -> Vec<String> {
     let of_machine = |template: &String| expand(template, machine, "");
     let disks = job.disks_of(machine).iter();
     let request = Backup {
-        machine: machine.to_owned(),
+        machine: domain.to_owned(),
+        display_name: None,
         disks: disks
             .map(|(disk, from)| format!("{disk}={}", expand(from, machine, disk)))
             .collect(),
@@ -100,7 +101,7 @@ pub(crate) fn backup(job: &Job, machine: &str) -> Vec<String> {
     };
     let is_libvirt = job.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
     let options = BackupOptions {
-        from: job.from.as_ref().map(of_machine),
+        from: job.from.as_ref().map(|from| expand(from, domain, "")),
         // A run does not have the service's environment.
         connect: Virsh::local(None).ok().filter(|_| is_libvirt).map(|virsh| virsh.uri().to_owned()),
         push: job.push,
@@ -133,16 +134,22 @@ fn verify(address: Option<String>, sample: Option<f64>) -> Vec<String> {
 
 /// The runs of one occurrence: machine and words. `known` are the machines that have points, or those
 /// that run under libvirt, as [`Job::known_by`] says.
-pub(super) fn runs_of(job: &Job, known: &[String]) -> Vec<(Option<String>, Vec<String>)> {
-    let matching =
-        || known.iter().filter(|name| job.machines.iter().any(|pattern| pattern.matches(name)));
+pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>, Vec<String>)> {
+    let found = || known.iter().filter(|names| any_matches(&job.machines, names));
+    let matching = || found().map(|names| &names.machine);
     match job.kind {
         JobKind::Backup => {
             // A named machine that does not run fails, which is told; a pattern means those that run.
-            let named = job.machines.iter().filter(|pattern| !pattern.has_wildcards());
-            let named = named.map(|name| name.as_str().to_owned());
-            let names: BTreeSet<String> = named.chain(matching().cloned()).collect();
-            names.into_iter().map(|name| (Some(name.clone()), backup(job, &name))).collect()
+            let mut machines: BTreeMap<String, &str> = named(&job.machines, known).collect();
+            for names in found() {
+                let domain = names.domain.as_ref().unwrap_or(&names.machine);
+                machines.entry(names.machine.clone()).or_insert(domain);
+            }
+            let run = |(machine, domain): (String, &str)| {
+                let words = backup(job, &machine, domain);
+                (Some(machine), words)
+            };
+            machines.into_iter().map(run).collect()
         }
         JobKind::Gc => vec![(None, vec!["gc".to_owned()])],
         JobKind::Prune => {
@@ -205,11 +212,12 @@ pub(super) enum KnownBy {
 impl Job {
     /// Who knows the machines.
     pub(super) fn known_by(&self) -> KnownBy {
+        let is_machine = |pattern: &JobPattern| pattern.machine().is_some();
         match self.kind {
             JobKind::Verify | JobKind::Prune | JobKind::CheckBoot | JobKind::Copy => {
                 KnownBy::Repository
             }
-            JobKind::Backup if self.machines.iter().any(Pattern::has_wildcards) => KnownBy::Libvirt,
+            JobKind::Backup if !self.machines.iter().all(is_machine) => KnownBy::Libvirt,
             JobKind::Backup | JobKind::Gc => KnownBy::Nobody,
         }
     }

@@ -6,17 +6,17 @@ use coldrise_block::Result;
 use coldrise_inventory::{MachineSummary, PointSummary};
 
 use super::job::JobKind;
+use super::pattern::{any_matches, named, MachineNames};
 use super::store::Outcome;
 use crate::clock::now_ms;
 use crate::database::Database;
-use crate::pattern::{any_matches, Pattern};
 
 const HOUR_MS: i64 = 3_600_000;
 
 /// A machine that has points.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownMachine {
-    pub(crate) machine: String,
+    pub(crate) names: MachineNames,
     /// The time of its last good backup, in milliseconds since 1970.
     pub(crate) last_good_ms: Option<i64>,
 }
@@ -26,9 +26,16 @@ impl From<&MachineSummary> for KnownMachine {
         let good = summary.last_good_backup.as_ref();
         let age_ms = |point: &PointSummary| point.age_seconds.saturating_mul(1000);
         KnownMachine {
-            machine: summary.machine.clone(),
+            names: MachineNames::from(summary),
             last_good_ms: good.map(|point| now_ms().saturating_sub_unsigned(age_ms(point))),
         }
+    }
+}
+
+impl From<&MachineSummary> for MachineNames {
+    fn from(summary: &MachineSummary) -> MachineNames {
+        let display_name = summary.display_name.clone();
+        MachineNames { display_name, ..MachineNames::of(&summary.machine) }
     }
 }
 
@@ -57,16 +64,16 @@ impl Database {
         &self,
         known: &[KnownMachine],
     ) -> Result<BTreeMap<String, (u32, i64)>> {
+        let names: Vec<MachineNames> = known.iter().map(|known| known.names.clone()).collect();
         let mut limits = BTreeMap::new();
         for stored in self.jobs()? {
             let job = &stored.job;
             let Some(hours) = job.age_limit_hours.filter(|_| job.enabled) else { continue };
-            let named = job.machines.iter().filter(|pattern| !pattern.has_wildcards());
-            let matching = known.iter().map(|known| known.machine.as_str());
-            let matching = matching.filter(|name| any_matches(&job.machines, name));
-            for machine in named.map(Pattern::as_str).chain(matching) {
+            let named = named(&job.machines, &names).map(|(machine, _)| machine);
+            let matching = names.iter().filter(|names| any_matches(&job.machines, names));
+            for machine in named.chain(matching.map(|names| names.machine.clone())) {
                 let limit: &mut (u32, i64) =
-                    limits.entry(machine.to_owned()).or_insert((hours, stored.created_ms));
+                    limits.entry(machine).or_insert((hours, stored.created_ms));
                 *limit = (limit.0.min(hours), limit.1.min(stored.created_ms));
             }
         }
@@ -76,9 +83,9 @@ impl Database {
     /// The known machines that no enabled job backs up.
     pub(crate) fn uncovered(&self, known: &[KnownMachine]) -> Result<Vec<String>> {
         let jobs = self.jobs()?;
-        let is_covered = |name: &str| jobs.iter().any(|stored| stored.job.covers(name));
-        let names = known.iter().map(|known| &known.machine);
-        Ok(names.filter(|name| !is_covered(name)).cloned().collect())
+        let is_covered = |names: &MachineNames| jobs.iter().any(|stored| stored.job.covers(names));
+        let names = known.iter().map(|known| &known.names).filter(|names| !is_covered(names));
+        Ok(names.map(|names| names.machine.clone()).collect())
     }
 }
 
@@ -102,7 +109,7 @@ pub(crate) fn conditions(
 ) -> Result<Vec<Condition>> {
     let mut found = Vec::new();
     for (machine, (hours, since_ms)) in database.age_limits(known)? {
-        let good = known.iter().find(|known| known.machine == machine);
+        let good = known.iter().find(|known| known.names.machine == machine);
         let good_ms = good.and_then(|known| known.last_good_ms);
         let age_hours = (now_ms - good_ms.unwrap_or(since_ms)) / HOUR_MS;
         if now_ms - good_ms.unwrap_or(since_ms) > i64::from(hours) * HOUR_MS {

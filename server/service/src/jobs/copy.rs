@@ -14,11 +14,12 @@ use rusqlite::Connection;
 
 use super::commands::{check_rate, check_source};
 use super::job::{CopyFollows, Job, JobKind};
+use super::pattern::{any_matches, MachineNames};
 use super::queue::{NewRun, Queue};
 use super::{rows, store};
 use crate::database::SqlResult;
 use crate::invalid::invalid;
-use crate::pattern::{any_matches, check_list};
+use crate::pattern::check_list;
 
 const TO: &str = "--to=";
 /// How buckets begin.
@@ -113,11 +114,11 @@ impl Job {
     }
 
     /// Whether it copies this machine by itself, for this reason.
-    fn follows(&self, follows: CopyFollows, machine: &str) -> bool {
+    fn follows(&self, follows: CopyFollows, names: &MachineNames) -> bool {
         self.enabled
             && self.kind == JobKind::Copy
             && self.follows == Some(follows)
-            && any_matches(&self.machines, machine)
+            && any_matches(&self.machines, names)
     }
 }
 
@@ -156,12 +157,12 @@ impl Queue {
     pub(super) fn queue_copies(
         &self,
         sql: &Connection,
-        machine: &str,
+        names: &MachineNames,
         now_ms: i64,
     ) -> SqlResult<()> {
         for stored in store::all(sql)? {
-            if stored.job.follows(CopyFollows::Backups, machine) {
-                let row = self.copy_run(&stored.job, machine, now_ms);
+            if stored.job.follows(CopyFollows::Backups, names) {
+                let row = self.copy_run(&stored.job, &names.machine, now_ms);
                 if !rows::bring_forward(sql, &row)? {
                     rows::insert(sql, &row)?;
                 }
@@ -178,7 +179,7 @@ impl Queue {
     pub(crate) fn follow_points(
         &self,
         targets: &[TargetCopies],
-        known: &[String],
+        known: &[MachineNames],
         now_ms: i64,
     ) -> Result<()> {
         let mut due = Vec::new();
@@ -186,8 +187,8 @@ impl Queue {
             let job = stored.job;
             let Some(name) = job.copy_target() else { continue };
             let target = targets.iter().find(|target| target.target == name);
-            let is_followed = |machine: &&String| job.follows(CopyFollows::Points, machine);
-            for machine in known.iter().filter(is_followed) {
+            let is_followed = |names: &&MachineNames| job.follows(CopyFollows::Points, names);
+            for MachineNames { machine, .. } in known.iter().filter(is_followed) {
                 let far = format!("{}{machine}", job.prefix.as_deref().unwrap_or_default());
                 let copies = target.and_then(|target| {
                     target.machines.iter().find(|found| found.far_machine == far)

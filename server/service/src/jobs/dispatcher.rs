@@ -11,6 +11,7 @@ use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{Failure, Starter, State};
 use tokio::sync::watch;
 
+use super::pattern::MachineNames;
 use super::queue::Queue;
 use super::rows::{is_missing, QueueRow, RowState};
 use super::rules;
@@ -52,7 +53,7 @@ impl Clocks {
 }
 
 /// Gives the names of the machines that have points.
-pub(crate) type KnownNames = Box<dyn Fn() -> Result<Vec<String>> + Send>;
+pub(crate) type KnownNames = Box<dyn Fn() -> Result<Vec<MachineNames>> + Send>;
 
 /// Starts runs.
 pub(crate) struct Dispatcher {

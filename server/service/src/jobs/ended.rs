@@ -7,6 +7,7 @@ use rusqlite::Transaction;
 
 use super::commands;
 use super::job::{BootCheckTime, Job, JobKind};
+use super::pattern::MachineNames;
 use super::queue::{NewRun, Queue};
 use super::rows::{self, QueueRow};
 use super::store::{self, Outcome};
@@ -159,7 +160,9 @@ impl Queue {
         now_ms: i64,
     ) -> SqlResult<()> {
         let Some(machine) = row.machine.as_deref() else { return Ok(()) };
-        self.queue_copies(sql, machine, now_ms)?;
+        let display_name = answer(run, "display_name").map(str::to_owned);
+        let names = MachineNames { display_name, ..MachineNames::of(machine) };
+        self.queue_copies(sql, &names, now_ms)?;
         let mut followers = Vec::new();
         if let Some(rules) = &job.retention {
             followers.push((JobKind::Prune, commands::prune(rules, &[&machine.to_owned()])));
@@ -201,10 +204,14 @@ impl Queue {
     }
 }
 
+/// A text of a run's own answer.
+fn answer<'a>(run: &'a RunRecord, field: &str) -> Option<&'a str> {
+    run.result.as_ref()?.counts.as_ref()?.get(field)?.as_str()
+}
+
 /// The address of the point that a backup made, by its own answer; else the latest.
 fn address(run: &RunRecord, machine: &str) -> String {
-    let counts = run.result.as_ref().and_then(|result| result.counts.as_ref());
-    let made = counts.and_then(|counts| counts.get("address")).and_then(|text| text.as_str());
+    let made = answer(run, "address");
     let is_ours = |text: &&str| {
         text.strip_prefix(machine).is_some_and(|rest| rest.starts_with('/'))
             && text.parse::<coldrise_store::Address>().is_ok()

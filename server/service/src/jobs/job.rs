@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::{check_device, check_rate, check_source};
 use crate::invalid::invalid;
-use crate::pattern::{check_list, Pattern};
+use crate::jobs::pattern::JobPattern;
+use crate::pattern::check_list;
 
 /// Bounds of a job's document.
 const MAX_MACHINES: usize = 1000;
@@ -92,10 +93,10 @@ pub(crate) struct Job {
     pub(crate) enabled: bool,
     pub(crate) kind: JobKind,
     /// Backup: the names of the machines, with libvirt also patterns. Verify, prune, check-boot: patterns of machines that have
-    /// points; all if absent.
+    /// points; all if absent. A pattern matches a machine's name, or its display name in any case.
     #[serde(default = "all_machines")]
     #[schema(max_items = 1000)]
-    pub(crate) machines: Vec<Pattern>,
+    pub(crate) machines: Vec<JobPattern>,
     /// Backup: the source of each disk, as `coldrise backup` takes it: the absolute path of an image file
     /// or block device, or an NBD URI without a password. `{machine}` and `{disk}` stand for the
     /// names, so that one entry is enough for many machines: `"vda": "raw:/dev/vg/{machine}"`.
@@ -198,8 +199,8 @@ fn yes() -> bool {
     true
 }
 
-fn all_machines() -> Vec<Pattern> {
-    vec![Pattern::all()]
+fn all_machines() -> Vec<JobPattern> {
+    vec![JobPattern::all()]
 }
 
 fn default_retries() -> u32 {
@@ -310,10 +311,13 @@ impl Job {
             if is_libvirt && machine.has_wildcards() {
                 continue;
             }
-            let name = MachineName::parse(machine.as_str()).map_err(|error| {
-                error
-                    .context("machines")
-                    .advise("a backup names each machine; patterns are for other kinds, and for \"from\": \"libvirt\"")
+            // libvirt finds a domain by another name.
+            let other =
+                machine.stored_as().filter(|_| is_libvirt && !machine.as_str().starts_with('-'));
+            let name = MachineName::parse(machine.as_str()).or_else(|error| {
+                other.ok_or(error.context("machines").advise(
+                    "a backup names each machine; patterns and display names are for other kinds, and for \"from\": \"libvirt\"",
+                ))
             })?;
             if !names.insert(name) {
                 return Err(invalid(format!("machines: {} is named twice", machine.as_str())));
@@ -409,7 +413,7 @@ impl Job {
 
     /// Whether no machine is named.
     pub(super) fn concerns_all(&self) -> bool {
-        self.machines.contains(&Pattern::all())
+        self.machines.contains(&JobPattern::all())
     }
 
     /// The part of the day in which runs start.

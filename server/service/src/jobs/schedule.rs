@@ -13,13 +13,14 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::running_domains;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_schedule::{occurrences, Calendar, Occurrences};
-use coldrise_store::MachineName;
+use coldrise_store::{DisplayName, MachineName};
 use jiff::tz::TimeZone;
 use jiff::Timestamp;
 use rusqlite::params;
 
 use super::commands::KnownBy;
 use super::job::Job;
+use super::pattern::MachineNames;
 use super::queue::{NewRun, Queue};
 use super::rows;
 use super::rules::JobLimits;
@@ -32,18 +33,43 @@ const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
 /// How long libvirt may take to list the running domains: other jobs wait meanwhile.
 const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The domains of this host that run and whose names can be those of machines.
-fn running_machines() -> Result<Vec<String>> {
-    let names = running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
-    let (machines, others): (Vec<String>, Vec<String>) =
-        names.into_iter().partition(|name| MachineName::parse(name).is_ok());
-    if !others.is_empty() {
+/// The domains of this host that run, each under the name of its machine. `stored` are the machines that have points;
+/// domains that `is_elsewhere` have jobs of their own.
+pub(super) fn running_machines(
+    domains: Vec<String>,
+    stored: &[MachineNames],
+    is_elsewhere: impl Fn(&str) -> bool,
+) -> Vec<MachineNames> {
+    let (own, others): (Vec<String>, Vec<String>) =
+        domains.into_iter().partition(|domain| MachineName::parse(domain).is_ok());
+    let mut machines: Vec<MachineNames> =
+        own.iter().map(|domain| MachineNames::of(domain)).collect();
+    let mut refused = Vec::new();
+    for domain in others.into_iter().filter(|domain| !is_elsewhere(domain)) {
+        let name = DisplayName::parse(&domain).ok().filter(|name| name.as_str() == domain);
+        // It is a word of a command.
+        let name = name.filter(|_| !domain.starts_with('-'));
+        match name.and_then(|name| name.to_machine()) {
+            Some(machine) if machines.iter().all(|names| names.machine != machine.as_str()) => {
+                machines.push(MachineNames {
+                    domain: Some(domain),
+                    ..MachineNames::of(machine.as_str())
+                });
+            }
+            _ => refused.push(domain.escape_debug().to_string()),
+        }
+    }
+    for names in &mut machines {
+        let known = stored.iter().find(|known| known.machine == names.machine);
+        names.display_name = known.and_then(|known| known.display_name.clone());
+    }
+    if !refused.is_empty() {
         tracing::warn!(
-            "no job backs up {}: such a name needs a job of its own, with \"from\": \"libvirt:DOMAIN\"",
-            others.join(", ")
+            "no job backs up {}: such a name cannot address a machine, or addresses another one, and needs a job of its own, with \"from\": \"libvirt:DOMAIN\"",
+            refused.join(", ")
         );
     }
-    Ok(machines)
+    machines
 }
 
 /// Rounds up: a job must not be due before its time, or it would be due twice.
@@ -130,7 +156,11 @@ impl Queue {
     ///
     /// # Errors
     /// Errors of the database and of `known`. Jobs that are not queued yet stay due.
-    pub(super) fn tick(&self, now_ms: i64, known: &dyn Fn() -> Result<Vec<String>>) -> Result<()> {
+    pub(super) fn tick(
+        &self,
+        now_ms: i64,
+        known: &dyn Fn() -> Result<Vec<MachineNames>>,
+    ) -> Result<()> {
         let jobs = self.database.jobs()?;
         let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
         let mut failed = None;
@@ -147,7 +177,7 @@ impl Queue {
         &self,
         stored: &StoredJob,
         now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<String>>,
+        known: &dyn Fn() -> Result<Vec<MachineNames>>,
     ) -> Result<()> {
         let job = &stored.job;
         let found = self.rows_of(job, None, now_ms, known)?;
@@ -175,12 +205,20 @@ impl Queue {
         job: &Job,
         requested_by: Option<&str>,
         now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<String>>,
+        known: &dyn Fn() -> Result<Vec<MachineNames>>,
     ) -> Result<Vec<rows::QueueRow>> {
         let known = match job.known_by() {
             KnownBy::Nobody => Vec::new(),
             KnownBy::Repository => known()?,
-            KnownBy::Libvirt => running_machines()?,
+            KnownBy::Libvirt => {
+                let jobs = self.database.jobs()?;
+                let is_elsewhere = |domain: &str| {
+                    let named = format!("libvirt:{domain}");
+                    jobs.iter().any(|other| other.job.from.as_deref() == Some(&*named))
+                };
+                let running = running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
+                running_machines(running, &known().unwrap_or_default(), is_elsewhere)
+            }
         };
         let runs = commands::runs_of(job, &known).into_iter();
         Ok(runs
@@ -205,7 +243,7 @@ impl Queue {
         name: &str,
         requested_by: &str,
         is_wanted: &dyn Fn(&str) -> bool,
-        known: &dyn Fn() -> Result<Vec<String>>,
+        known: &dyn Fn() -> Result<Vec<MachineNames>>,
     ) -> Result<Vec<coldrise_runs::RunId>> {
         let job = self.database.job(name)?.job;
         let found = self.rows_of(&job, Some(requested_by), crate::clock::now_ms(), known)?;

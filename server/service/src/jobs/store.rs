@@ -5,6 +5,7 @@ use rusqlite::{params, Connection, OptionalExtension, Row};
 use serde::Serialize;
 
 use super::job::{Job, JobKind};
+use super::pattern::{any_matches, JobPattern, MachineNames};
 use super::{rows, schedule};
 use crate::database::{Database, SqlResult};
 
@@ -224,10 +225,16 @@ impl Database {
 
 impl Job {
     /// Whether this job backs up a machine by itself.
-    pub(crate) fn covers(&self, machine: &str) -> bool {
+    pub(crate) fn covers(&self, names: &MachineNames) -> bool {
         self.enabled
             && self.kind == JobKind::Backup
-            && self.machines.iter().any(|name| name.matches(machine))
+            && (any_matches(&self.machines, names) || self.stores(&names.machine))
+    }
+
+    /// Whether it names a domain that is stored under this name.
+    fn stores(&self, machine: &str) -> bool {
+        let mut names = self.machines.iter().filter_map(JobPattern::stored_as);
+        names.any(|name| name.as_str() == machine)
     }
 }
 

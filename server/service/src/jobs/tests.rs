@@ -10,9 +10,11 @@ use clap::Parser;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{RunId, Starter, State};
 
+use super::commands::runs_of;
 use super::conditions::{conditions, KnownMachine};
 use super::dispatcher::{Clocks, Dispatcher};
 use super::job::Job;
+use super::pattern::MachineNames;
 use super::queue::{NewRun, Queue};
 use super::rows::{QueueRow, RowState};
 use super::rules::{choose, JobLimits};
@@ -173,7 +175,7 @@ fn a_waiting_run_is_not_overtaken() {
 fn missed_times_are_made_up_for_once() {
     let Fixture { queue, folder: _folder } = fixture();
     queue.database.add_job(&backup_job(), START_MS).unwrap();
-    let no_machines = || -> Result<Vec<String>> { Ok(Vec::new()) };
+    let no_machines = || -> Result<Vec<MachineNames>> { Ok(Vec::new()) };
     queue.tick(START_MS + 1, &no_machines).unwrap();
     assert!(queue.database.queue_rows().unwrap().is_empty());
     // A day later: 24 times were missed.
@@ -273,7 +275,7 @@ fn failures_are_tried_again_and_raise_a_condition() {
     assert_eq!(rows.len(), 1);
     assert!(rows[0].due_ms >= now + 10_000 && rows[0].due_ms <= now + 12_500);
     assert!(rows[0].reason.as_ref().unwrap().contains("could not be started"));
-    let known = [KnownMachine { machine: "db01".into(), last_good_ms: Some(now) }];
+    let known = [KnownMachine { names: MachineNames::of("db01"), last_good_ms: Some(now) }];
     // While an attempt is left, the failure is not a condition.
     let keys = |now| -> Vec<String> {
         let found = conditions(&queue.database, &known, now).unwrap();
@@ -295,7 +297,8 @@ fn an_old_backup_is_a_condition() {
     let mut job = backup_job();
     job.age_limit_hours = Some(24);
     queue.database.add_job(&job, START_MS).unwrap();
-    let machine = |name: &str, last_good_ms| KnownMachine { machine: name.into(), last_good_ms };
+    let machine =
+        |name: &str, last_good_ms| KnownMachine { names: MachineNames::of(name), last_good_ms };
     let known = [machine("web01", Some(START_MS))];
     let keys = |now| -> Vec<String> {
         let found = conditions(&queue.database, &known, now).unwrap();
@@ -466,4 +469,61 @@ fn days_count_the_times_that_are_still_to_come() {
     assert_eq!(counts(Some(now_ms)), found);
     assert_eq!(counts(Some(now_ms + 2 * HOUR_MS)), [Some((12, 12)), Some((24, 24))]);
     assert_eq!(counts(None), [None, None]);
+}
+
+#[test]
+fn a_pattern_of_a_libvirt_job_finds_domains_by_each_of_their_names() {
+    let domains = ["web01", "Web Server 02", "db.1", "サーバー", "WEB01", "--rate=1", "Mail"];
+    let domains = domains.map(str::to_owned).to_vec();
+    let stored =
+        MachineNames { display_name: Some("Web Proxy".to_owned()), ..MachineNames::of("db.1") };
+    let known = schedule::running_machines(domains, &[stored], |domain| domain == "Mail");
+    let found = |machines: &str| {
+        let text =
+            format!(r#"{{"name":"x","kind":"backup","from":"libvirt","machines":{machines}}}"#);
+        let runs = runs_of(&job(&text), &known).into_iter();
+        runs.map(|(machine, words)| (machine.unwrap(), words[1].clone())).collect::<Vec<_>>()
+    };
+    let pair = |machine: &str, word: &str| (machine.to_owned(), word.to_owned());
+    // WEB01 would be stored as another machine.
+    let all =
+        [pair("db.1", "db.1"), pair("web-server-02", "Web Server 02"), pair("web01", "web01")];
+    assert_eq!(found(r#"["*"]"#), all);
+    assert_eq!(found(r#"["Web *"]"#), all[..2]);
+    assert_eq!(found(r#"["web server 02"]"#), all[1..2]);
+    // One that does not run fails, which is told.
+    assert_eq!(found(r#"["Web Server 9"]"#), [pair("web-server-9", "Web Server 9")]);
+}
+
+#[test]
+fn a_backup_job_names_machines_by_their_own_names_unless_libvirt_knows_them() {
+    let check = |more: &str, machine: &str| {
+        let text = format!(r#"{{"name":"x","kind":"backup","machines":["{machine}"]{more}}}"#);
+        serde_json::from_str::<Job>(&text).unwrap().check().is_ok()
+    };
+    let raw = r#","disks":{"vda":"raw:/srv/{machine}.img"}"#;
+    for (more, machine, is_accepted) in [
+        (raw, "web01", true),
+        (raw, "Web 01", false),
+        (raw, "web*", false),
+        (r#","from":"libvirt""#, "Web 01", true),
+        (r#","from":"libvirt""#, "Web *", true),
+        (r#","from":"libvirt""#, "--rate=1", false),
+        (r#","from":"libvirt""#, "サーバー", false),
+    ] {
+        assert_eq!(check(more, machine), is_accepted, "{machine}{more}");
+    }
+}
+
+#[test]
+fn jobs_find_machines_by_display_name() {
+    let prune =
+        job(r#"{"name":"p","kind":"prune","machines":["Web *"],"retention":{"keep_last":2}}"#);
+    let named = |machine: &str, name: &str| MachineNames {
+        display_name: Some(name.to_owned()),
+        ..MachineNames::of(machine)
+    };
+    let known = [named("vm17", "Web 1"), named("vm18", "Mail"), MachineNames::of("web1")];
+    let runs = runs_of(&prune, &known);
+    assert_eq!(runs, [(None, ["prune", "--keep-last=2", "vm17"].map(str::to_owned).to_vec())]);
 }

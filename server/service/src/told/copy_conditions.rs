@@ -6,8 +6,7 @@ use coldrise_replica::{MachineCopies, TargetCopies};
 
 use super::condition::{Condition, Severity, Topic};
 use crate::database::Database;
-use crate::jobs::{JobKind, StoredJob};
-use crate::pattern::any_matches;
+use crate::jobs::{any_matches, JobKind, MachineNames, StoredJob};
 
 const MINUTE_MS: i64 = 60_000;
 
@@ -28,7 +27,8 @@ pub(super) fn read(
         let limit = job.behind_limit_minutes.filter(|_| job.enabled && job.kind == JobKind::Copy);
         let (Some(minutes), Some(name)) = (limit, job.copy_target()) else { continue };
         let target = targets.iter().find(|target| target.target == name);
-        let is_copied = |summary: &&MachineSummary| any_matches(&job.machines, &summary.machine);
+        let is_copied =
+            |summary: &&MachineSummary| any_matches(&job.machines, &MachineNames::from(*summary));
         for summary in machines.iter().filter(is_copied) {
             let machine = &summary.machine;
             let far = format!("{}{machine}", job.prefix.as_deref().unwrap_or_default());

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
 use coldrise_store::{
-    CatalogDamage, Configuration, DiskDocument, DiskName, LayerId, LayerReference, MachineName,
-    MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
+    CatalogDamage, Configuration, DiskDocument, DiskName, DisplayName, LayerId, LayerReference,
+    MachineName, MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,13 @@ pub struct SessionDocument {
     /// The machine's configuration from the point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// The machine's display name from the point.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "DisplayName::read_stored"
+    )]
+    pub(crate) display_name: Option<DisplayName>,
     /// The files of clients; absent if a version without them published the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files: Option<SessionFiles>,

@@ -151,6 +151,7 @@ fn publish_subject(
         created_at_ms: now_ms(),
         disks,
         configuration: point.configuration.clone(),
+        display_name: point.display_name.clone(),
         files: Some(SessionFiles::default()),
         sealed,
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),

@@ -216,6 +216,7 @@ pub(crate) fn commit(
         is_protected: false,
         quarantine: None,
         made_in: None,
+        display_name: document.display_name.clone(),
         came_by: Vec::new(),
         files: carried.set.as_ref().map(|(facts, _)| facts.clone()),
     };

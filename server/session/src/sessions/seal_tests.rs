@@ -33,6 +33,7 @@ fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     };
     writer.put_point(&point).unwrap();

@@ -62,6 +62,7 @@ fn place_in(folder: TempDir) -> TestRepository {
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     };
     writer(&path).put_point(&point).unwrap();

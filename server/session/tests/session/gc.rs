@@ -81,6 +81,7 @@ impl TestRepository {
             files: None,
             quarantine: None,
             made_in: None,
+            display_name: None,
             came_by: Vec::new(),
         };
         writer.put_point(&point).unwrap();

@@ -293,6 +293,7 @@ fn a_damaged_document_is_named_by_its_key() {
             files: None,
             quarantine: None,
             made_in: None,
+            display_name: None,
             came_by: Vec::new(),
         };
         fixture.writer.put_point(&document).unwrap();

@@ -124,6 +124,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     }
 }

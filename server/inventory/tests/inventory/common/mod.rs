@@ -51,6 +51,7 @@ pub fn document(machine: &MachineName, number: i64) -> PointDocument {
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     }
 }

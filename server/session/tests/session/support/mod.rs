@@ -89,6 +89,7 @@ fn place_in(folder: TempDir) -> TestRepository {
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     };
     writer.put_point(&point).unwrap();

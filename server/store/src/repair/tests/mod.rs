@@ -138,6 +138,7 @@ fn point_of(number: u8, root: MapRoot, size_bytes: u64, text: &str) -> PointDocu
         files: None,
         quarantine: None,
         made_in: None,
+        display_name: None,
         came_by: Vec::new(),
     }
 }

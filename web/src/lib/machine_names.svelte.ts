@@ -1,0 +1,25 @@
+// What people call the machines. The rail keeps it current; every page shows it beside the name that addresses a machine.
+/** Around text of either direction, where there is no element. */
+const [ISOLATE, END] = [String.fromCharCode(0x2068), String.fromCharCode(0x2069)];
+
+class MachineNames {
+  all = $state.raw<Record<string, string>>({});
+
+  /** A machine's display name, if it has one. */
+  of(machine: string): string | undefined {
+    return Object.hasOwn(this.all, machine) ? this.all[machine] : undefined;
+  }
+
+  /** The machine that a text names: by its display name in any case, else as it stands. */
+  named(text: string): string {
+    const found = Object.entries(this.all).find(([, name]) => name.toLowerCase() === text.toLowerCase());
+    return found?.[0] ?? text;
+  }
+
+  /** Both names in one text. A name in another direction keeps it to itself. */
+  both(machine: string): string {
+    const name = this.of(machine);
+    return name ? `${ISOLATE}${name}${END} (${machine})` : machine;
+  }
+}
+export const machineNames = new MachineNames();
