@@ -170,9 +170,10 @@ pub(crate) mod only {
             [] => None,
             [value] => Some(value),
             _ => {
-                return Err(serde::ser::Error::custom(
-                    "over the network give one address, or none for all",
-                ))
+                let text =
+                    "several addresses: this is not possible over the network; run it on the \
+                            host of the repository, without --server";
+                return Err(serde::ser::Error::custom(text));
             }
         }
         .serialize(to)
