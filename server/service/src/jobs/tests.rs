@@ -482,7 +482,8 @@ fn a_pattern_of_a_libvirt_job_finds_domains_by_each_of_their_names() {
         let text =
             format!(r#"{{"name":"x","kind":"backup","from":"libvirt","machines":{machines}}}"#);
         let runs = runs_of(&job(&text), &known).into_iter();
-        runs.map(|(machine, words)| (machine.unwrap(), words[1].clone())).collect::<Vec<_>>()
+        runs.map(|(machine, words)| (machine.unwrap(), words.last().unwrap().clone()))
+            .collect::<Vec<_>>()
     };
     let pair = |machine: &str, word: &str| (machine.to_owned(), word.to_owned());
     // WEB01 would be stored as another machine.
@@ -525,5 +526,8 @@ fn jobs_find_machines_by_display_name() {
     };
     let known = [named("vm17", "Web 1"), named("vm18", "Mail"), MachineNames::of("web1")];
     let runs = runs_of(&prune, &known);
-    assert_eq!(runs, [(None, ["prune", "--keep-last=2", "vm17"].map(str::to_owned).to_vec())]);
+    assert_eq!(
+        runs,
+        [(None, ["prune", "--keep-last=2", "--", "vm17"].map(str::to_owned).to_vec())]
+    );
 }
