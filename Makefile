@@ -164,7 +164,7 @@ test-bucket-kills: build test-deps ## Kill 200 copies to a bucket
 .PHONY: test-bucket-garage
 test-bucket-garage: build test-deps ## Copies to a bucket of Garage, which takes ten minutes to build
 	$(CARGO) install --locked --root build/garage --no-default-features --features sqlite,bundled-libs garage@2.5.0
-	$(PYTHON) -m pytest -q tests/test_bucket.py --garage build/garage/bin/garage -k "anew or latest or comes_from or kills"
+	$(PYTHON) -m pytest -q tests/test_bucket.py --garage build/garage/bin/garage -k "are_restored or latest or arriving_from or kills"
 
 .PHONY: test-copy-strangers
 test-copy-strangers: build test-deps ## Let 10,000 strangers connect beside a copy over a line

@@ -42,7 +42,7 @@ def attached(coldrise, clock):
     return start
 
 
-def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, attached, own_tmp):
+def test_a_point_is_read_only_and_unmounted_by_ctrl_c(coldrise, stored, attached, own_tmp):
     with machine(own_tmp) as host:
         process, ready = attached(stored, "--to", host.qmp, "--device", "scsi")
         assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
@@ -60,7 +60,7 @@ def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, attached, o
         assert host.process.poll() is None
 
 
-def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, own_tmp):
+def test_a_monitor_that_accepts_everything_is_not_trusted(coldrise, stored, own_tmp):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(own_tmp / "qmp"))
         listener.listen()
@@ -98,7 +98,7 @@ def test_a_session_is_written_and_detached_by_name(coldrise, stored, attached, o
         assert target.read_bytes()[at : at + 4096] == pattern * 4096
 
 
-def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, attached, own_tmp, clock):
+def test_leftovers_of_a_killed_attach_are_removed(coldrise, stored, attached, own_tmp, clock):
     coldrise.runs = own_tmp / "runs"
     with machine(own_tmp) as host:
         process, _ = attached(stored, "--to", host.qmp, "--device", "scsi")

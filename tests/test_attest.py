@@ -33,7 +33,7 @@ def proven(coldrise, tmp_path):
     return path, address, key, proof
 
 
-def test_others_can_check_it(coldrise, proven):
+def test_others_can_verify_a_proof(coldrise, proven):
     path, address, key, proof = proven
     found = json.loads(proof.read_text())
     statement = found["statement"]
@@ -62,7 +62,7 @@ def test_any_copy_is_checked(coldrise, proven, tmp_path):
         assert coldrise.json("attest", "--check", proof, uri)["is_equal"]
 
 
-def test_a_changed_copy_is_found(coldrise, proven):
+def test_a_modified_copy_is_detected(coldrise, proven):
     path, _, _, proof = proven
     with open(path, "r+b") as file:
         file.seek(5 * MIB + 77)

@@ -38,7 +38,7 @@ def test_all_disks_share_the_rate_and_holes_do_not_count(coldrise, tmp_path):
     assert 0.85 * wanted_s <= took_s <= 5 * wanted_s + base_s, (took_s, base_s)
 
 
-def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
+def test_reads_follow_the_rate_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
     disk = source(tmp_path / "vda.raw", 40 * MIB)
     process = coldrise.start("backup", "web01", disk, "--rate", "1M")
 
@@ -72,7 +72,7 @@ def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
     assert coldrise.json("list")["machines"] == []
 
 
-def test_rates_that_mean_nothing_are_refused(coldrise):
+def test_invalid_rates_are_refused(coldrise):
     for rate, said in (("0", "too slow: use 64K or more"), ("1K", "too slow: use 64K or more"), ("fast", "is not a size"),
                        ("-1", "is not a size"), ("10M/s", "is not a size"), ("99999999999T", "is too large"), ("", "is not a size")):
         done = coldrise.run("backup", "web01", "vda=raw:/missing", f"--rate={rate}")

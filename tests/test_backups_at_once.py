@@ -92,7 +92,7 @@ def save(coldrise, tmp_path, machine, disk):
     return coldrise.json("backup", machine, f"vda=raw:{disk.save(tmp_path / 'quick.raw')}")
 
 
-def test_backups_run_side_by_side_and_share_what_they_store(coldrise, start, tmp_path, assert_sound):
+def test_concurrent_backups_share_stored_chunks(coldrise, start, tmp_path, assert_sound):
     first, second = start("web01"), start("web02")
     # While both stand still a third one begins and ends.
     disk = make_disk("web03")
@@ -106,7 +106,7 @@ def test_backups_run_side_by_side_and_share_what_they_store(coldrise, start, tmp
     assert not list(coldrise.repository.glob("writer.c*")), "nobody listens any more"
 
 
-def test_the_first_does_not_wait_for_the_others_and_they_read_nothing_twice(
+def test_the_first_does_not_wait_and_the_others_read_nothing_twice(
         coldrise, start, assert_sound):
     first, second, third = start("web01"), start("web02"), start("web03")
     made = {first.end()["address"]: first.disk}
@@ -117,7 +117,7 @@ def test_the_first_does_not_wait_for_the_others_and_they_read_nothing_twice(
     assert_sound(made)
 
 
-def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
+def test_guest_data_survives_a_gc_from_another_host(
         coldrise, start, tmp_path, assert_sound):
     base = make_disk("base")
     saved = save(coldrise, tmp_path, "web02", base)["address"]
@@ -135,7 +135,7 @@ def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
 
 @pytest.mark.parametrize("which,how", [
     ("host", signal.SIGKILL), ("guest", signal.SIGKILL), ("host", signal.SIGINT), ("guest", "source")])
-def test_one_that_ends_early_disturbs_no_other(coldrise, start, tmp_path, assert_sound, how, which):
+def test_an_early_exit_does_not_disturb_others(coldrise, start, tmp_path, assert_sound, how, which):
     backups = [start("web01"), start("web02"), start("web03")]
     ended = backups.pop(0 if which == "host" else 1)
     if how == "source":
@@ -165,7 +165,7 @@ def test_a_machine_is_backed_up_by_one_command_at_a_time(coldrise, start, tmp_pa
     assert not list((coldrise.repository / "leases").iterdir())
 
 
-def test_a_gc_beside_two_backups_takes_nothing_that_they_found(coldrise, start, tmp_path, assert_sound):
+def test_a_gc_during_two_backups_keeps_the_chunks_they_reuse(coldrise, start, tmp_path, assert_sound):
     forgotten = [save(coldrise, tmp_path, machine, make_disk(content))["address"]
                  for machine, content in (("old01", "web01"), ("old02", "web02"), ("old03", "gone"))]
     coldrise.json("forget", *forgotten)
@@ -176,7 +176,7 @@ def test_a_gc_beside_two_backups_takes_nothing_that_they_found(coldrise, start, 
     assert_sound({backup.end()["address"]: backup.disk for backup in backups})
 
 
-def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
+def test_only_key_holders_are_admitted(coldrise, start, tmp_path):
     first = start("web01")
     path = coldrise.repository / "writer.control"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -209,7 +209,7 @@ def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
     first.end()
 
 
-def test_a_command_that_holds_the_writer_otherwise_is_still_in_the_way(coldrise, start, tmp_path):
+def test_another_command_that_holds_the_writer_lock_still_blocks(coldrise, start, tmp_path):
     """Of the writers only backups are shared."""
     first = start("web01")
     for arguments in (["fold"], ["repair"]):
@@ -218,7 +218,7 @@ def test_a_command_that_holds_the_writer_otherwise_is_still_in_the_way(coldrise,
     first.end()
 
 
-def test_many_commands_at_once(coldrise, tmp_path, assert_sound):
+def test_many_concurrent_commands(coldrise, tmp_path, assert_sound):
     """Hosts come and go while others begin."""
     disks = {f"web{number:02}": make_disk(f"{number}") for number in range(6)}
     paths = {machine: disk.save(tmp_path / f"{machine}.raw") for machine, disk in disks.items()}
@@ -247,7 +247,7 @@ def test_hosts_that_are_killed_one_after_the_other(coldrise, start, assert_sound
     assert_sound({backup.end()["address"]: backup.disk for backup in backups[2:]})
 
 
-def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_path, assert_sound):
+def test_points_are_forgotten_and_pruned_during_backups(coldrise, start, tmp_path, assert_sound):
     """Also the point that a running backup builds upon: its data stays."""
     base = make_disk("base")
     old = [save(coldrise, tmp_path, "web01", base)["address"] for _ in range(3)]
@@ -268,7 +268,7 @@ def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_pat
     assert_sound(made)
 
 
-def test_points_are_protected_and_set_aside_beside_a_backup(coldrise, start, tmp_path):
+def test_points_are_protected_and_quarantined_during_a_backup(coldrise, start, tmp_path):
     address = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
     first, second = start("web01"), start("web02")
 
@@ -290,7 +290,7 @@ def test_points_are_protected_and_set_aside_beside_a_backup(coldrise, start, tmp
         slow.end()
 
 
-def test_a_published_point_is_not_forgotten_beside_a_backup(coldrise, start, tmp_path):
+def test_a_published_point_is_not_forgotten_during_a_backup(coldrise, start, tmp_path):
     point = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
     other = save(coldrise, tmp_path, "db01", make_disk("db02"))["address"]
     running = start("web01")

@@ -88,7 +88,7 @@ def test_latest_and_other_formats(any_bucket, coldrise, tmp_path):
     assert not (tmp_path / "none.raw").exists()
 
 
-def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
+def test_content_in_the_bucket_is_not_sent_again(bucket, coldrise, tmp_path):
     image = Image(24 * MIB)
     image.write(0, random.Random(1).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -111,7 +111,7 @@ def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
     assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
 
 
-def test_nothing_readable_lies_in_the_bucket(bucket, coldrise, tmp_path):
+def test_the_bucket_contains_no_plain_text(bucket, coldrise, tmp_path):
     image = Image(MIB)
     image.fill(0, MIB, "a sentence that is easy to find")
     (tmp_path / "machine.xml").write_text("<domain><name>secretname</name></domain>", encoding="utf-8")
@@ -157,7 +157,7 @@ def test_wrong_keys_and_passphrases(bucket, coldrise, tmp_path):
     assert bucket.source.json("copies")["targets"] == []
 
 
-def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
+def test_space_is_returned_except_during_a_copy(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(32 * MIB)
     contents = {}
@@ -197,7 +197,7 @@ def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
     assert bucket.copy()["points"] == 0
 
 
-def test_a_cancelled_copy_leaves_no_mark_of_its_work(bucket, coldrise, tmp_path):
+def test_a_cancelled_copy_leaves_no_traces(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(20 * MIB)
     image.write(0, random.Random(3).randbytes(20 * MIB))
@@ -236,7 +236,7 @@ def start_of_copy(bucket, *options, **keywords):
     return copying
 
 
-def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise, tmp_path):
+def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, tmp_path):
     """A machine can boot while its point is fetched; what has come is kept when the copy is killed."""
     bucket = any_bucket
     disk = bytearray(random.Random(3).randbytes(48 * MIB))
@@ -282,7 +282,7 @@ def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise,
     assert new.json("verify")["is_clean"]
 
 
-def test_a_boot_trace_comes_with_the_machine(bucket, coldrise, nbdkit, tmp_path):
+def test_a_boot_trace_is_copied_with_the_machine(bucket, coldrise, nbdkit, tmp_path):
     image = Image(8 * MIB)
     image.fill(0, 8 * MIB, "system")
     address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -341,7 +341,7 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
 
 
-def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, tmp_path):
+def test_copies_detect_removals_without_their_index(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(8 * MIB)
     image.write(0, random.Random(1).randbytes(8 * MIB))
@@ -361,7 +361,7 @@ def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, 
     assert [found["address"] for found in json.loads(verified.stdout)["damaged"]] == [f"{first}/vda"]
 
 
-def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
+def test_damaged_and_lost_point_documents_are_reported(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(4 * MIB)
     points = []
@@ -394,7 +394,7 @@ def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
     assert refused.returncode == FAILED and "no points" in refused.stderr and bucket.sent() == size
 
 
-def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
+def test_copies_survive_a_disturbed_connection(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(20 * MIB)
     image.write(0, random.Random(3).randbytes(20 * MIB))

@@ -62,7 +62,7 @@ def test_list_and_show(coldrise, image, point, tmp_path):
     assert point in coldrise.run("list").stdout
 
 
-def test_stats_are_honest(coldrise, tmp_path):
+def test_stats_match_the_stored_data(coldrise, tmp_path):
     image = Image(8 * MIB)
     image.fill(0, MIB, "random")
     for offset in range(2 * MIB, 3 * MIB, CHUNK):
@@ -171,7 +171,7 @@ def test_doctor(coldrise, point, live):
     assert text.startswith("ok    nbdkit") and "FAIL" not in text
 
 
-def test_doctor_tells_what_nfs_needs(tmp_path):
+def test_doctor_reports_nfs_requirements(tmp_path):
     nowhere = Coldrise(tmp_path)
     checks = {"nfs-ganesha": "nfs-ganesha", "rpcbind": "rpcbind", "ip": "iproute2"}
 
@@ -237,7 +237,7 @@ def test_help_and_version(coldrise):
     assert coldrise.run("--version").stdout.startswith("coldrise ")
 
 
-def test_words_of_addresses_are_no_machines(coldrise, tmp_path):
+def test_reserved_words_are_not_machine_names(coldrise, tmp_path):
     disk = tmp_path / "vda.raw"
     disk.write_bytes(b"x" * 4096)
     for word in ("latest", "live", "latest~1"):

@@ -112,7 +112,7 @@ def test_a_broken_configuration_does_not_keep_a_machine_from_booting(coldrise, t
     assert "warning" in done.stderr
 
 
-def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
+def test_a_boot_without_qemu_publishes_nothing(coldrise, machine, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     os.symlink("/bin/sh", tools / "sh")
@@ -178,7 +178,7 @@ def test_an_interrupted_machine_leaves_its_session(coldrise, idle_machine, proto
 
 
 @pytest.mark.parametrize("protocol, servers", [("nbd", ["nbdkit"]), ("nfs", ["ganesha", "rpcbind"])])
-def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, servers):
+def test_a_killed_boot_leaves_no_processes(coldrise, idle_machine, protocol, servers):
     process = start(coldrise, idle_machine, protocol)
     started = descendants(process.pid)
     for server in servers:
@@ -219,7 +219,7 @@ def test_a_boot_is_one_run_and_is_cancelled_as_ctrl_c_does(coldrise, idle_machin
     assert len(recorded.json("runs")["runs"]) == 1
 
 
-def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):
+def test_machines_over_nfs_do_not_interfere(coldrise, idle_machine, nfs):
     """Each finds its own server, beside one that serves the network that they start in."""
     server = nfs()
     inside = server.network.command(PROGRAM, "boot", idle_machine, "--over", "nfs",
@@ -243,7 +243,7 @@ def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nf
     assert live == ["web01-1", "web01-2", "web01-3"]
 
 
-def test_what_boot_over_nfs_needs_is_named(coldrise, machine, tmp_path):
+def test_missing_requirements_of_boot_over_nfs_are_named(coldrise, machine, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     packages = {"ip": "iproute2", "ganesha.nfsd": "nfs-ganesha", "rpcbind": "rpcbind",

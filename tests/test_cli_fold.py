@@ -75,7 +75,7 @@ def test_every_point_restores_as_before_and_the_space_is_returned(
     assert layers(coldrise) == {}
 
 
-def test_readers_and_a_running_session_go_on(coldrise, sealed, image, nbdkit, tmp_path):
+def test_readers_and_a_running_session_continue(coldrise, sealed, image, nbdkit, tmp_path):
     server, viewer = nbdkit(), nbdkit(options=["--readonly"])
     with server.connect("live/trial/vda") as live, viewer.connect("live/trial/vda") as view, \
             server.connect(f"{sealed[0][0]}/vda") as old:  # fmt: skip
@@ -104,7 +104,7 @@ def test_readers_and_a_running_session_go_on(coldrise, sealed, image, nbdkit, tm
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_what_cannot_be_folded_is_told(coldrise, sealed, point):
+def test_points_that_cannot_be_folded_are_reported(coldrise, sealed, point):
     for address, message in [
         (point, "is a backup: it has no layers"),
         ("live/trial", "seal it (coldrise seal trial)"),
@@ -206,7 +206,7 @@ def captured(coldrise, nbdkit, tmp_path):
     return coldrise.json("seal", "trial")["address"], disk
 
 
-def test_a_fold_in_the_background_gives_way_and_gets_done(coldrise, captured, watching, tmp_path):
+def test_a_background_fold_yields_and_completes(coldrise, captured, watching, tmp_path):
     address, disk = captured
     small = Image(1 * MIB)
     small.fill(0, 1 * MIB, "small")
@@ -224,7 +224,7 @@ def test_a_fold_in_the_background_gives_way_and_gets_done(coldrise, captured, wa
     until(lambda: layers_of(coldrise, sealed) == 0)
 
 
-def test_a_fold_in_the_background_may_be_killed(coldrise, captured, watching, tmp_path):
+def test_a_background_fold_may_be_killed(coldrise, captured, watching, tmp_path):
     address, disk = captured
     for number in range(3):
         process = watching()

@@ -43,7 +43,7 @@ def failure(coldrise, code, *arguments):
     return json.loads(done.stdout.splitlines()[-1])["error"]["message"]
 
 
-def test_a_forgotten_point_is_gone_and_the_others_are_as_they_were(coldrise, history, tmp_path):
+def test_a_forgotten_point_is_gone_and_others_are_unchanged(coldrise, history, tmp_path):
     first, second, third = history
     done = coldrise.json("forget", second)
     assert done["points"] == [second] and not done["is_dry_run"]
@@ -59,7 +59,7 @@ def test_a_forgotten_point_is_gone_and_the_others_are_as_they_were(coldrise, his
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_machine_goes_with_its_last_point_and_may_come_again(coldrise, history, tmp_path):
+def test_a_machine_is_removed_with_its_last_point_and_can_return(coldrise, history, tmp_path):
     assert "--all" in failure(coldrise, USAGE, "forget", "web01")
     assert "one restore point" in failure(coldrise, USAGE, "forget", "--all", "web01/latest")
     coldrise.json("forget", "web01/latest", "web01/latest~1", f"web01/{TIMES[2]}")
@@ -72,7 +72,7 @@ def test_a_machine_goes_with_its_last_point_and_may_come_again(coldrise, history
     assert points(coldrise, "web01") == [again]
 
 
-def test_all_of_them_or_none(coldrise, history):
+def test_all_or_none_are_created(coldrise, history):
     first, second, third = history
     coldrise.json("protect", second)
     before = points(coldrise)
@@ -83,7 +83,7 @@ def test_all_of_them_or_none(coldrise, history):
     assert points(coldrise) == before
 
 
-def test_protection_shows_and_can_be_taken_back(coldrise, history):
+def test_protection_is_shown_and_can_be_removed(coldrise, history):
     first, _, third = history
     assert coldrise.json("protect", third, first)["points"] == [first, third]
     # Once more is no mistake.
@@ -144,7 +144,7 @@ def test_a_session_continues_without_the_points_that_it_sealed(coldrise, history
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_dry_run_changes_nothing_and_tells_the_space(coldrise, history):
+def test_a_dry_run_changes_nothing_and_reports_the_space(coldrise, history):
     before = points(coldrise)
     first, second, third = history
     said = coldrise.json("forget", "--dry-run", first, second, third)
@@ -190,7 +190,7 @@ def nbd_names(server):
     return [export["export-name"] for export in json.loads(found)["exports"]]
 
 
-def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
+def test_a_bitmap_is_not_used_with_an_older_backup(coldrise, tmp_path):
     """What changed between it and the forgotten one would be missing."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
@@ -220,7 +220,7 @@ def newest_marker(coldrise):
     return max(markers, key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise, tmp_path):
+def test_a_bitmap_is_not_used_across_a_lost_point(coldrise, tmp_path):
     """A database of before was put back: the last backup is lost, and that it was the last."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
@@ -262,7 +262,7 @@ def cut_log(coldrise):
     log.write_bytes(log.read_bytes()[:-5])
 
 
-def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
+def test_protection_survives_a_truncated_log(coldrise, point):
     coldrise.json("protect", point)
     cut_log(coldrise)
     (machine,) = coldrise.json("list")["machines"]
@@ -276,7 +276,7 @@ def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
     coldrise.json("forget", point)
 
 
-def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
+def test_a_quarantined_point_stays_quarantined(coldrise, point):
     coldrise.json("quarantine", point)
     cut_log(coldrise)
     (machine,) = coldrise.json("list")["machines"]

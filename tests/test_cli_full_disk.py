@@ -130,7 +130,7 @@ def assert_room_can_be_made(coldrise, folder, expected_bytes):
 
 
 @pytest.mark.parametrize("free_kib", (6200, 7200, 9000))
-def test_a_small_backup_leaves_what_a_gc_needs(empty, tmp_path, free_kib):
+def test_a_small_backup_leaves_enough_space_for_a_gc(empty, tmp_path, free_kib):
     """What is only in the log needs its space once more, in a file."""
     folder = empty.repository.parent
     before = available(folder)
@@ -144,7 +144,7 @@ def test_a_small_backup_leaves_what_a_gc_needs(empty, tmp_path, free_kib):
     assert_room_can_be_made(empty, folder, before - size - MIB)
 
 
-def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
+def test_six_concurrent_backups_fill_it_and_it_is_emptied(empty, tmp_path):
     folder, numbers = empty.repository.parent, random.Random(3)
     before = available(folder)
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
         assert_room_can_be_made(empty, folder, before - 2 * MIB)
 
 
-def test_a_gc_without_much_room_rewrites_small_files_first(empty, tmp_path):
+def test_a_gc_with_little_free_space_rewrites_small_files_first(empty, tmp_path):
     """What one rewritten file frees makes room for the next, larger one."""
     folder, numbers = empty.repository.parent, random.Random(4)
     points, kept = [], bytearray()
@@ -238,7 +238,7 @@ def write_until_full(small, directory, model, numbers, piece=256 << 10):
                 model.write(offset, content)
 
 
-def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
+def test_it_works_after_a_full_disk_is_freed(empty, tmp_path):
     """Backups and a session fill it; forget, prune and gc give the space back."""
     numbers, target = random.Random(8), tmp_path / "out.raw"
     model = Image(128 * MIB)
@@ -288,7 +288,7 @@ def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
     empty.json("restore", f"{base}/vda", target, "--force")
     assert target.read_bytes() == model.content
 
-def test_seals_and_publishes_leave_room_for_a_gc(empty, tmp_path):
+def test_seals_and_publishes_leave_space_for_a_gc(empty, tmp_path):
     point = empty.backup("web01", vda=disk(tmp_path, "web01", 4))
     with open(empty.repository.parent / "filler", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, available(empty.repository) - 3 * MIB)

@@ -54,7 +54,7 @@ def assert_restores(coldrise, contents, tmp_path):
         assert target.read_bytes() == content, address
 
 
-def test_the_space_of_a_forgotten_machine_comes_back(coldrise, disk, save, tmp_path):
+def test_the_space_of_a_forgotten_machine_is_returned(coldrise, disk, save, tmp_path):
     kept = save("web01", disk)
     content = bytes(disk.content)
     disk.fill(4 * MIB, 16 * MIB, "second")
@@ -93,7 +93,7 @@ def deleted_files(process):
     return [name for name in held if name.endswith(".sst (deleted)")]
 
 
-def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, save):
+def test_a_server_releases_space_freed_by_a_gc(coldrise, nbdkit, disk, save):
     kept = save("web01", disk)
     content = bytes(disk.content)
     disk.fill(0, 24 * MIB, "second")
@@ -113,7 +113,7 @@ def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, sav
         assert handle.pread(len(content), 0) == content
 
 
-def test_what_lies_among_chunks_in_use_stays_and_is_used_again(coldrise, disk, save, tmp_path):
+def test_unreferenced_chunks_among_used_ones_are_kept_and_reused(coldrise, disk, save, tmp_path):
     first = save("web01", disk)
     forgotten = bytes(disk.content)
     disk.fill(0, 4 * MIB, "second")
@@ -144,7 +144,7 @@ def scattered(coldrise, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("gc",), ("prune", "--keep-last", "1", "--gc")])
-def test_how_much_may_stay_is_a_choice(coldrise, scattered, tmp_path, command):
+def test_the_unreferenced_share_is_configurable(coldrise, scattered, tmp_path, command):
     kept, content = scattered
     waiting = coldrise.json("stats")
     assert waiting["reclaimable_bytes"] == 0
@@ -198,7 +198,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
     assert_restores(coldrise, {kept: content}, tmp_path)
 
 
-def test_layers_go_with_their_points(coldrise, disk, save, nbdkit):
+def test_layers_are_removed_with_their_points(coldrise, disk, save, nbdkit):
     point = save("web01", disk)
     coldrise.publish(point, "trial")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
@@ -216,7 +216,7 @@ def test_layers_go_with_their_points(coldrise, disk, save, nbdkit):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_served_point_is_read_on_after_it_was_forgotten(coldrise, disk, save, nbdkit):
+def test_a_served_point_stays_readable_after_forget(coldrise, disk, save, nbdkit):
     other = Image(32 * MIB)
     other.fill(0, 12 * MIB, "other")
     kept = save("web02", other)
@@ -236,7 +236,7 @@ def test_a_served_point_is_read_on_after_it_was_forgotten(coldrise, disk, save, 
     assert coldrise.json("gc")["chunks_deleted"] == chunks
 
 
-def test_a_machine_runs_on_beside_a_gc(coldrise, disk, save, nbdkit):
+def test_a_machine_keeps_running_during_a_gc(coldrise, disk, save, nbdkit):
     gone = save("web01", disk)
     coldrise.publish(gone, "trial")
     other = Image(32 * MIB)
@@ -266,7 +266,7 @@ def test_a_second_writer_is_refused_and_a_dry_run_is_not(coldrise, disk, save):
         assert coldrise.json("gc", "--dry-run")["chunks_to_delete"] == 0
 
 
-def test_a_damaged_file_is_named_and_everything_else_is_done(coldrise, disk, save, tmp_path):
+def test_a_damaged_file_is_named_and_all_others_are_restored(coldrise, disk, save, tmp_path):
     kept = save("web01", disk)
     content = bytes(disk.content)
     files = set((coldrise.repository / "db").glob("*.sst"))
@@ -301,7 +301,7 @@ def test_a_damaged_file_is_named_and_everything_else_is_done(coldrise, disk, sav
     assert_restores(coldrise, {save("web01", disk): bytes(disk.content)}, tmp_path)
 
 
-def test_readers_come_and_go_beside_gcs(coldrise, disk, save, tmp_path):
+def test_readers_open_and_close_during_gcs(coldrise, disk, save, tmp_path):
     """Who opens the database finds all its files, whatever is being deleted."""
     kept = save("web01", disk)
     content = bytes(disk.content)
@@ -331,7 +331,7 @@ def test_readers_come_and_go_beside_gcs(coldrise, disk, save, tmp_path):
     assert failures == []
 
 
-def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
+def test_a_killed_gc_loses_nothing(coldrise, tmp_path, request):
     disk = Image(20 * MIB)
     disk.fill(0, 16 * MIB, "first")
     rounds = request.config.getoption("--gc-kills")
@@ -403,7 +403,7 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_leases_that_cannot_be_looked_for_hold_a_gc_back(coldrise, point):
+def test_unreadable_leases_delay_a_gc(coldrise, point):
     """What a front end serves may be named there."""
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)

@@ -64,7 +64,7 @@ def answer(coldrise, *arguments, code):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_sealed_points_are_restored_and_the_session_is_given_up(
+def test_sealed_points_are_restored_and_the_session_is_dropped(
     coldrise, sealed, image, loss, tmp_path
 ):
     LOSSES[loss](coldrise)
@@ -106,14 +106,14 @@ def test_sealed_points_are_restored_and_the_session_is_given_up(
     coldrise.publish(sealed[1], "trial")
 
 
-def test_a_damaged_session_keeps_no_other_from_being_sealed(coldrise, sealed, point):
+def test_a_damaged_session_does_not_block_seals_of_others(coldrise, sealed, point):
     damage_document(coldrise)
     coldrise.publish(point, "other")
     made = coldrise.json("seal", "other")["address"]
     assert made not in sealed and made.endswith("+3")
 
 
-def test_sealed_points_are_not_called_restored(coldrise, sealed):
+def test_sealed_points_are_not_reported_as_restored(coldrise, sealed):
     repaired = answer(coldrise, "repair", code=0)
     assert repaired["restored_points"] == 0 and repaired["is_clean"]
 
@@ -163,7 +163,7 @@ def test_repair_names_a_disk_with_two_lost_layers_once(coldrise, live, nbdkit):
     assert len(lost) == 1, lines
 
 
-def test_one_warning_of_a_damaged_session(coldrise, sealed):
+def test_a_damaged_session_is_reported_once(coldrise, sealed):
     damage_document(coldrise)
     said = coldrise.run("list").stderr
     assert said.count("session.json") == 1, said

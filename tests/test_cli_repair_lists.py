@@ -68,7 +68,7 @@ def addresses(coldrise):
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
-def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
+def test_a_damaged_log_is_never_continued(coldrise, filled, tmp_path, how):
     points, content = filled
     path = one_of(coldrise.repository, "db/*.log")
     damaged = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
     check(coldrise, [*points, later], content, tmp_path)
 
 
-def test_a_lost_name_of_the_list_of_files_is_told(coldrise, filled, tmp_path):
+def test_a_lost_entry_of_the_file_list_is_reported(coldrise, filled, tmp_path):
     points, content = filled
     (coldrise.repository / "db/CURRENT").unlink()
     done = coldrise.run("list")
@@ -115,7 +115,7 @@ def test_a_lost_name_of_the_list_of_files_is_told(coldrise, filled, tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("how", ["removed", "flipped"])
-def test_one_of_both_high_water_marks_is_enough(coldrise, filled, tmp_path, number, how):
+def test_one_of_two_high_water_marks_is_enough(coldrise, filled, tmp_path, number, how):
     points, _ = filled
     path = coldrise.repository / f"high-water.{number}"
     if how == "removed":
@@ -211,7 +211,7 @@ def test_a_truncated_list_is_recreated(coldrise, filled, tmp_path):
     assert recreated
 
 
-def test_a_lost_description_is_told_from_no_repository(coldrise, filled):
+def test_a_lost_description_is_distinguished_from_a_missing_repository(coldrise, filled):
     assert filled
     (coldrise.repository / "repository.json").unlink()
     done = coldrise.run("list")

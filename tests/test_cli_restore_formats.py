@@ -58,7 +58,7 @@ def test_every_reader_sees_the_disk(backed_up, tmp_path, image_format):
 
 
 @pytest.mark.parametrize("image_format", IMPORTED)
-def test_a_backup_of_a_restored_image_is_the_same_point(coldrise, image, point, tmp_path, image_format):
+def test_backup_of_a_restored_image_has_the_same_content(coldrise, image, point, tmp_path, image_format):
     made = restored(coldrise, f"{point}/vda", tmp_path / "out", image_format)
     family = image_format.partition("-")[0]
     again = coldrise.json("backup", "copy", f"vda={family}:{made.path}")["address"]
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_nothing(large, tmp_path, image_format):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_format_cannot_hold(coldrise, tmp_path):
+def test_disks_too_large_for_a_format_are_refused(coldrise, tmp_path):
     raw = save(tmp_path, 3 << 40, [(0, 512)])
     address = coldrise.backup("web01", vda=raw)
     done = coldrise.run("restore", f"{address}/vda", tmp_path / "out.vhd")

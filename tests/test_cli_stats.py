@@ -54,7 +54,7 @@ def contents(coldrise, tmp_path):
     return contents
 
 
-def test_unique_is_what_no_other_point_has(coldrise, contents):
+def test_unique_counts_chunks_of_no_other_point(coldrise, contents):
     stats = coldrise.json("stats")
     found = by_address(stats)
     assert set(found) == set(contents)
@@ -89,7 +89,7 @@ def test_unique_is_what_no_other_point_has(coldrise, contents):
     assert coldrise.run("stats", "web02").returncode == 1
 
 
-def test_what_stats_promise_a_gc_returns(coldrise, contents):
+def test_a_gc_returns_the_space_that_stats_report(coldrise, contents):
     before = coldrise.json("stats")
     assert before["reclaimable_bytes"] == 0
     machine = next(m for m in before["by_machine"] if m["machine"] == "web01")
@@ -134,7 +134,7 @@ def test_sessions_and_captured_writes_count(coldrise, contents, nbdkit):
     assert coldrise.json("stats")["reclaimable_bytes"] >= 8 * MIB
 
 
-def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
+def test_stats_of_an_empty_and_of_a_full_repository(coldrise, contents):
     stats = coldrise.json("stats")
     parts = stats["database_bytes"] + stats["captured_bytes"] + stats["other_bytes"]
     assert stats["occupied_bytes"] == parts
@@ -151,7 +151,7 @@ def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
         assert word in text
 
 
-def test_a_plan_takes_the_size_alone(tmp_path):
+def test_a_plan_needs_only_the_size(tmp_path):
     coldrise = Coldrise(tmp_path / "none")
     alone, named = (coldrise.json("plan", *size) for size in (["1.5T"], ["--protect", "1.5T"]))
     assert alone == named and alone["protect_bytes"] == 3 << 39
@@ -163,7 +163,7 @@ def planned(coldrise, *arguments):
     return coldrise.json("plan", "--protect", *arguments)
 
 
-def test_a_plan_follows_from_what_is_assumed(tmp_path):
+def test_a_plan_follows_from_its_assumptions(tmp_path):
     """Without a repository; the shares are those of docs/decisions/0005."""
     coldrise = Coldrise(tmp_path / "nowhere")
     plan = planned(coldrise, "10T", "--change", "2%", "--keep", "11")

@@ -13,7 +13,7 @@ def pruned(coldrise, keep):
     return coldrise.json("prune", "--keep-last", str(keep), "--gc", "--max-unused", "0")
 
 
-def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, site, tmp_path):
+def test_gc_and_prune_at_both_sites_during_a_copy(coldrise, site, tmp_path):
     far = site()
     far.put_gate()
     far.pair(coldrise)

@@ -111,7 +111,7 @@ def fails(handle, offset, clock):
 
 
 @pytest.mark.parametrize("percent", [0, 20])
-def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
+def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
     copy = far.held(coldrise, 2 * MIB if percent == 0 else 9 * MIB, "--to", "far")
     coming = shown(far.program)
@@ -155,7 +155,7 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served
     assert list((far.program.repository / "begun").iterdir()) == []
 
 
-def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, tmp_path):
+def test_commands_report_that_a_point_is_incomplete(coldrise, far, tmp_path):
     earlier, unknown = "20261031T100000Z", "20261130T100000Z"
     disk = tmp_path / "other.raw"
     disk.write_bytes(random.Random(8).randbytes(MIB))
@@ -183,7 +183,7 @@ def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, tm
     assert shown(far.program)["percent_here"] < 100
 
 
-def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
+def test_a_point_that_will_not_arrive_is_dropped(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path)
     copy = far.held(coldrise, 6 * MIB, "--to", "far")
     lose_source(far, copy)
@@ -225,7 +225,7 @@ def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
 
-def test_what_was_fetched_is_not_sent_again(coldrise, far, served, tmp_path):
+def test_fetched_content_is_not_sent_again(coldrise, far, served, tmp_path):
     # More than the names that are under way at once. Its pieces compress to a tenth.
     pieces = random.Random(3)
     disk = b"".join(pieces.randbytes(6 * KIB) + bytes(58 * KIB) for _ in range(144 * MIB // (64 * KIB)))
@@ -245,7 +245,7 @@ def test_what_was_fetched_is_not_sent_again(coldrise, far, served, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
-def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served, clock, tmp_path, prefix):
+def test_local_parts_are_read_without_the_source(coldrise, site, served, clock, tmp_path, prefix):
     first = back_up(coldrise, tmp_path, point="20261101T090000Z")
     far = site()
     far.put_gate()
@@ -292,7 +292,7 @@ def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served,
     assert far.program.json("verify")["is_clean"]
 
 
-def test_the_receiver_is_killed_and_comes_back(coldrise, far, served, tmp_path):
+def test_the_receiver_is_killed_and_restarted(coldrise, far, served, tmp_path):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
     copy = far.held(coldrise, 2 * MIB, "--to", "far")
     far.program.json("publish", ADDRESS, "--name", "early")
@@ -360,7 +360,7 @@ def back_up_machine(coldrise, tmp_path, code, size, *options):
     coldrise.json("backup", "web01", f"vda=raw:{disk}", *options, "--time", POINT)
 
 
-def test_a_machine_boots_from_nothing_over_a_slow_line(coldrise, tmp_path):
+def test_a_machine_boots_over_a_slow_line_before_any_data_arrived(coldrise, tmp_path):
     # For 50 s of the line.
     back_up_machine(coldrise, tmp_path, BOOTER, 48 * MIB)
     with contextlib.closing(Line(tmp_path, mbit=8)) as line:
@@ -380,7 +380,7 @@ def test_a_machine_boots_from_nothing_over_a_slow_line(coldrise, tmp_path):
             copy.kill()
 
 
-def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missing(coldrise, far, clock, own_tmp, tmp_path):
+def test_a_machine_is_recovered_from_an_incomplete_point_and_waits_for_missing_data(coldrise, far, clock, own_tmp, tmp_path):
     xml = tmp_path / "web01.xml"
     xml.write_text(XML, encoding="utf-8")
     back_up_machine(coldrise, tmp_path, READER, 16 * MIB, "--config", xml)
@@ -425,7 +425,7 @@ def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missin
 
 
 @pytest.mark.encrypted
-def test_only_who_knows_the_key_is_answered(coldrise, tmp_path):
+def test_only_key_holders_get_an_answer(coldrise, tmp_path):
     back_up(coldrise, tmp_path)
     with contextlib.closing(FarSite(tmp_path, is_encrypted=True)) as far:
         far.put_gate()

@@ -232,7 +232,7 @@ def disturbed(request, drive, tmp_path):
             yield disturbed
 
 
-def test_disturbed_copies_leave_equal_points_or_none(request, disturbed):
+def test_disturbed_copies_leave_complete_points_or_none(request, disturbed):
     count = request.config.getoption("--copy-kills")
     deck = []
     begin = time.monotonic()

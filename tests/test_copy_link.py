@@ -40,7 +40,7 @@ def history(coldrise, nbdkit, tmp_path):
     return make_history(coldrise, nbdkit, tmp_path)
 
 
-def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, history, tmp_path):
+def test_copied_points_are_identical_and_only_changes_are_sent(coldrise, far, history, tmp_path):
     copied = coldrise.json("copy", "--to", "far")
     (machine,) = copied["machines"]
     first, second, third, sealed = machine["points"]
@@ -76,7 +76,7 @@ def write_small(disk, pieces, random_bytes, stride=128 * 1024):
 
 
 @pytest.mark.parametrize("chunk", ["4K", "64K"])
-def test_of_a_small_write_only_what_changed_is_sent(coldrise, site, tmp_path, chunk):
+def test_a_small_write_sends_only_the_changed_part(coldrise, site, tmp_path, chunk):
     far = site("far", "--chunk-size", chunk)
     far.pair(coldrise, "far", "--prefix", "north-")
     pieces = random.Random(13)
@@ -108,7 +108,7 @@ def test_of_a_small_write_only_what_changed_is_sent(coldrise, site, tmp_path, ch
     assert far.program.json("verify")["is_clean"]
 
 
-def test_a_copy_that_goes_on_sends_only_what_changed(coldrise, gated, tmp_path):
+def test_a_resumed_copy_sends_only_changes(coldrise, gated, tmp_path):
     clock = BothClocks(tmp_path)
     far = gated(environment=clock.environment())
     pieces = random.Random(17)
@@ -141,7 +141,7 @@ def test_a_copy_that_goes_on_sends_only_what_changed(coldrise, gated, tmp_path):
     check(far.program, expected, tmp_path)
 
 
-def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_path):
+def test_a_link_with_a_prefix_sees_only_its_own_machines(coldrise, site, tmp_path):
     far = site()
     far.pair(coldrise, "mine", "--prefix", "north-")
     secret = Image(4 * MIB)
@@ -159,7 +159,7 @@ def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_pat
     assert content(far.program, "north-web02/latest/vda", tmp_path) == path.read_bytes()
 
 
-def test_a_site_has_one_link_of_a_kind(coldrise, site, tmp_path):
+def test_a_site_has_one_link_per_kind(coldrise, site, tmp_path):
     """Else a removed link with a prefix would leave an older one without."""
     far = site()
     far.pair(coldrise, "all")
@@ -197,7 +197,7 @@ def test_mistakes_are_named(coldrise, far):
             assert f"{prefix}x" not in refused.stderr
 
 
-def test_progress_of_a_slow_copy_is_what_is_there(coldrise, far, tmp_path):
+def test_progress_of_a_slow_copy_matches_the_stored_data(coldrise, far, tmp_path):
     disk = tmp_path / "disk.raw"
     disk.write_bytes(random.Random(2).randbytes(18 * MIB))
     coldrise.backup("web01", vda=disk)
@@ -212,7 +212,7 @@ def test_progress_of_a_slow_copy_is_what_is_there(coldrise, far, tmp_path):
     assert len({done for done, _ in told}) >= 3 and told[-1][0] == 18 * MIB, told
 
 
-def test_only_paired_sites_get_in(coldrise, far, site, tmp_path):
+def test_only_paired_sites_are_admitted(coldrise, far, site, tmp_path):
     refused = coldrise.run("link", "add", "second", far.address, "--code", "0000-0000-0000-0000")
     assert refused.returncode != 0 and "code" in refused.stderr
     taken = coldrise.run("link", "add", "far", far.address, "--code", far.invite("again"))
@@ -244,7 +244,7 @@ def test_links_are_sealed(coldrise, tmp_path):
     assert {path.name for path in (coldrise.repository / "links").iterdir()} == {"identity", "far.link"}
 
 
-def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, gated, tmp_path):
+def test_a_copy_continues_after_a_lost_connection(coldrise, gated, tmp_path):
     far = gated()
     pieces = random.Random(8)
     path = tmp_path / "vda.raw"
@@ -291,7 +291,7 @@ def test_disks_that_shrink_and_grow_are_copied(coldrise, site, tmp_path, chunk):
     check(far.program, expected, tmp_path)
 
 
-def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, gated, tmp_path):
+def test_a_connection_lost_at_the_start_of_a_copy_is_retried(coldrise, gated, tmp_path):
     far, clock = gated(), BothClocks(tmp_path)
     coldrise.more = clock.environment()
     disk = tmp_path / "disk.raw"
@@ -317,7 +317,7 @@ def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, gated,
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
 @pytest.mark.parametrize("victim", ["source", "far"])
-def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, gated, tmp_path, prefix, victim):
+def test_a_partly_copied_point_resumes(coldrise, gated, tmp_path, prefix, victim):
     clock = BothClocks(tmp_path)
     far = gated(*(["--prefix", prefix] if prefix else []), environment=clock.environment())
     pieces = random.Random(11)
@@ -348,7 +348,7 @@ def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, gated, tmp_path, 
     assert far.program.json("verify")["is_clean"]
 
 
-def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
+def test_a_full_drive_at_the_other_site_is_reported(coldrise, site, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M", "small", small], check=True)
@@ -369,7 +369,7 @@ def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
-def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, gated, tmp_path, prefix):
+def test_received_parts_of_a_point_are_not_sent_again(coldrise, gated, tmp_path, prefix):
     far = gated(*(["--prefix", prefix] if prefix else []))
     path = tmp_path / "vda.raw"
     path.write_bytes(random.Random(12).randbytes(12 * MIB))

@@ -26,7 +26,7 @@ def copy_at_once(copies):
         finish(copy)
 
 
-def test_two_sources_into_one_repository_at_once(coldrise, site, tmp_path):
+def test_two_sources_are_copied_into_one_repository_concurrently(coldrise, site, tmp_path):
     common = random.Random(0).randbytes(4 * MIB)
     far, other = site(), FarSite.repository(tmp_path, "other")
     disks = [make_disk(tmp_path / f"{seed}.raw", seed, common) for seed in (1, 2)]
@@ -46,7 +46,7 @@ def test_two_sources_into_one_repository_at_once(coldrise, site, tmp_path):
     assert far.program.json("verify")["is_clean"]
 
 
-def test_one_source_to_two_sites_at_once(coldrise, site, tmp_path):
+def test_one_source_is_copied_to_two_sites_concurrently(coldrise, site, tmp_path):
     disk = make_disk(tmp_path / "vda.raw", 1, bytes(4 * MIB))
     point = "20261101T100000Z"
     coldrise.json("backup", "web01", f"vda=raw:{disk}", "--time", point)
@@ -101,7 +101,7 @@ def test_the_first_copy_is_carried_on_a_drive(coldrise, site, tmp_path):
     assert (back["points"], back["machines"][0]["already_there"]) == (0, 2)
 
 
-def test_what_the_far_site_pruned_is_not_sent_again(coldrise, site, tmp_path):
+def test_points_pruned_at_the_far_site_are_not_sent_again(coldrise, site, tmp_path):
     far = site()
     far.pair(coldrise)
     for day in range(1, 7):

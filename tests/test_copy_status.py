@@ -55,7 +55,7 @@ def recorded(coldrise, far, folder):
     return copy, far.step_until(lambda: (target := only(coldrise))["remaining_ms"] and target, clock), clock
 
 
-def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_path):
+def test_lag_is_counted_against_the_current_points(coldrise, far, tmp_path):
     first = random_mib(4)
     back_up(coldrise, tmp_path, "web01", 1, first)
     never = only(coldrise)
@@ -99,7 +99,7 @@ def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_
     assert machine_of(after)["last"]["points"] == 2 and machine_of(after)["total"]["points"] == 3
 
 
-def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_path):
+def test_a_point_from_the_future_does_not_block_later_copies(coldrise, far, tmp_path):
     disk = tmp_path / "web01.raw"
     disk.write_bytes(random_mib(1))
     coldrise.backup("web01", vda=disk)
@@ -116,7 +116,7 @@ def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_
     assert coldrise.json("copy", "--to", "far")["points"] == 0
 
 
-def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, tmp_path):
+def test_selected_older_points_count_as_behind_until_copied(coldrise, tmp_path):
     there = local(coldrise, tmp_path)
     for day in (1, 2, 3):
         back_up(coldrise, tmp_path, "web01", day, bytes(MIB))
@@ -169,7 +169,7 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     assert names == {"web01": "current", "web02": "failing", "web02-copy": "current", "other": "current"}
 
 
-def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldrise, far, tmp_path):
+def test_a_running_copy_shows_its_rate_and_a_killed_one_does_not(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(24))
     copy, target, clock = recorded(coldrise, far, tmp_path)
     running = machine_of(target)["running"]
@@ -185,7 +185,7 @@ def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldri
     assert (killed["state"], machine_of(killed)["running"]) == ("never", None)
 
 
-def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
+def test_holes_are_not_counted_as_remaining(coldrise, far, tmp_path):
     """Else a thin disk seems to take as long as a full one."""
     first = bytearray(random_mib(20) + bytes(200 * MIB) + random_mib(4))
     back_up(coldrise, tmp_path, "web01", 1, first)
@@ -241,7 +241,7 @@ def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
     assert coldrise.json("copies")["targets"] == [] and json.loads(coldrise.run("--json", "link", "list").stdout)["links"] == []
 
 
-def test_a_link_that_is_removed_beside_its_copy_has_no_status(coldrise, far, tmp_path):
+def test_a_link_removed_during_its_copy_has_no_status(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(8))
     copy = far.held(coldrise, 2 * MIB, "--to", "far")
     assert only(coldrise)["state"] == "copying"

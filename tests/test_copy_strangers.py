@@ -96,7 +96,7 @@ class Crowd:
             stranger.close()
 
 
-def test_strangers_are_bounded_and_a_copy_goes_on(coldrise, far, count, tmp_path):
+def test_strangers_are_bounded_and_a_copy_continues(coldrise, far, count, tmp_path):
     path = tmp_path / "vda.raw"
     path.write_bytes(random.Random(29).randbytes(12 * MIB))
     coldrise.json("backup", "web01", f"vda=raw:{path}")

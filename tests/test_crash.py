@@ -112,7 +112,7 @@ def story(tmp_path, seed):
         one.close()
 
 
-def test_a_server_that_only_says_it_synced_is_found(tmp_path, loop, story):
+def test_a_server_that_falsely_reports_syncs_is_detected(tmp_path, loop, story):
     """The test of the test: this server loses flushed writes when the power fails."""
     syncs = Syncs(tmp_path)
     disk = loop(1 << 30)
@@ -278,7 +278,7 @@ def test_a_seal_that_fails_early_changes_nothing(tmp_path, story, what):
     told.end_session()
 
 
-def test_a_file_system_that_fails_loses_nothing_flushed(loop, story):
+def test_a_failing_file_system_loses_no_flushed_data(loop, story):
     disk = loop(1 << 30)
     told = story(disk.mount_point)
     first, second = told.disks

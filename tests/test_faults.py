@@ -220,7 +220,7 @@ def run(request, fixture, shim, references, tmp_path, wanted, actions):
     assert not broken, f"{len(broken)} broken, first: {broken[0]}"
 
 
-def test_a_file_operation_that_fails_loses_nothing(request, fixture, shim, references, tmp_path):
+def test_a_failed_file_operation_loses_nothing(request, fixture, shim, references, tmp_path):
     wanted = request.config.getoption("--faults")
     run(request, fixture, shim, references, tmp_path, wanted, ("EIO", "ENOSPC", "short"))
 

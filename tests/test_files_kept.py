@@ -12,7 +12,7 @@ from test_files_hostile import FRAMES, machine
 __all__ = ["machine", "runtime"]
 
 
-def test_a_machine_stays_for_the_next_command(coldrise, machine, runtime):
+def test_a_helper_machine_is_reused_by_the_next_command(coldrise, machine, runtime):
     machine(FRAMES)
     reader, writer = os.pipe()
     # Longer than the next command takes on a busy host.

@@ -70,14 +70,14 @@ def test_other_file_systems_and_fewer_points(history, runtime):
     assert "quarantined" in found["versions"][2]["reason"]
 
 
-def test_errors_say_what_to_do(history, runtime):
+def test_errors_contain_advice(history, runtime):
     error = files(history, "versions", "web01:/etc/app.conf", "--points", "1", status=2)["error"]
     assert error["kind"] == "invalid_input" and "say which file system" in error["message"]
     assert files(history, "versions", "web02:/etc/x", status=1)["error"]["kind"] == "not_found"
     assert history.json("sessions") == {"sessions": []} and not machines(runtime)
 
 
-def test_a_point_that_is_forgotten_meanwhile_hides_no_older_one(coldrise, runtime, tmp_path):
+def test_a_concurrently_forgotten_point_does_not_hide_older_ones(coldrise, runtime, tmp_path):
     points = []
     # More than one machine gets.
     for number in range(14):

@@ -92,7 +92,7 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
     assert plain.json("verify")["is_clean"]
 
 
-def test_writes_beside_seals_and_folds_are_what_a_reader_sees(coldrise, image, live, nbdkit):
+def test_readers_see_writes_made_during_seals_and_folds(coldrise, image, live, nbdkit):
     server, viewer = nbdkit(), nbdkit(options=["--readonly"])
     stop = threading.Event()
 

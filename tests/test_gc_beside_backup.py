@@ -48,7 +48,7 @@ def chunks(coldrise):
     return coldrise.json("stats")["chunks"]
 
 
-def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, save, tmp_path):
+def test_a_gc_during_a_backup_keeps_the_chunks_it_reuses(coldrise, forgotten, save, tmp_path):
     address, kept, disk = forgotten
     # The first half is unreferenced: the backup finds it and needs it.
     disk.fill(7 * MIB, 7 * MIB, "new")
@@ -75,7 +75,7 @@ def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_path, number):
+def test_a_gc_survives_the_backup_that_ran_it(coldrise, forgotten, save, tmp_path, number):
     address, kept, disk = forgotten
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
@@ -123,7 +123,7 @@ def is_locked(path):
         return any("FLOCK" in line and f":{inode} " in line for line in listing)
 
 
-def test_a_backup_that_begins_beside_a_gc_is_not_refused(coldrise, forgotten, tmp_path):
+def test_a_backup_starts_during_a_gc(coldrise, forgotten, tmp_path):
     address, kept, disk = forgotten
     gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: is_locked(coldrise.repository / "writer.lock") or gc.poll() is not None, "the gc")

@@ -142,7 +142,7 @@ def test_the_current_state_of_an_image_with_snapshots(coldrise, disk, tmp_path):
 
 @pytest.mark.parametrize("kind", ["fixed", "dynamic"])
 @pytest.mark.parametrize("creator", [b"vbox", b"vpc ", b"qemu", b"win "])
-def test_the_end_of_a_vhd_is_kept_for_every_creator(coldrise, tmp_path, creator, kind):
+def test_the_footer_of_a_vhd_is_kept_for_every_creator(coldrise, tmp_path, creator, kind):
     """Most programs' disks are larger than their geometry tells, which some readers go by."""
     raw = tmp_path / "disk.raw"
     raw.write_bytes(os.urandom(24 * MIB))
@@ -251,7 +251,7 @@ def test_extents_beside_a_description_that_is_a_link_away(coldrise, disk, tmp_pa
     assert done.returncode == 1 and "disk-flat.vmdk" in done.stderr
 
 
-def test_users_who_may_read_the_file_may_import_it(disk, tmp_path):
+def test_users_with_read_permission_may_import_a_file(disk, tmp_path):
     """Root reads what only its owner may read; anybody reads what is theirs."""
     image, raw = disk
     for parent in (tmp_path, *tmp_path.parents):

@@ -98,14 +98,14 @@ def test_refused_or_harmless(outcomes, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bounded(outcomes, case):
+def test_resources_are_bounded(outcomes, case):
     seen = outcomes[case.name].seen
     assert seen.elapsed_s <= MOST_SECONDS
     assert seen.peak_bytes <= MOST_BYTES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_else_is_opened(outcomes, case):
+def test_no_other_files_are_opened(outcomes, case):
     outcome = outcomes[case.name]
     seen = outcome.seen
     base = outcome.folder.parent
@@ -127,7 +127,7 @@ def test_nothing_else_is_opened(outcomes, case):
         assert SECRET not in outcome.content
 
 
-def test_the_observation_sees_what_it_should(outcomes, tmp_path):
+def test_the_trace_is_not_empty(outcomes, tmp_path):
     """Without this the tests above could pass on an empty trace."""
     seen = outcomes["qcow2-plain"].seen
     assert set(CHILDREN) <= set(seen.opened)
@@ -150,7 +150,7 @@ def test_the_observation_sees_what_it_should(outcomes, tmp_path):
     assert seen.peak_bytes > 300 << 20
 
 
-def test_a_raw_disk_that_begins_as_an_image_is_remarked_upon(outcomes):
+def test_a_raw_disk_with_an_image_header_gets_a_warning(outcomes):
     seen = outcomes["raw-qcow2"].seen
     assert "begins as a qcow2 image" in seen.stderr and "raw disk" in seen.stderr
     assert "begins as a qcow2 image" in seen.stdout
@@ -176,7 +176,7 @@ def test_a_disk_that_only_ends_as_a_fixed_vhd_gets_in_through_nbd(tmp_path):
     assert target.read_bytes() == image.read_bytes()
 
 
-def test_doctor_tells_whether_imports_are_confined(tmp_path):
+def test_doctor_reports_whether_imports_are_confined(tmp_path):
     coldrise = Coldrise(tmp_path / "repository")
     coldrise.init("--no-encryption")
     findings = {entry["check"]: entry for entry in coldrise.json("doctor")["findings"]}

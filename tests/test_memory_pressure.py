@@ -31,7 +31,7 @@ def disk(coldrise, tmp_path):
     return image
 
 
-def test_the_cache_is_given_back_while_memory_is_scarce(coldrise, disk, nbdkit, tmp_path):
+def test_the_cache_is_released_while_memory_is_scarce(coldrise, disk, nbdkit, tmp_path):
     kernel = tmp_path / "meminfo"
     kernel.write_text(meminfo(1024), encoding="utf-8")
     see_it = 'mount --bind "$0" /proc/meminfo && exec "$@"'

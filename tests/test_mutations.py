@@ -42,7 +42,7 @@ def spread(numbers, found, limit):
     return chosen[:limit]
 
 
-def test_nothing_wrong_is_served_and_all_damage_is_named(request, damaged, tmp_path):
+def test_damage_is_named_and_never_served(request, damaged, tmp_path):
     option = request.config.getoption
     seed = option("--mutation-seed")
     numbers = random.Random(seed)

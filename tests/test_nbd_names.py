@@ -62,7 +62,7 @@ def test_latest_is_the_newest_point(coldrise, point, image, nbdkit):
             assert bytes(handle.pread(3, 0)) == start
 
 
-def test_a_session_announces_everything(live, image, nbdkit):
+def test_a_session_announces_all_its_capabilities(live, image, nbdkit):
     with nbdkit().connect(live) as handle:
         assert handle.get_size() == len(image)
         assert not handle.is_read_only()

@@ -70,7 +70,7 @@ def write_until_disconnected(stream, after, end_server):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_an_idle_client_is_disconnected_at_once(coldrise, live, tmp_path, tls, ending):
+def test_an_idle_client_is_disconnected_immediately(coldrise, live, tmp_path, tls, ending):
     options, context = tls
     path = tmp_path / "socket"
     with served(coldrise, path, *options) as process:

@@ -39,7 +39,7 @@ def come_and_go(server, number):
         return disk
 
 
-def test_clients_leave_neither_descriptors_nor_memory(live, image, nfs):
+def test_clients_leak_neither_descriptors_nor_memory(live, image, nfs):
     server = nfs()
     process = server.ganesha()
     disk = come_and_go(server, 0)

@@ -119,7 +119,7 @@ def client_sees(server, folder, name):
         return client.read_all(client.lookup(folder, name))
 
 
-def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
+def test_a_failed_sync_changes_the_write_verifier(powered, tmp_path):
     coldrise, image = repository_on(powered.mount_point, tmp_path)
     with contextlib.closing(Network()) as network:
         server = NfsServer(coldrise, network, tmp_path / "before.log")

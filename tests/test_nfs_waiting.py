@@ -79,7 +79,7 @@ def test_stable_writes_wait_without_a_thread_and_share_syncs(server, syncs, imag
         assert client.read_all(disk) == image.content
 
 
-def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
+def test_a_failed_sync_fails_all_waiting_writes(server, syncs, image):
     before = server.ganesha()
     with server.connect() as client, concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
         disk = client.walk(server.root(), "live/trial/vda.raw")
@@ -117,7 +117,7 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
         assert client.read_all(disk) == image.content
 
 
-def test_it_ends_in_good_order_while_writes_wait(server, syncs, live, image, nbdkit):
+def test_the_server_exits_cleanly_while_writes_wait(server, syncs, live, image, nbdkit):
     with server.connect() as client, concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
         disk = client.walk(server.root(), "live/trial/vda.raw")
         write_stable(server, disk, 0)

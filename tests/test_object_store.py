@@ -65,7 +65,7 @@ def client(server, tmp_path):
     return Client(server, tmp_path)
 
 
-def test_objects_come_back_as_they_went(client):
+def test_objects_are_returned_unchanged(client):
     small, large = client.file(5), client.file(64 * MIB)
     begun_ms = time.time() * 1000
     client.answer("put", "packs/small", small)
@@ -136,7 +136,7 @@ def test_wrong_settings_of_an_object_store_are_refused(client, server):
     assert kind == "io" and endpoint in text, text
 
 
-def test_tls_by_an_authority_of_ones_own(tmp_path):
+def test_tls_with_a_private_authority(tmp_path):
     folder = tmp_path / "s3"
     folder.mkdir()
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
@@ -152,7 +152,7 @@ def test_tls_by_an_authority_of_ones_own(tmp_path):
         assert client.answer("get", "a", 8 * MIB, env=env) == client.file(8 * MIB).read_bytes()
 
 
-def test_a_server_that_is_gone_is_given_up(client, server):
+def test_a_dead_server_times_out(client, server):
     client.answer("put", "a", client.file(5))
     server.stop()
     begun = time.monotonic()
@@ -172,7 +172,7 @@ def test_a_server_that_is_gone_is_given_up(client, server):
 
 
 @pytest.mark.parametrize("at", [1, 100_000, 5 * MIB, 8 * MIB + 500])
-def test_cut_transfers_are_tried_again(client, server, at):
+def test_interrupted_transfers_are_retried(client, server, at):
     content = client.file(8 * MIB)
     server.proxy.cut_after(at)
     client.answer("put", "packs/a", content)
@@ -185,7 +185,7 @@ def test_cut_transfers_are_tried_again(client, server, at):
     assert server.proxy.passed - before < 8 * MIB + MIB
 
 
-def test_a_busy_server_is_asked_again(client, server):
+def test_a_request_to_a_busy_server_is_retried(client, server):
     content = client.file(3 * MIB)
     for words in [("put", "packs/a", content), ("get", "packs/a", 3 * MIB), ("list", "packs/"), ("delete", "packs/a")]:
         before = len(server.proxy.requests)
@@ -213,7 +213,7 @@ def test_sigint_ends_a_put_into_a_black_hole(client, server):
     server.proxy.release()
 
 
-def test_a_black_hole_is_given_up(client, server):
+def test_a_silent_server_times_out(client, server):
     server.proxy.hold()
     begun = time.monotonic()
     kind, text = client.refusal("put", "packs/a", client.file(8 * MIB), patience=2)

@@ -48,7 +48,7 @@ def change(path):
             file.write(b"\xa5" * length)
 
 
-def test_only_what_differs_is_written_and_it_can_be_undone(coldrise, disk):
+def test_only_differences_are_written_and_can_be_undone(coldrise, disk):
     path, address, state = disk
     changed, blocks = digest(path), path.stat().st_blocks
     done = coldrise.json("rollback", address, "--onto", path)
@@ -85,7 +85,7 @@ def test_a_short_last_block_and_no_safety_point(coldrise, image, point, tmp_path
     assert (one["differing_bytes"], points(coldrise)) == (512, names)
 
 
-def test_several_disks_become_one_state(coldrise, tmp_path):
+def test_several_disks_form_one_consistent_state(coldrise, tmp_path):
     paths = {}
     for name in ("vda", "vdb"):
         image = Image(4 * MIB)
@@ -146,7 +146,7 @@ def test_with_a_bitmap_only_changes_are_read(coldrise, tmp_path, safety):
         assert again["differing_bytes"] == 0 and bool(again["remarks"]) == safety
 
 
-def test_a_bitmap_of_another_point_is_not_believed(coldrise, tmp_path):
+def test_a_bitmap_of_another_point_is_ignored(coldrise, tmp_path):
     with with_bitmap(coldrise, tmp_path) as (uri, address, since, _, _):
         before = content(uri)
         later = coldrise.json("backup", "web01", f"vda={uri}")["point"]
@@ -204,7 +204,7 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     assert (tmp_path / "mixture.raw").read_bytes() == found
 
 
-def test_a_target_that_fails_is_named_as_a_mixture(coldrise, disk, tmp_path):
+def test_a_failed_target_is_reported_as_mixed_content(coldrise, disk, tmp_path):
     path, address, state = disk
     trigger = tmp_path / "fail"
     trigger.touch()

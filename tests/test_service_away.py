@@ -94,7 +94,7 @@ def failures(service):
     return len([run for run in ended(service, job="often") if run["state"] == "failed"])
 
 
-def test_the_repository_is_away_under_load_and_comes_back(service, told, tmp_path, coldrise):
+def test_the_repository_disappears_under_load_and_returns(service, told, tmp_path, coldrise):
     machines = ["web01", "web02", "web03"]
     images(tmp_path, *machines)
     service.post("jobs", job(tmp_path, "often", machines, schedule=["*:*:*"], retries=20, retry_seconds=1))
@@ -135,7 +135,7 @@ def test_the_repository_is_away_under_load_and_comes_back(service, told, tmp_pat
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
+def test_a_full_drive_under_the_state_folder_is_reported(tmp_path, coldrise):
     """Reads go on, changes are refused in words, and with room the schedule goes on by itself."""
     images(tmp_path, "web01")
     service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
@@ -174,7 +174,7 @@ def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
         tool("umount", "--lazy", service.state)
 
 
-def test_no_change_without_its_entry_in_the_audit_log(tmp_path, coldrise):
+def test_every_change_has_an_audit_log_entry(tmp_path, coldrise):
     """One change is done before it shows that its entry has no room; it is kept, and no other is done before it."""
     source = tmp_path / "web01.img"
     source.write_bytes(random.Random(1).randbytes(8 * MIB))

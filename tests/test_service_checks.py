@@ -162,7 +162,7 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp
     assert told.messages(1) == [] and service.get("alarms?active=true") == []
 
 
-def test_damage_is_told_with_what_it_affects_until_it_is_healed(service, told, tmp_path, coldrise):
+def test_damage_is_reported_with_affected_points_until_healed(service, told, tmp_path, coldrise):
     content = random.Random(5).randbytes(8 * MIB)
     (tmp_path / "web01.img").write_bytes(content)
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
@@ -199,7 +199,7 @@ def test_damage_is_told_with_what_it_affects_until_it_is_healed(service, told, t
     assert told.messages(1) == [] and service.get("alarms?active=true") == []
 
 
-def test_damage_that_a_user_looks_for_is_an_alarm_until_a_verify_finds_none(service, told, tmp_path, coldrise):
+def test_damage_found_by_a_manual_verify_is_an_alarm_until_a_clean_verify(service, told, tmp_path, coldrise):
     (tmp_path / "web01.img").write_bytes(random.Random(6).randbytes(4 * MIB))
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
     run(service, "nightly")

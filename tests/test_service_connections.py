@@ -86,7 +86,7 @@ class Crowd:
             client.close()
 
 
-def test_idle_connections_shut_nobody_out(tmp_path, coldrise, count):
+def test_idle_connections_do_not_block_others(tmp_path, coldrise, count):
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
         viewer = service.token("viewer")
 
@@ -144,7 +144,7 @@ def test_a_crowd_at_one_address_leaves_room_at_others(tmp_path):
             client.close()
 
 
-def test_requests_that_never_end_shut_nobody_out(tmp_path):
+def test_endless_requests_do_not_block_others(tmp_path):
     """Without a token, from many addresses, each place busy with half a request."""
     with Coldrised(tmp_path) as service:
         viewer = service.token("viewer")

@@ -126,7 +126,7 @@ def test_a_machine_boots_and_is_used_over_the_api(service, coldrise):
         serial.read_until(b"small login: ")
 
 
-def test_a_console_that_is_opened_too_early_or_too_late(service, coldrise):
+def test_a_console_opened_too_early_or_too_late_is_refused(service, coldrise):
     """Browsers show a close frame to their page, but not a refusal of the upgrade."""
     coldrise.publish("web01/latest", "trial")
     with service.websocket("sessions/trial/screen") as screen:
@@ -217,7 +217,7 @@ def test_the_power_switch(service):
     assert refused.status == 404 and "no machine runs on session trial" in refused.json["detail"]
 
 
-def test_the_session_goes_if_that_was_asked_for(service, coldrise):
+def test_the_session_is_discarded_on_request(service, coldrise):
     run = boot(service, at_end="discard")
     assert service.call("POST", f"runs/{run}/cancel", {}).status == 202
     # A cancelled machine keeps its session, whatever was asked for.
@@ -255,7 +255,7 @@ def test_a_machine_outlives_the_service(service):
         serial.read_until(b"after")
 
 
-def test_a_killed_run_is_no_machine(service):
+def test_a_killed_run_is_not_listed_as_a_machine(service):
     run = boot(service)
     process = service.get(f"runs/{run}")["plan"]["who"]["pid"]
     with service.websocket("sessions/trial/screen") as screen:
@@ -280,7 +280,7 @@ def login(service):
     return {"Cookie": secret.headers["Set-Cookie"].split(";")[0]}
 
 
-def test_who_may_use_a_console(service):
+def test_a_console_requires_permission(service):
     boot(service)
     operator, foreign = service.token("operator", ["web*"]), service.token("operator", ["db*"])
     everything = [("GET", "screenshot.png", None), ("GET", "serial", None), ("GET", "screen", None),
@@ -399,7 +399,7 @@ def test_a_malformed_message_ends_its_own_websocket_with_a_reason(service):
 # --------------------------------------------------------------------- refusals
 
 
-def test_what_cannot_start_is_refused(service):
+def test_starts_that_cannot_succeed_are_refused(service):
     for new, status, word in [
         ({"address": "web01/latest", "memory_mib": 1}, 400, "memory_mib"),
         ({"address": "web01/latest", "cpus": 0}, 400, "cpus"),
@@ -421,7 +421,7 @@ def test_what_cannot_start_is_refused(service):
     assert service.get("sessions")["sessions"] == [], "nothing was published"
 
 
-def test_servers_are_started_where_that_is_safe(service, tmp_path):
+def test_servers_are_started_only_where_safe(service, tmp_path):
     operator, some = service.token("operator"), service.token("operator", ["web*"])
     for new, token, status in [
         ({"protocol": "nbd", "listen": "0.0.0.0:10999"}, operator, 403),

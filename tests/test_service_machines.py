@@ -48,7 +48,7 @@ def names(service, **keywords):
     return [machine["machine"] for machine in service.get("machines", **keywords)]
 
 
-def test_the_api_says_what_the_command_line_says(service, repository):
+def test_the_api_matches_the_command_line(service, repository):
     assert service.get("points") == repository.json("list")
     point = service.get("points")["machines"][1]["points"][0]
     assert service.get(f"machines/web01/points/{point['point']}") == repository.json("show", point["address"])
@@ -59,7 +59,7 @@ def test_the_api_says_what_the_command_line_says(service, repository):
     assert service.get("machines/web01")["points"] == 1
 
 
-def test_the_site_summary_counts_the_machines_that_the_caller_sees(service, repository):
+def test_the_site_summary_counts_only_visible_machines(service, repository):
     site = service.get("site")
     assert (site["machines"], site["protected"], site["proven"], site["copies_behind"]) == (2, 0, 0, None)
     assert site["oldest_machine"] == "db01" and site["available_bytes"] > 0
@@ -70,7 +70,7 @@ def test_the_site_summary_counts_the_machines_that_the_caller_sees(service, repo
     assert (own["machines"], own["oldest_machine"], own["available_bytes"]) == (1, "web01", None)
 
 
-def test_changes_by_others_are_seen_and_reported(service, repository, image):
+def test_concurrent_changes_are_detected_and_reported(service, repository, image):
     repository.backup("new01", vda=image)
     wait_for(lambda: names(service) == ["db01", "new01", "web01"])
     repository.publish("web01/latest", "trial")
@@ -78,7 +78,7 @@ def test_changes_by_others_are_seen_and_reported(service, repository, image):
     assert service.get("sessions/trial")["machine"] == "web01"
 
 
-def test_differences_are_those_of_the_command_line(service, repository, image):
+def test_differences_match_the_command_line(service, repository, image):
     first = service.get("machines/web01/points/latest")["address"]
     with image.open("r+b") as disk:
         disk.seek(3 * MIB)
@@ -112,14 +112,14 @@ def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
     assert sum(part["differing_bytes"] for part in disk["ranges"]) == disk["differing_bytes"]
 
 
-def test_the_host_says_what_fits(service):
+def test_the_host_reports_possible_sizes(service):
     host = service.get("host", token=service.token("viewer", ["web*"]))
     assert host["processors"] >= 1 and host["machines"] == host["machines_memory_mib"] == 0
     assert 0 < host["fitting_memory_mib"] << 20 < host["available_bytes"] <= host["memory_bytes"]
     assert service.call("GET", "host", token=service.token("backup")).status == 403
 
 
-def test_the_hardware_of_a_point_is_that_of_its_configuration(service, repository, image, tmp_path):
+def test_the_hardware_of_a_point_matches_its_configuration(service, repository, image, tmp_path):
     default = {"cpus": 2, "memory_mib": 2048, "firmware": "bios", "disk_bus": "virtio", "network": "none"}
     assert service.get("machines/web01/points/latest")["hardware"] == default
     configuration = tmp_path / "web01.json"
@@ -129,7 +129,7 @@ def test_the_hardware_of_a_point_is_that_of_its_configuration(service, repositor
     assert service.get("machines/web01/points/latest")["hardware"] == expected
 
 
-def test_a_token_sees_its_machines_only(service, repository):
+def test_a_token_sees_only_its_machines(service, repository):
     repository.publish("db01/latest", "trial")
     token = service.token("operator", ["web*"])
     assert names(service, token=token) == ["web01"]
@@ -159,7 +159,7 @@ def test_a_viewer_reads_no_content(service):
 
 
 @pytest.mark.encrypted
-def test_a_backup_stores_no_file_of_others_and_none_of_the_service(service, repository, image, tmp_path):
+def test_a_backup_rejects_files_of_other_users_and_of_the_service(service, repository, image, tmp_path):
     start = {"kind": "backup", "machine": "web01", "disks": {"vda": f"raw:{image}"}}
     limited = service.token("admin", ["web*"])
     assert service.call("POST", "runs", start, token=limited).status == 403
@@ -241,7 +241,7 @@ def test_unknown_names_and_malformed_input_are_problems(service):
     assert missing["kind"] == "not_found" and missing["exit_code"] == 1
 
 
-def test_a_repository_that_is_away_comes_back(service, repository, image):
+def test_an_unreachable_repository_returns(service, repository, image):
     place, away = repository.repository, repository.repository.with_name("away")
     place.rename(away)
     wait_for(lambda: service.call("GET", "machines").status == 503)

@@ -50,7 +50,7 @@ def hot(heat_map, kind):
     return {index: count for index, count in enumerate(heat_map[kind]) if count}
 
 
-def test_the_counts_are_those_of_the_requests(service, two_disks, nbdkit):
+def test_the_counts_match_the_requests(service, two_disks, nbdkit):
     server = nbdkit()
     before = time.time() * 1000
     with server.connect(two_disks["vda"]) as vda, server.connect(two_disks["vdb"]) as vdb:
@@ -117,7 +117,7 @@ def test_the_counts_are_those_of_the_requests(service, two_disks, nbdkit):
         assert "activity" not in service.get("sessions")["sessions"][0]["disks"][0]
 
 
-def test_show_and_its_json_have_the_totals(coldrise, live, nbdkit):
+def test_show_and_its_json_contain_the_totals(coldrise, live, nbdkit):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         handle.pread(4 * KIB, 0)
@@ -263,7 +263,7 @@ def recorded(path):
         return client.makefile("rb").readline()
 
 
-def test_answers_of_others_are_not_believed(coldrise, service, live, nbdkit):
+def test_answers_of_other_hosts_are_ignored(coldrise, service, live, nbdkit):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         path = socket_of(coldrise)
@@ -296,7 +296,7 @@ def test_answers_of_others_are_not_believed(coldrise, service, live, nbdkit):
         assert session(service)["server"]
 
 
-def test_a_bad_question_disturbs_nothing(coldrise, service, live, nbdkit):
+def test_an_invalid_request_has_no_side_effects(coldrise, service, live, nbdkit):
     with nbdkit().connect(live) as handle:
         path = socket_of(coldrise)
         for question in (b"\n", b'"everything"\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n", b""):
@@ -336,7 +336,7 @@ def is_activity(event):
     return event.get("type") == "activity"
 
 
-def test_activity_is_sent_while_it_changes(coldrise, service, live, nbdkit, image, tmp_path):
+def test_activity_changes_are_sent(coldrise, service, live, nbdkit, image, tmp_path):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         with events(service) as following:

@@ -109,7 +109,7 @@ def test_a_server_without_memory_for_its_map_reports_it(scattered, nbdkit, small
     assert server.process.poll() is None
 
 
-def test_verify_names_what_only_the_server_can_read_and_continues(coldrise, scattered, nbdkit, small):
+def test_verify_names_unreadable_files_and_continues(coldrise, scattered, nbdkit, small):
     _, live = scattered
     server = nbdkit(wrap=small.command)
     with server.connect(live) as handle:

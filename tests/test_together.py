@@ -37,7 +37,7 @@ def writer(coldrise, live):
     ["fold"],
     ["repair"],
 ])
-def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, tmp_path):
+def test_a_second_writer_is_refused_immediately(coldrise, writer, point, arguments, tmp_path):
     image = str(tmp_path / "vda.raw")
     arguments = [a.replace("POINT", point).replace("IMAGE", image) for a in arguments]
     started = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, 
     assert time.monotonic() - started < 10, "it does not wait"
 
 
-def test_all_other_commands_work_beside_a_writer(coldrise, writer, point, image, nbdkit, tmp_path):
+def test_all_other_commands_work_during_a_write(coldrise, writer, point, image, nbdkit, tmp_path):
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)
         handle.flush()
@@ -111,7 +111,7 @@ def assert_clean(verify):
     assert json.loads(output.splitlines()[-1])["is_clean"]
 
 
-def test_verify_finds_no_damage_in_what_changes_beside_it(coldrise, live, image, nbdkit, tmp_path):
+def test_verify_ignores_concurrent_changes(coldrise, live, image, nbdkit, tmp_path):
     """What it has set out to read is deleted, moved and added to before it is read."""
     with nbdkit() as server, server.connect(live) as handle:
         handle.pwrite(b"x" * MIB, 2 * MIB)

@@ -201,7 +201,7 @@ def test_the_command_may_be_killed_at_each_step(served):
         assert served.is_clean(), step
 
 
-def test_questions_are_answered_by_the_wish(served):
+def test_questions_of_vcenter_are_answered_as_requested(served):
     served.vcenter.order("question")
     served.json(*served.recovery())
     assert served.vcenter.answered() == ["1"], "moved: the UUID stays"
@@ -213,7 +213,7 @@ def test_questions_are_answered_by_the_wish(served):
     assert served.is_clean()
 
 
-def test_faults_leave_nothing_and_say_what_to_do(served):
+def test_faults_leave_nothing_and_give_advice(served):
     vcenter = served.vcenter
     wrong = vcenter.folder / "wrong"
     wrong.write_text("wrong", encoding="utf-8")
@@ -267,7 +267,7 @@ def test_a_pinned_certificate(served):
         assert served.is_clean()
 
 
-def test_cleaning_up_that_fails_can_be_repeated(served):
+def test_a_failed_cleanup_can_be_repeated(served):
     vcenter = served.vcenter
     vcenter.order("fault", "PowerOnVM_Task", "InsufficientHostCapacityFault")
     vcenter.order("fault", "UnregisterVM", "NoPermission")
@@ -296,7 +296,7 @@ def test_cleaning_up_that_fails_can_be_repeated(served):
     assert served.sessions() == [] and not undone["machine_ended"]
 
 
-def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
+def test_the_nfs_server_of_the_command_ends_and_restarts(site):
     process, _ = site.recover()
     process.send_signal(signal.SIGTERM)
     assert end_of(process)["state"] == "stalled"
@@ -310,7 +310,7 @@ def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
     assert site.is_clean()
 
 
-def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site):
+def test_the_nfs_server_of_a_killed_command_does_not_count_as_running(site):
     process, _ = site.recover()
     ganesha, = [child for child in children(process.pid) if name_of(child) == "ganesha.nfsd"]
     # It cannot end yet, and listens.
@@ -331,7 +331,7 @@ def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site)
     assert end_of(again)["state"] == "undone" and site.is_clean()
 
 
-def test_a_foreign_server_is_not_taken_for_ours(site, tmp_path):
+def test_a_foreign_server_is_not_mistaken_for_ours(site, tmp_path):
     listening = "import socket\ns = socket.create_server(('127.0.0.1', 2049))\nprint('', flush=True)\nwhile True: s.accept()"
     foreign = site.vcenter.network.command(sys.executable, "-c", listening)
     foreign = subprocess.Popen(foreign, stdout=subprocess.PIPE)
@@ -345,7 +345,7 @@ def test_a_foreign_server_is_not_taken_for_ours(site, tmp_path):
     assert site.is_clean() and "RegisterVM_Task" not in site.vcenter.calls()
 
 
-def test_the_nfs_server_goes_on_for_other_machines(site):
+def test_the_nfs_server_keeps_running_for_other_machines(site):
     vmx = site.vcenter.folder / "empty"
     vmx.touch()
     site.vcenter.make_datastore_folder("second", "second", vmx)
@@ -381,7 +381,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     assert "runs on session" in served.coldrise.run("sessions").stdout
 
 
-def test_a_killed_move_is_followed_and_finished(served):
+def test_a_killed_move_is_resumed_and_completed(served):
     vcenter, live = served.vcenter, f"live/{SESSION}"
     served.json(*served.recovery())
     vcenter.order("hold", "RelocateVm")

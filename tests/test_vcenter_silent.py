@@ -87,7 +87,7 @@ SAID = [
 ]
 
 
-def test_servers_that_are_not_vcenters_are_left_soon(coldrise, tmp_path):
+def test_servers_other_than_vcenter_are_left_early(coldrise, tmp_path):
     """All at once: each takes as long as the first request may."""
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))

@@ -118,7 +118,7 @@ def for_each(function, first_mib, step_mib):
     return [f"{function} {version} {first_mib + step_mib * number}" for number, version in enumerate(OPTIONS)]
 
 
-def test_linux_uses_files_and_is_refused_what_would_do_harm(server, guest, stored):
+def test_linux_uses_files_and_harmful_operations_are_refused(server, guest, stored):
     for version in OPTIONS:
         assert guest.check(f"v={version}\n{USE_FILES}", timeout=200).count(f"{stored}  -") == 2, version
 
@@ -132,7 +132,7 @@ def fio(names, what):
     return " ".join(["fio", "--output=/dev/null", *(f"{job} {shared}" for job in jobs)])
 
 
-def test_what_linux_writes_survives_a_crash_of_the_server(coldrise, server, guest, tmp_path):
+def test_linux_writes_survive_a_crash_of_the_server(coldrise, server, guest, tmp_path):
     layers = coldrise.repository / "layers"
     crashed = []
 

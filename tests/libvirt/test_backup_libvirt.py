@@ -89,7 +89,7 @@ def test_a_kill_at_each_step_loses_no_change(coldrise, libvirt, domain, scratch,
         assert len(running.checkpoints()) == 1 and not running.has_job(), (moment, request)
 
 
-def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain, live, tmp_path):
+def test_a_lost_bitmap_is_reported_and_forces_a_full_read(coldrise, domain, live, tmp_path):
     running = domain(persistent=True)
     running.write("vda", "write -P 1 0 4M")
     live()
@@ -186,7 +186,7 @@ def test_the_next_job_of_another_repository_is_left_alone(coldrise, other, libvi
     assert second.returncode == 0, messages
 
 
-def test_a_job_that_others_end_is_named(coldrise, libvirt, domain, scratch):
+def test_a_job_whose_run_others_cancel_is_named(coldrise, libvirt, domain, scratch):
     running = domain()
     running.write("vda", "write -P 1 0 60M")
     # It reads: libvirt shows a job before that has begun, and an abort then would do nothing.
@@ -218,7 +218,7 @@ def test_iothreads_raw_disks_and_chosen_ones(coldrise, domain, live, tmp_path):
     assert running.checkpoints() == []
 
 
-def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
+def test_refusals_contain_advice(libvirt, domain, refused, scratch, tmp_path):
     assert "no domain web01" in refused()
     running = domain(persistent=True)
     assert "there twice" in refused("a=vda", "b=vda") and "there twice" in refused("a=vda", "a=vdb")

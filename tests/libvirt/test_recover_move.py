@@ -66,7 +66,7 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, gro
 
 
 @pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
-def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, grows, clock, tmp_path,
+def test_an_unreachable_libvirt_at_the_switch_leaves_no_machine_suspended(coldrise, libvirt, recover, grows, clock, tmp_path,
                                                                         is_long):
     """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
     recover()
@@ -120,7 +120,7 @@ def test_an_undo_ends_a_move_that_copies(coldrise, libvirt, recover, slow_move, 
     assert not any("live/web01-1" in line or "unpublish" in line for line in running.said().splitlines()), running.said()
 
 
-def test_the_end_of_a_moved_session_is_seen(coldrise, libvirt, recover):
+def test_the_end_of_a_moved_session_is_detected(coldrise, libvirt, recover):
     running = recover()
     # So that it does not see the note of the move.
     with stopped(running.process.pid):
@@ -134,7 +134,7 @@ STEPS = [("blockcopy", "before", False), ("blockcopy", "after", False), ("suspen
 
 
 @pytest.mark.parametrize("request_word, moment, is_moved", STEPS)
-def test_after_a_killed_move_one_side_counts_and_is_named(coldrise, libvirt, recover, grows, tmp_path, request_word, moment,
+def test_after_a_killed_move_the_valid_side_is_named(coldrise, libvirt, recover, grows, tmp_path, request_word, moment,
                                                           is_moved):
     recover()
     grows()
@@ -171,7 +171,7 @@ def busy(coldrise, libvirt, recover, tmp_path):
     return running
 
 
-def test_a_machine_of_two_disks_runs_when_that_is_said(coldrise, libvirt, busy, recover):
+def test_a_machine_of_two_disks_runs_if_requested(coldrise, libvirt, busy, recover):
     busy.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     doctor, listed = coldrise.run("doctor").stdout, coldrise.run("sessions").stdout
@@ -194,7 +194,7 @@ def test_a_machine_of_two_disks_runs_when_that_is_said(coldrise, libvirt, busy, 
 SLOW = "256K"
 
 
-def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, libvirt, busy):
+def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, libvirt, busy):
     done = coldrise.run("--json", "move", "live/web01-1", libvirt.images, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
@@ -221,7 +221,7 @@ def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, 
     wait_until(lambda: writes(libvirt) > before, "the machine goes on in the session")
 
 
-def test_a_machine_that_its_owner_suspended_stays_so(coldrise, libvirt, recover, tmp_path):
+def test_a_machine_suspended_by_its_owner_stays_suspended(coldrise, libvirt, recover, tmp_path):
     recover()
     libvirt.virsh("suspend", "web01")
     with killed_at(tmp_path, "before", "--pivot"):

@@ -93,7 +93,7 @@ def test_a_machine_runs_under_libvirt_survives_its_server_and_is_undone(service,
     assert libvirt.domains() == [] and service.call("GET", "sessions/web01-1").status == 404
 
 
-def test_who_may_recover_is_told(service):
+def test_recover_requires_permission(service):
     body = {"kind": "recover", "address": service.address, "to": "libvirt"}
     own = {**body, "connect": "qemu:///system?socket=/nonexistent/libvirt-sock"}
     viewer, operator = service.token("viewer"), service.token("operator")
@@ -244,7 +244,7 @@ def test_a_disk_is_attached_to_a_domain(disk, service, libvirt, domain, clock):
 
 
 @pytest.mark.encrypted
-def test_another_name_of_an_own_file_is_no_target(disk, service, tmp_path):
+def test_an_alias_of_an_own_file_is_not_a_target(disk, service, tmp_path):
     _, address, _ = disk
     for number, own in enumerate((service.state / "coldrised.db", Path(service.passphrase_file))):
         link = tmp_path / f"link{number}"
@@ -254,7 +254,7 @@ def test_another_name_of_an_own_file_is_no_target(disk, service, tmp_path):
         assert own.read_bytes() == before
 
 
-def test_the_same_from_another_host(disk, service, libvirt, tmp_path):
+def test_recovery_works_from_another_host(disk, service, libvirt, tmp_path):
     token = tmp_path / "token"
     token.write_text(service.token("admin"))
 

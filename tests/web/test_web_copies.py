@@ -69,7 +69,7 @@ def big(made, name, seed, count):
     made.coldrise.json("backup", name, f"vda=raw:{path}")
 
 
-def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visit, clock):
+def test_a_link_shows_its_running_copy_and_the_remaining_points(made, far, service, visit, clock):
     visitor = visit(service)
     visitor.log_in()
     visitor.go("copies")
@@ -133,7 +133,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     browser.look(visitor, "failing")
 
 
-def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path, clock):
+def test_an_incomplete_point_is_booted_from_the_page(made, far, visit, tmp_path, clock):
     big(made, "mail01", 3, 12)
     work = tmp_path / "there"
     work.mkdir()

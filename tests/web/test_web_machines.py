@@ -108,7 +108,7 @@ def test_the_timeline_is_used_by_keys(place, visit):
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
 
 
-def test_recover_is_filled_in(place, visit):
+def test_the_recover_form_is_prefilled(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/web01")
     page.get_by_role("button", name="Recover").click()
@@ -127,7 +127,7 @@ def test_recover_is_filled_in(place, visit):
     drawer.wait_for(state="detached")
 
 
-def test_a_boot_check_is_no_recovery(place, visit):
+def test_a_boot_check_is_not_a_recovery(place, visit):
     """The session of a boot check that runs: its machine does not run from the backup."""
     visitor, page = enter(visit, place)
     place.coldrise.publish(place.web[0], "web01-throwaway")
@@ -184,7 +184,7 @@ def test_the_chosen_point_is_recovered(place, visit):
         place.coldrise.json("release", base)
 
 
-def test_what_is_not_known_leads_nowhere_else(place, visit):
+def test_unknown_addresses_show_an_error(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/none01")
     page.get_by_role("alert").first.wait_for()
@@ -200,14 +200,14 @@ def test_what_is_not_known_leads_nowhere_else(place, visit):
     assert page.get_by_text("Loading…").count() == 0
 
 
-def test_a_machine_in_no_job_leads_to_its_form(place, visit):
+def test_a_machine_without_a_job_links_to_its_form(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/db01")
     page.get_by_role("link", name="Make a job for it").click()
     assert page.get_by_role("dialog", name="New job").get_by_role("textbox", name="Machines").input_value() == "db01"
 
 
-def test_a_viewer_is_told_nothing_to_do(place, visit):
+def test_a_viewer_gets_no_advice(place, visit):
     visitor, page = enter(visit, place, "auditor")
     visitor.go("machines/db01")
     page.get_by_text("no job backs up db01").wait_for()
@@ -251,7 +251,7 @@ def test_the_newest_is_the_newest_by_time(place, visit):
     options.filter(has_text=place.web[-1]).get_by_text(re.compile("^newest backup, ")).wait_for()
 
 
-def test_what_is_offered_stays_while_the_drawer_is_open(place, visit):
+def test_choices_are_stable_while_the_drawer_is_open(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/db01")
     page.get_by_role("button", name="Recover").click()

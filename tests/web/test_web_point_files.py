@@ -144,7 +144,7 @@ def versions(visitor, folder):
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_what_cannot_be_shown_is_said(service, visit):
+def test_content_that_cannot_be_shown_is_reported(service, visit):
     watcher = visit(service)
     watcher.log_in("viewer")
     watcher.go("machines/web01/20261120T110000Z")

@@ -122,7 +122,7 @@ def move(visitor, libvirt):
     page.get_by_text("Seal and end: done.").wait_for()
 
 
-def test_a_disk_is_rolled_back_after_its_numbers_were_seen(service, visit, tmp_path):
+def test_a_disk_is_rolled_back_after_its_numbers_are_shown(service, visit, tmp_path):
     path = tmp_path / "boot.raw"
     stored = path.read_bytes()
     with open(path, "r+b") as file:

@@ -38,7 +38,7 @@ const badge = row.querySelector('.state > *').getBoundingClientRect();
 return Math.max(a.right, badge.right) > b.left; }"""
 
 
-def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(place, visit):
+def test_a_phone_shows_all_pages_and_a_running_machine_with_its_last_boot(place, visit):
     place.check_boot(place.point)
     place.service.post("runs", {"kind": "boot", "address": place.point, "session": "trial", "memory_mib": 64, "cpus": 1})
     visitor = visit(place.service, viewport={"width": 390, "height": 844})
@@ -63,7 +63,7 @@ def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(plac
     assert request.get_by_text("POST /api/v1/runs").is_visible()
 
 
-def test_a_session_from_its_start_to_its_end(place, visit):
+def test_the_life_of_a_session(place, visit):
     service, visitor = place.service, visit(place.service)
     visitor.log_in()
     page = visitor.page
@@ -187,7 +187,7 @@ def use_the_keyboard(page):
     assert not screen.evaluate(IS_FOCUSED) and not canvas.evaluate(IS_FOCUSED)
 
 
-def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
+def test_a_seal_without_writes_asks_for_confirmation(place, visit, tmp_path):
     place.coldrise.publish(place.point, "quiet")
     visitor = visit(place.service)
     visitor.log_in()
@@ -218,7 +218,7 @@ def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
     page.get_by_text("with 0 B captured since the last seal").wait_for()
 
 
-def test_a_start_that_failed(place, visit):
+def test_a_failed_start_is_shown(place, visit):
     visitor = visit(place.service)
     visitor.log_in()
     run = place.service.post("runs", {"kind": "boot", "address": place.point, "session": "none", "memory_mib": 999_999})["run"]

@@ -56,7 +56,7 @@ def recover(visit, place, machine="web01", user="admin"):
     return visitor, drawer
 
 
-def test_the_line_for_any_host_works(place, visit, tmp_path):
+def test_the_command_for_other_hosts_works(place, visit, tmp_path):
     visitor = visit(place.service)
     visitor.log_in()
     visitor.go("about")
@@ -136,7 +136,7 @@ def connected(uri):
     return disk
 
 
-def test_what_the_service_refuses_starts_nothing(place, visit):
+def test_refused_requests_start_nothing(place, visit):
     visitor, drawer = recover(visit, place)
     drawer.get_by_label("Serve over NFS").check()
     drawer.get_by_label("Other hosts").check()
@@ -152,7 +152,7 @@ def test_what_the_service_refuses_starts_nothing(place, visit):
     assert not visitor.violations()
 
 
-def test_what_was_corrected_is_started(place, visit):
+def test_a_corrected_form_is_submitted(place, visit):
     """No server runs for a session that cannot be published; the same drawer goes on with what is corrected."""
     visitor, drawer = recover(visit, place, user="operator")
     taken = f"taken-{free_port()}"
@@ -227,7 +227,7 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     assert "or check “Replace an existing file”" in page.locator(".message", has_text="exists").inner_text()
 
 
-def test_a_device_is_overwritten_only_after_a_question(place, visit, tmp_path):
+def test_a_device_is_overwritten_only_after_confirmation(place, visit, tmp_path):
     visitor, drawer = recover(visit, place)
     page = visitor.page
     drawer.get_by_label("Restore on the host").check()
@@ -292,7 +292,7 @@ def test_a_machine_that_fits_keeps_its_memory(place, visit):
     assert memory.input_value() == "" and "--memory" not in drawer.locator("code").inner_text()
 
 
-def test_the_blocks_that_differ_are_shown(place, visit):
+def test_differing_blocks_are_shown(place, visit):
     visitor = visit(place.service)
     visitor.log_in()
     page = visitor.page

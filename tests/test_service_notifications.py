@@ -34,7 +34,7 @@ def ask(service, coldrise, number, *arguments):
     return name
 
 
-def test_an_alarm_of_a_job_is_told_once_and_cleared_by_a_success(service, jobs, web):
+def test_a_job_alarm_is_sent_once_and_cleared_by_a_success(service, jobs, web):
     add(service, webhook(web.url))
     jobs.add("nightly", ["web01"])
     [run_id] = jobs.run("nightly")
@@ -74,7 +74,7 @@ def test_ages_and_machines_without_a_job(service, jobs, web, coldrise, tmp_path)
     assert (cleared["key"], cleared["occasion"]) == ("age:web01", "cleared")
 
 
-def test_runs_of_the_api_are_told_and_those_of_a_terminal_only_when_lost(service, jobs, web, coldrise):
+def test_api_runs_are_reported_and_terminal_runs_only_if_lost(service, jobs, web, coldrise):
     add(service, webhook(web.url, topics=["run_failed", "run_lost", "run_succeeded"]))
     asked = ask(service, coldrise, 1, "verify")
     failed = ask(service, coldrise, 2, "backup", "web01", "vda=raw:/missing")
@@ -117,7 +117,7 @@ def test_a_message_survives_a_kill_in_the_middle_of_its_delivery(service, jobs):
         assert sink.messages(2) == []
 
 
-def test_a_target_that_refuses_is_tried_again_and_others_are_not_held_up(service, jobs, web):
+def test_a_refusing_target_is_retried_without_delaying_others(service, jobs, web):
     with WebSink(500) as broken:
         target = add(service, webhook(broken.url))
         add(service, webhook(web.url, "gotify"))
@@ -188,7 +188,7 @@ def test_only_administrators_see_targets_and_scopes_bound_alarms(service, jobs):
     assert service.call("POST", path.format("db01"), token=viewer, over="https").status == 403
 
 
-def test_a_repository_that_is_away_is_an_alarm_until_it_is_back(coldrise, tmp_path):
+def test_an_unreachable_repository_raises_an_alarm_until_it_returns(coldrise, tmp_path):
     clock = BothClocks(tmp_path)
 
     def seen():
@@ -206,7 +206,7 @@ def test_a_repository_that_is_away_is_an_alarm_until_it_is_back(coldrise, tmp_pa
         wait_for(lambda: not seen())
 
 
-def test_the_watchdog_is_told_while_the_service_answers(tmp_path):
+def test_the_watchdog_is_notified_while_the_service_answers(tmp_path):
     service = Coldrised(tmp_path)
     notify = tmp_path / "n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, (tmp_path / "log").open("wb") as log:
