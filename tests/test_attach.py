@@ -46,7 +46,7 @@ def test_a_point_is_read_only_and_unmounted_by_ctrl_c(coldrise, stored, attached
     with machine(own_tmp) as host:
         process, ready = attached(stored, "--to", host.qmp, "--device", "scsi")
         assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
-        # No answer was waited for in vain: that is given up after 10 s.
+        # No answer timed out: the limit is 10 s.
         assert ready["elapsed_ms"] < 10000
         node = host.node("coldrise-web01-vda")
         assert node["ro"] and node["image"]["virtual-size"] == 4 * MIB

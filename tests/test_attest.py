@@ -1,4 +1,4 @@
-"""coldrise attest: proofs that others can check, on any copy, and that nobody else can make."""
+"""coldrise attest: proofs that others can verify on any copy, and that only the key's owner can create."""
 
 import json
 import subprocess
@@ -102,7 +102,7 @@ def test_several_disks(coldrise, tmp_path, proven):
 
 @pytest.mark.parametrize("size, section", [(300_032, MIB), (5 << 30, 2 * MIB)])
 def test_small_and_large_disks(coldrise, proven, tmp_path, size, section):
-    """Less than one section, and so much that sections grow; its zeroes are stored, not holes, in part."""
+    """Less than one section, and enough that sections grow; some of its zeroes are stored, others are holes."""
     _, _, key, _ = proven
     path, proof = tmp_path / "size.raw", tmp_path / "size.json"
     with open(path, "wb") as file:

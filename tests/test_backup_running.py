@@ -144,7 +144,7 @@ def test_the_point_of_the_bitmap_is_removed(coldrise, machine, live):
     live(running)
     running.write("vda", "write -P 18 0 1M")
     second = live(running)
-    # While the instant is taken, the latest backup is forgotten: the one before is no base for its bitmap.
+    # While the instant is taken, the latest backup is forgotten: the one before is not a base for its bitmap.
     agent = Agent(running.folder / "agent")
     agent.at_freeze = lambda: coldrise.json("forget", second["address"])
     message = failure(coldrise, running, "--push", "--quiesce", "--agent", running.folder / "agent")

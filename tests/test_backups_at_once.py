@@ -44,7 +44,7 @@ class Slow:
     def end(self, number=None, code=0):
         """The last object of the command."""
         if number is not None:
-            # Before the source goes on: the rest is soon read, and the command would have ended by itself.
+            # Before the source continues: the rest is soon read, and the command would have ended by itself.
             self.process.send_signal(number)
         self.go_on()
         ended, made, messages = self.running.end()

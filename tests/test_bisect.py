@@ -57,7 +57,7 @@ def test_twenty_points_need_five_rounds(coldrise, back_up):
     assert verdicts[first_bad - 1:first_bad + 1] == ["ok", "failed"]
     status, again, _messages = bisect(coldrise)
     assert (status, again["rounds"], again["last_good"]) == (0, 0, found["last_good"])
-    # Two at once, between given ends.
+    # Two concurrently, between given ends.
     status, found, messages = bisect(coldrise, "--again", "--parallel", "2",
                                      "--good", points[0].split("/")[1])
     assert status == 0 and found["last_good"] == points[first_bad - 1], messages

@@ -405,7 +405,7 @@ def test_copies_survive_a_disturbed_connection(bucket, coldrise, tmp_path):
     assert bucket.server.proxy.has_cut()
     bucket.server.proxy.cut_after(9 * MIB)
     assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
-    # A server that is away is not waited for for ever, and the next copy goes on.
+    # Waiting for an unreachable server is limited, and the next copy resumes.
     image.write(0, random.Random(4).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     before = bucket.sent()

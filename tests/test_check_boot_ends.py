@@ -63,7 +63,7 @@ def test_leftovers_of_a_killed_check_are_removed_automatically(coldrise, own_tmp
     (kept / "lock").touch()
     folders = {path.name.split("-")[1] for path in own_tmp.iterdir()} - {"state"}
     assert folders == {"check", "nbdkit"}
-    # While it lives, nothing of it is touched, whoever asks.
+    # While it lives, no command touches any of it.
     coldrise.run(*command)
     (session,) = coldrise.json("sessions")["sessions"]
     assert session["session"] == SESSION and not session["is_abandoned"]

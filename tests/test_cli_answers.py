@@ -31,7 +31,7 @@ def test_an_empty_repository(coldrise):
 ])  # fmt: skip
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_work_begins_gets_an_answer(coldrise, tmp_path, words, number):
-    """The passphrase comes from a pipe that nobody writes, so that the command waits."""
+    """The passphrase comes from a pipe without a writer, so that the command waits."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [PROGRAM, "--repo", coldrise.repository, "--passphrase-file", pipe, "--json", *words]

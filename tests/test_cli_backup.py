@@ -202,7 +202,7 @@ def test_a_cancelled_run_can_be_repeated(coldrise, tmp_path, number):
     assert points(coldrise) == []
     address = coldrise.backup("web01", vda=disk)
     assert points(coldrise) == [address]
-    # Nothing is there twice.
+    # Nothing is listed twice.
     assert coldrise.json("stats")["chunks"] == 24 * MIB // CHUNK
     assert restored(coldrise, f"{address}/vda", tmp_path) == disk.read_bytes()
 

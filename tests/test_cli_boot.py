@@ -125,7 +125,7 @@ def test_a_boot_without_qemu_publishes_nothing(coldrise, machine, tmp_path):
 
 @pytest.fixture
 def idle_machine(coldrise, tmp_path):
-    """The address of a point whose machine says "!" and does nothing for ever."""
+    """The address of a point whose machine says "!" and then idles."""
     path = tmp_path / "idle.raw"
     # mov dx,0x3f8; mov al,'!'; out dx,al; hlt; jmp to it
     code = bytes.fromhex("baf803b021eef4ebfd")

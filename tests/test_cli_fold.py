@@ -96,7 +96,7 @@ def test_readers_and_a_running_session_continue(coldrise, sealed, image, nbdkit,
         address = coldrise.json("seal", "trial")["address"]
     with server.connect("live/trial/vda") as live:
         coldrise.json("fold")
-        # A server lets go of layers a moment after their reader has left; then the next writer removes them.
+        # A server closes layers a moment after their reader has left; then the next writer removes them.
         wait_until(lambda: len(layers(coldrise)) == 1 or not coldrise.json("gc"), "the end of the folded layers")
         assert live.pread(len(image), 0) == bytes(image.content)
     for old_address, content in [*sealed, (address, bytes(image.content))]:
@@ -214,7 +214,7 @@ def test_a_background_fold_yields_and_completes(coldrise, captured, watching, tm
     watching()
     for _ in range(3):
         until(lambda: is_being_written(coldrise) or layers_of(coldrise, address) == 0)
-        # Never refused with 11, though somebody else writes.
+        # Never refused with 11, though another process writes.
         coldrise.backup("db01", sda=tmp_path / "small.raw")
     until(lambda: layers_of(coldrise, address) == 0)
     assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)

@@ -86,7 +86,7 @@ def test_all_or_none_are_created(coldrise, history):
 def test_protection_is_shown_and_can_be_removed(coldrise, history):
     first, _, third = history
     assert coldrise.json("protect", third, first)["points"] == [first, third]
-    # Once more is no mistake.
+    # A repetition is not an error.
     coldrise.json("protect", first)
     listed = coldrise.json("list", "web01")["machines"][0]["points"]
     assert [point["is_protected"] for point in listed] == [True, False, True]
@@ -204,7 +204,7 @@ def test_a_bitmap_is_not_used_with_an_older_backup(coldrise, tmp_path):
     coldrise.json("forget", newest)
     message = failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
     assert newest.split("/")[1] in message and "without --bitmap" in message
-    # An old image that is taken in afterwards is no base either.
+    # An old image that is imported afterwards is not a base either.
     coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--time", "20200101T000000Z")
     failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
     coldrise.json("backup", "web01", f"vda=qcow2:{image}")

@@ -65,7 +65,7 @@ def test_backup_onto_a_full_disk(small, others, tmp_path):
     done = small.run("--json", "backup", "db01", f"vda=raw:{large}")
     assert done.returncode == 1 and error_kind(done) == "no_space", done.stderr
 
-    # Everything that only reads goes on.
+    # All readers continue.
     assert [m["machine"] for m in small.json("list")["machines"]] == ["web01"]
     target = tmp_path / "out.raw"
     small.json("restore", f"{point}/vda", target)

@@ -24,7 +24,7 @@ def test_latest_skips_a_point_from_the_future(coldrise, point, mount, tmp_path):
     mounted = mount()
     assert os.readlink(mounted / "web01/latest") == FUTURE
     newest = coldrise.json("backup", "web01", raw)
-    # What is open sees it at once.
+    # Open readers see it immediately.
     assert os.readlink(mounted / "web01/latest") == newest["point"]
     assert any(FUTURE in warning for warning in newest["warnings"])
     assert newest["point"] < FUTURE

@@ -105,7 +105,7 @@ def test_a_server_releases_space_freed_by_a_gc(coldrise, nbdkit, disk, save):
     with server.connect(export) as handle:
         assert handle.pread(MIB, 4 * MIB) == content[4 * MIB:5 * MIB]
         coldrise.json("forget", gone)
-        # The server lets go of a point a moment after its reader has left.
+        # The server closes a point a moment after its reader has left.
         chunks = 24 * MIB // (16 * KIB)
         wait_until(lambda: coldrise.json("gc")["chunks_deleted"] == chunks, "the end of the chunks")
         # No client sends a request meanwhile.
@@ -130,7 +130,7 @@ def test_unreferenced_chunks_among_used_ones_are_kept_and_reused(coldrise, disk,
 
 @pytest.fixture
 def scattered(coldrise, tmp_path):
-    """A file of chunks of which less than half is of no use: 10 MiB of 24. Returns the point
+    """A file of chunks of which less than half is unreferenced: 10 MiB of 24. Returns the point
     that is left, and its content."""
     disk = Image(24 * MIB)
     disk.fill(0, 24 * MIB, "first")
@@ -149,7 +149,7 @@ def test_the_unreferenced_share_is_configurable(coldrise, scattered, tmp_path, c
     waiting = coldrise.json("stats")
     assert waiting["reclaimable_bytes"] == 0
     assert 10 * MIB <= waiting["kept_unreferenced_bytes"] < 10.5 * MIB
-    # It is no failure of deduplication.
+    # It is not a failure of deduplication.
     assert waiting["unique_bytes"] == waiting["recoverable_bytes"] == 24 * MIB
     assert waiting["deduplication_percent"] == 0
     told = coldrise.json("gc", "--dry-run", "--max-unused", 0)
@@ -407,7 +407,7 @@ def test_unreadable_leases_delay_a_gc(coldrise, point):
     """What a front end serves may be named there."""
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)
-    # To ask whether this is there fails, as it does on a failing drive.
+    # A check for its existence fails, as it does on a failing drive.
     leases.symlink_to(leases.name)
     done = coldrise.run("gc")
     assert done.returncode == FAILED and str(leases) in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""A session's document is lost: the points that were sealed from it are restored, the rest is given up."""
+"""A session's document is lost: the points that were sealed from it are restored, the rest is dropped."""
 
 import json
 
@@ -11,7 +11,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def sealed(coldrise, live, nbdkit):
-    """Two points that no writer has entered into the catalog, and writes that nobody sealed."""
+    """Two points that no writer has entered into the catalog, and unsealed writes."""
     points = []
     with nbdkit() as server, server.connect(live) as handle:
         for round_number in (1, 2):
@@ -80,7 +80,7 @@ def test_sealed_points_are_restored_and_the_session_is_dropped(
     assert "nothing is lost" not in examined.stdout
     refused = coldrise.run("gc")
     assert refused.returncode == 1 and "coldrise repair" in refused.stderr, refused.stderr
-    # Points that only markers hold are not given up with the session.
+    # Points that only markers hold are not dropped with the session.
     early = coldrise.run("unpublish", "trial", "--discard")
     assert early.returncode == 1 and "coldrise repair" in early.stderr, early.stderr
 
@@ -100,7 +100,7 @@ def test_sealed_points_are_restored_and_the_session_is_dropped(
     assert answer(coldrise, "repair", code=0)["restored_points"] == 0
     coldrise.json("forget", sealed[0])
     coldrise.json("gc")
-    # Those of the second point: the layer with the writes that nobody sealed is gone.
+    # Those of the second point: the layer with the unsealed writes is gone.
     assert len(list((coldrise.repository / "layers").iterdir())) == 2
     assert coldrise.run("doctor").returncode == 0
     coldrise.publish(sealed[1], "trial")

@@ -151,7 +151,7 @@ def test_the_space_is_returned_immediately_on_request(coldrise, week):
 
 
 def test_returned_space_is_reported_for_the_requested_mode(coldrise, tmp_path):
-    """Of a file that is mostly in use nothing returns, unless somebody wants all of it."""
+    """A file that is mostly in use returns no space, unless all of it is requested."""
     disk = Image(24 * MIB)
     for time, name in (("20261101T100000Z", "first"), ("20261102T100000Z", "second")):
         disk.fill(0, 24 * MIB if name == "first" else 4 * MIB, name)

@@ -82,7 +82,7 @@ def test_the_next_backup_heals(coldrise, disk, nbdkit, tmp_path):
 def test_an_image_restores_chunks_it_still_contains(coldrise, disk, tmp_path):
     address, image, path = disk
     damage(coldrise, 8)
-    # The machine went on: of the first half nothing is as it was.
+    # The machine kept running: its first half has changed completely.
     later = Image(12 * MIB)
     later.write(0, image.content[: 10 * MIB])
     later.fill(0, 5 * MIB, "later")

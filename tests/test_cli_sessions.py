@@ -158,7 +158,7 @@ def test_an_abandoned_seal_never_appears(coldrise, point, served):
         seal = coldrise.start("--json", "seal", "trial", "--wait", "6",
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         waits = seal.stderr.readline()
-        # It says so after 2 s of waiting, long before its end; its start may take some seconds, too.
+        # It reports this after 2 s of waiting, long before its end; its start may take some seconds, too.
         told = time.monotonic()
         assert str(pid) in waits and "trial" in waits
         output, _ = seal.communicate(timeout=30)
@@ -462,7 +462,7 @@ def test_consecutively_sealed_points_do_not_accumulate(coldrise, point, live):
     for _ in range(70):
         coldrise.json("seal", "trial")
         longest = max(longest, document.stat().st_size)
-    # They went into the catalog on the way, and all are there.
+    # They entered the catalog meanwhile, and none is missing.
     assert document.stat().st_size < longest / 5
     points = coldrise.json("list", "web01")["machines"][0]["points"]
     assert len(points) == 71

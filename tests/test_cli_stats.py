@@ -178,7 +178,7 @@ def test_a_plan_follows_from_its_assumptions(tmp_path):
     assert found["writer_memory_bytes"] == pytest.approx(chunks * 1.64, rel=1e-6)
     saved = 100 * (1 - found["occupied_bytes"] / plan["recoverable_bytes"])
     assert found["reduction_percent"] == pytest.approx(saved, abs=0.01)
-    # The decision says so, too: 0.374 with what belongs to the index.
+    # The same as in the decision: 0.374 with the index.
     one = planned(coldrise, "1T", "--keep", "1", "--chunk-size", "16K")["chunk_sizes"]
     assert [entry["occupied_bytes"] / (1 << 40) for entry in one] == [pytest.approx(0.374, abs=0.001)]
     best = planned(coldrise, "1T", "--keep", "1", "--compression", "zstd:9")["chunk_sizes"]

@@ -1,4 +1,4 @@
-"""What somebody sees who reads the line between two sites: no content, no names."""
+"""An eavesdropper on the line between two sites sees neither content nor names."""
 
 import contextlib
 import random

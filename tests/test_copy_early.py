@@ -118,7 +118,7 @@ def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, s
     assert coming["size_bytes"] == len(disk) and coming["is_reachable"]
     if percent:
         far.let_note(clock, percent)
-    # It is no restore point: nothing but publish and boot sees it.
+    # It is not a restore point: only publish and boot see it.
     assert addresses(far.program) == set()
     listed = far.program.json("list")["coming"]
     assert [point["address"] for point in listed] == [ADDRESS]
@@ -209,7 +209,7 @@ def test_a_point_that_will_not_arrive_is_dropped(coldrise, far, tmp_path):
     assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and shown(far.program)
     assert sorted(far.program.json("forget", kept, ADDRESS, ADDRESS)["points"]) == sorted([kept, ADDRESS])
     assert "coming" not in far.program.json("list") and shown(far.program) is None
-    # It is no point that was there, and what had arrived is returned.
+    # It is not an existing point, and the space of the received data is returned.
     assert far.program.run("forget", ADDRESS).returncode == 1
     far.program.json("gc", "--max-unused", "0")
     assert far.program.json("verify")["is_clean"]
@@ -226,7 +226,7 @@ def test_a_point_that_will_not_arrive_is_dropped(coldrise, far, tmp_path):
 
 
 def test_fetched_content_is_not_sent_again(coldrise, far, served, tmp_path):
-    # More than the names that are under way at once. Its pieces compress to a tenth.
+    # More than the names in flight. Its pieces compress to a tenth.
     pieces = random.Random(3)
     disk = b"".join(pieces.randbytes(6 * KIB) + bytes(58 * KIB) for _ in range(144 * MIB // (64 * KIB)))
     (tmp_path / "vda.raw").write_bytes(disk)
@@ -339,7 +339,7 @@ def test_a_session_stays_when_another_point_begins(coldrise, far, served, clock,
 
 # What both read: 16 sectors, to 0x1000.
 PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
-# 16-bit code: reads at every MiB of the first 8 MiB, writes "kept" to the second sector, and says so.
+# 16-bit code: reads at every MiB of the first 8 MiB, writes "kept" to the second sector, and reports it.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
 #   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],2048; cmp dword [0x7c68],0x4000; jb next
 #   mov dword [0x1000],"kept"; mov dword [0x7c68],1; mov byte [0x7c62],1; mov ax,0x4300; mov dl,[0x500]; mov si,0x7c60; int 0x13
@@ -347,7 +347,7 @@ PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
 BOOTER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00080000" "66813e687c00400000" "72e1"
                        "66c70600106b657074" "66c706687c01000000" "c606627c01" "b80043" "8a160005" "be607c" "cd13"
                        "baf803" "be707c" "ac" "84c0" "7403" "ee" "ebf8" "f4" "ebfd").ljust(0x60, b"\0") + PLACE + b"kept\n\0"  # fmt: skip
-# 16-bit code: for ever, read at every 128 KiB of the first 16 MiB.
+# 16-bit code: in a loop, read at every 128 KiB of the first 16 MiB.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
 #   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],256; and dword [0x7c68],0x7fff; jmp next
 READER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00010000" "668126687cff7f0000"
@@ -408,13 +408,13 @@ def test_a_machine_is_recovered_from_an_incomplete_point_and_waits_for_missing_d
             lose_source(far, copy)
 
             def waits():
-                # For the line, and then for somebody.
+                # For the line, and then for an administrator.
                 clock.skip(10)
                 return "I/O error" in libvirt.state("web01")
 
             wait_until(waits, "the machine waits")
             copied(coldrise)
-            # It goes on by itself, and reads all that it could not.
+            # It continues by itself, and completes the failed reads.
             before = reads()
             wait_until(lambda: reads() > before + 64 and libvirt.state("web01").startswith("running"), "the machine goes on")
             assert far.program.json("recover", f"live/{session}", "--undo")["machine_ended"]

@@ -84,7 +84,7 @@ def test_a_link_may_fetch_only_its_machines(source, coldrise, here, tmp_path):
         refused = here.run("copy", "--from", "source", machine)
         assert refused.returncode == 1 and machine in refused.stderr, refused
         refusals.append(refused.stderr.replace(machine, "X"))
-    # Whether it is there is not told.
+    # Whether it exists is not revealed.
     assert refusals[0] == refusals[1] and "may be fetched" in refusals[0]
     sending = here.run("copy", "--to", "source")
     assert sending.returncode == 1 and "may not send" in sending.stderr, sending
@@ -140,7 +140,7 @@ def gate(source):
 
 
 def held(source, here):
-    """A fetch, of which only the first disk arrives, and half of the second one: less than what is stored at once."""
+    """A fetch of which only the first disk arrives, and half of the second one: less than one stored batch."""
     return source.held(here, 6 * MIB, "--from", "source")
 
 

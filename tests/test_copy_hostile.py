@@ -23,7 +23,7 @@ SAID = {
     "content of another name": "does not have its name",
     "content twice": "duplicate chunk content",
     "content that was not wanted": "duplicate chunk content",
-    # Passed over: they may be of a disk that was given up.
+    # Skipped: they may belong to a cancelled disk.
     "content for unknown batches": "applied",
     "content for unknown places": "no such piece",
     "a bomb": "another length",
@@ -105,7 +105,7 @@ def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):
             assert name == expected
             assert all(re.search(word, said) for word in words.split("; ")), (name, said)
             assert highest_kib < MOST_KIB, name
-        # There are no others.
+        # These are all.
         assert hostile.process.wait(timeout=DEADLINE_S) == 0
     finally:
         hostile.close()

@@ -31,7 +31,7 @@ POINTS_OF_MACHINE = 8
 JUMPS_S = [-400 * 86400, -3600, -30, 30, 3600, 400 * 86400]
 # What happens to a copy, and how often.
 DECK = ["source"] * 4 + ["far"] * 3 + ["both", "cut", "cut", "full", "full", "rollback", "rollback", "clock", "clock"]
-# A copy that was cut off, and killed before it was told: the far side waits for it for half a minute.
+# A copy that was cut off, and killed before it noticed: the far side waits for it for half a minute.
 RARE = "silence"
 RARE_EVERY = 60
 
@@ -114,10 +114,10 @@ class Disturbed:
         # The far side may still hold the machine for a copy that was killed.
         wait_until(is_done, "the last copy")
 
-    # What is there.
+    # The points at the far site.
 
     def check(self, everything):
-        """All that is there is equal; `everything`: nothing is missing."""
+        """All copied points are equal; `everything`: none is missing."""
         there = addresses(self.far.program) & self.expected.keys()
         for address in sorted(there if everything is None else there - self.checked):
             for disk, expected in self.expected[address].items():

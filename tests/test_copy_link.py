@@ -59,7 +59,7 @@ def test_copied_points_are_identical_and_only_changes_are_sent(coldrise, far, hi
     assert far.program.json("verify")["is_clean"]
     again = coldrise.json("copy", "--to", "far")
     assert (again["points"], again["line"]["content_bytes"]) == (0, 0)
-    # What is there under another name is not sent again.
+    # Content stored there under another name is not sent again.
     coldrise.json("copy", "web01", "--as", "other", "--to", "far", "--last", "1")
     line = coldrise.json("copy", "web01", "--as", "third", "--to", "far", "--last", "1")["line"]
     assert line["content_bytes"] == 0 and line["sent_bytes"] < 64 * 1024
@@ -150,10 +150,10 @@ def test_a_link_with_a_prefix_sees_only_its_own_machines(coldrise, site, tmp_pat
     far.program.json("backup", "south-web01", f"vda=raw:{path}")
     coldrise.json("backup", "web01", f"vda=raw:{path}")
     copied = coldrise.json("copy", "--to", "mine")
-    # That the other machine has the same content is not told: all of it is sent, and stored once.
+    # The equal content of the other machine is not revealed: all of it is sent, and stored once.
     assert copied["line"]["content_bytes"] == 4 * MIB and copied["stored_bytes"] == 0
     assert {a.split("/")[0] for a in addresses(far.program)} == {"south-web01", "north-web01"}
-    # Of its own machines it is told.
+    # That of its own machines is known to it.
     coldrise.json("backup", "web02", f"vda=raw:{path}")
     assert coldrise.json("copy", "web02", "--to", "mine")["line"]["content_bytes"] == 0
     assert content(far.program, "north-web02/latest/vda", tmp_path) == path.read_bytes()
@@ -205,7 +205,7 @@ def test_progress_of_a_slow_copy_matches_the_stored_data(coldrise, far, tmp_path
     assert done.returncode == 0 and "trying again" not in done.stderr, done.stderr
     *progress, copied = map(json.loads, done.stdout.splitlines())
     assert copied["elapsed_ms"] > 4000 and copied["line"]["offered_bytes"] == 18 * MIB
-    # Only what is there is done, though the names of all were sent in the first second.
+    # Only stored data counts as done, though the names of all were sent in the first second.
     told = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
     assert all(done <= MIB + 4 * MIB * elapsed_ms // 1000 for done, elapsed_ms in told), told
     # Two connections carry a batch of 4 MiB each, and often both end at the same time.
@@ -267,7 +267,7 @@ def test_a_copy_continues_after_a_lost_connection(coldrise, gated, tmp_path):
     assert copy.returncode == 0, message
     assert message.count("trying again for") >= 2, message
     copied = json.loads(printed.splitlines()[-1])
-    # Each point is told once, and a point that is there is not sent again.
+    # Each point is announced once, and an existing point is not sent again.
     assert copied["points"] == 2 and copied["machines"][0]["already_there"] == 0
     assert 16 * MIB < copied["line"]["sent_bytes"] < 16 * MIB + 8 * MIB
     check(far.program, expected, tmp_path)

@@ -40,7 +40,7 @@ def test_two_sources_are_copied_into_one_repository_concurrently(coldrise, site,
     assert {a.split("/")[0] for a in addresses(far.program)} == {"north-web01", "south-web01"}
     for name, disk in zip(("north", "south"), disks, strict=True):
         assert content(far.program, f"{name}-web01/latest/vda", tmp_path) == disk.read_bytes()
-    # What both have is stored once, though neither was told that it is there.
+    # Common content is stored once, though neither learned that it existed.
     stored = far.program.json("stats")["stored_bytes"]
     assert 12 * MIB <= stored < 13 * MIB, stored
     assert far.program.json("verify")["is_clean"]

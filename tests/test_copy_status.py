@@ -59,7 +59,7 @@ def test_lag_is_counted_against_the_current_points(coldrise, far, tmp_path):
     first = random_mib(4)
     back_up(coldrise, tmp_path, "web01", 1, first)
     never = only(coldrise)
-    # A link alone is no evidence of anything.
+    # A link alone proves nothing.
     assert (never["target"], never["state"], never["last_cut_ms"], never["points_behind"]) == ("far", "never", None, None)
     assert "never" in coldrise.run("link", "list").stdout
     copied = coldrise.json("copy", "--to", "far")
@@ -75,7 +75,7 @@ def test_lag_is_counted_against_the_current_points(coldrise, far, tmp_path):
     (link,) = coldrise.json("link", "list")["links"]
     assert link["last_cut_ms"] == current["last_cut_ms"] == web01["last_cut"]["created_at_ms"]
 
-    # No copy runs, and it falls behind: by the two changed MiB and no more.
+    # No copy runs, and it falls behind: by only the two changed MiB.
     back_up(coldrise, tmp_path, "web01", 2, random_mib(1) + first[MIB:])
     back_up(coldrise, tmp_path, "web01", 3, random_mib(1) + first[MIB:])
     back_up(coldrise, tmp_path, "web02", 3, first)
@@ -140,12 +140,12 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     far.stop()
     assert coldrise.run("copy", "--to", "far").returncode != 0
     failing = only(coldrise)
-    # What is there is still known.
+    # The existing copies are still known.
     assert failing["state"] == "failing" and far.dialled in failing["failure"]["message"]
     assert machine_of(failing)["state"] == "current" and failing["last_cut_ms"]
     doctor = coldrise.run("doctor")
     assert any("warn" in line and "copies" in line and "far" in line for line in doctor.stdout.splitlines()), doctor.stdout
-    # A machine that came meanwhile is missing there, and one that there is not is no machine.
+    # A new machine is missing there, and an unknown name is not a machine.
     back_up(coldrise, tmp_path, "new01", 1, random_mib(1))
     assert coldrise.run("copy", "--to", "far", "new01", "mistyped").returncode != 0
     failing = only(coldrise)
@@ -156,7 +156,7 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     coldrise.json("forget", "new01/20261101T100000Z")
     coldrise.json("copy", "--to", "far")
     assert only(coldrise)["state"] == "current"
-    # Another machine of that name is there: that machine fails, and the others do not.
+    # Another machine of that name exists there: only that machine fails.
     back_up(coldrise, tmp_path, "web02", 1, random_mib(1))
     back_up(far.program, tmp_path, "web02", 1, random_mib(1))
     assert coldrise.run("copy", "--to", "far").returncode == 3
@@ -178,7 +178,7 @@ def test_a_running_copy_shows_its_rate_and_a_killed_one_does_not(coldrise, far, 
     assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
     assert "left" in coldrise.run("copies", "far").stdout
     copy.kill()
-    # Its record ends by itself: nobody writes it any more.
+    # Its record ends by itself: it has no writer left.
     assert only(coldrise)["state"] == "copying"
     clock.skip(40)
     killed = only(coldrise)
@@ -225,7 +225,7 @@ def test_records_are_sealed_and_a_damaged_one_is_unknown(coldrise, tmp_path):
     record.write_bytes(stored[:-1])
     unknown = only(coldrise)
     assert unknown["state"] == "unknown" and unknown["points_behind"] is None
-    # It is in nobody's way.
+    # It blocks nothing.
     coldrise.json("copy", "--to", there.repository)
     assert only(coldrise)["state"] == "current"
     coldrise.json("copies", there.repository, "--forget")
@@ -247,7 +247,7 @@ def test_a_link_removed_during_its_copy_has_no_status(coldrise, far, tmp_path):
     assert only(coldrise)["state"] == "copying"
     coldrise.json("link", "remove", "far")
     far.gate.go_on()
-    # It goes on, and records its end.
+    # It continues, and records its end.
     finish(copy)
     assert coldrise.json("copies")["targets"] == []
 

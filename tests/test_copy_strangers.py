@@ -1,4 +1,4 @@
-"""Strangers at the port for copies: they take a bounded share of everything, and a copy goes on beside them."""
+"""Strangers at the port for copies: they take a bounded share of everything, and a copy continues meanwhile."""
 
 import contextlib
 import json

@@ -105,7 +105,7 @@ def test_an_off_window_closes_the_connection_and_the_copy_resumes(coldrise, sour
         (target,) = coldrise.json("copies")["targets"]
         assert target["state"] in ("never", "behind") and not target["failure"], target
         assert not any(machine["failure"] for machine in target["machines"]), target
-    # The machine is free meanwhile: nobody holds it, once the far side has seen the end of the line.
+    # The machine is unlocked meanwhile, once the far side has seen the end of the line.
     wait_until(lambda: receiver.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time",
                                     "20261001T100000Z").returncode == 0, "the machine is free")
     receiver.json("forget", "web01/20261001T100000Z")

@@ -1,4 +1,4 @@
-"""Kills and power cuts under load: what was flushed is there, nothing else is made up.
+"""Kills and power cuts under load: flushed data is present, nothing else is invented.
 
 The short form runs with all tests; `make test-crash` runs the long one. Every
 number comes from one seed, which is printed; --crash-seed repeats it (the
@@ -214,7 +214,7 @@ def captured(told):
 
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted):
-    """session.json is replaced, but its folder's sync fails: nobody knows whether the
+    """session.json is replaced, but its folder's sync fails: it is unknown whether the
     captured writes belong to a restore point from now on, so none may be added."""
     told, syncs = loaded(tmp_path, story, 0.2)
     assert all(told.load.flush(disk) for disk in told.disks)
@@ -223,7 +223,7 @@ def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted)
     syncs.fail_at(session_folder(told))
     began = told.clock.tick()
     failed = told.coldrise.run("--json", "seal", told.session)
-    # The rename has happened and no power was cut: the point is there, whole.
+    # The rename has happened and no power was cut: the point is complete.
     told.perhaps = PointOracle(told.disks, began, told.clock.tick())
     assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
     assert f"syncing {session_folder(told)}: {os.strerror(errno.EIO)}" in failed.stderr
@@ -325,7 +325,7 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(loop, story, is_killed_whi
     # What was taken before is read, and can be flushed.
     assert all(told.load.flush(oracle) for oracle in told.disks)
     told.check_crash()
-    # A seal needs a little space: it succeeds, or there is no new point.
+    # A seal needs a little space: it succeeds, or no new point appears.
     began = told.clock.tick()
     sealed = told.coldrise.run("--json", "seal", told.session)
     if sealed.returncode == 0:

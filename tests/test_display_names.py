@@ -129,7 +129,7 @@ def test_the_api_shows_and_searches_names(service, coldrise, backup):
 
 
 def test_display_names_do_not_extend_a_token(service):
-    """Whoever names a machine chooses that name."""
+    """The user who names a machine chooses that name."""
     assert service.call("POST", "tokens", {"name": "x", "role": "viewer", "machines": ["Web*"]}).status in (400, 422)
     token = service.token("viewer", name="web", machines=["web*"])
     seen = service.call("GET", "machines", token=token, over="tls").json

@@ -1,6 +1,6 @@
 """Each file operation below the repository fails once, or the process is killed at it.
 
-Afterwards every point reads right, what was flushed is there, the operation can be run
+Afterwards every point reads right, flushed data is present, the operation can be run
 again, and two gcs leave nothing behind. The short form takes a sample;
 `make test-faults` takes more.
 """

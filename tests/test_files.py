@@ -312,7 +312,7 @@ def test_killed_commands_and_keepers_leave_nothing(points, runtime):
     others, before = set(machines(runtime)), sessions()
     command = points.start("files", "ls", address, stdout=subprocess.DEVNULL)
     wait_until(lambda: set(machines(runtime)) - others, "the machine")
-    # At once: a command that has its answer leaves the machine for the next one. Its session is there before it.
+    # Immediately: a command that has its answer leaves the machine for the next one. Its session exists before it.
     command.kill()
     command.wait()
     wait_until(lambda: set(machines(runtime)) <= others, "the machine's end")

@@ -86,7 +86,7 @@ def test_a_concurrently_forgotten_point_does_not_hide_older_ones(coldrise, runti
         points.append(coldrise.backup("db01", vda=disk).split("/")[1])
         disk.unlink()
     process = coldrise.start("files", "versions", "db01:/etc/app.conf", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    # The first ones are told, by the first of two machines, and the second one is not there yet.
+    # The first of two machines has printed the first ones; the second machine has not started.
     lines = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGSTOP)
     assert points[-1] in lines[1], lines

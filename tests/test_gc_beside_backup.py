@@ -97,7 +97,7 @@ def test_a_gc_survives_the_backup_that_ran_it(coldrise, forgotten, save, tmp_pat
 
 
 def is_connected(pid):
-    """Whether the process has a connection that somebody listens for: a Unix socket
+    """Whether the process has a connection with a listener: a Unix socket
     that it has open stands in the kernel's list in the state of a connected one."""
     inodes = set()
     for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():

@@ -252,7 +252,7 @@ def test_extents_beside_a_description_that_is_a_link_away(coldrise, disk, tmp_pa
 
 
 def test_users_with_read_permission_may_import_a_file(disk, tmp_path):
-    """Root reads what only its owner may read; anybody reads what is theirs."""
+    """Root reads files that only their owner may read; users read their own."""
     image, raw = disk
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_mode & 0o077 == 0:
@@ -275,6 +275,6 @@ def test_users_with_read_permission_may_import_a_file(disk, tmp_path):
             done = subprocess.run([*become, PROGRAM, *words], env=coldrise.environment(),
                                   capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            # Fully confined, or a warning would say so.
+            # Fully confined: otherwise there would be a warning.
             assert "confined" not in done.stderr
         assert (folder / f"{user}.raw").read_bytes() == bytes(image.content)

@@ -1,4 +1,4 @@
-"""Images that are made to harm whoever imports them: each is refused, or imported as what
+"""Images that are made to harm the importing program: each is refused, or imported as what
 it is, within 30 s and 1 GiB, and no other file is opened meanwhile."""
 
 import concurrent.futures

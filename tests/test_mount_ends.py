@@ -190,7 +190,7 @@ def as_nobody(*command):
 
 
 def test_other_users_see_it_only_with_permission(point, image, mount):
-    # For nobody, the way there has to be open.
+    # The user "nobody" must be able to enter all parent folders.
     with tempfile.TemporaryDirectory(prefix="coldrise-mount-") as folder:
         os.chmod(folder, 0o755)
         closed = mount(folder=pathlib.Path(folder) / "closed")
@@ -206,7 +206,7 @@ def test_other_users_see_it_only_with_permission(point, image, mount):
 
 @pytest.fixture
 def nobody():
-    """A place where nobody can run the program and mount; the repository is theirs."""
+    """A place where the user "nobody" can run the program and mount, with a repository of their own."""
     device = pathlib.Path("/dev/fuse")
     mode = stat.S_IMODE(device.stat().st_mode)
     with tempfile.TemporaryDirectory(prefix="coldrise-nobody-") as folder:
@@ -223,7 +223,7 @@ def nobody():
 
 
 class Nobody(Coldrise):
-    """The program as it runs for user nobody."""
+    """The program as it runs for the user "nobody"."""
 
     def __init__(self, place):
         super().__init__(place / "repository")

@@ -47,7 +47,7 @@ def test_qemu_writes_to_one_file_are_visible_in_all(
         wait_until(lambda: 0 <= stored_bytes(folder / other) - stored < 512,  # pylint: disable=W0640
                    f"what is stored of {other} to be told")  # fmt: skip
     if driver_of(file) in ("vhdx", "qcow2"):
-        # What QEMU wrote to the file's own headers is there, too.
+        # QEMU's writes to the file's own headers are kept, too.
         qemu("qemu-img", "check", "-f", driver_of(file), folder / file)
     sealed = coldrise.json("seal", "trial")["address"]
     target = tmp_path / "restored.raw"
@@ -118,7 +118,7 @@ def test_a_disk_keeps_its_size(live, image, mount):
         assert refused(os.pwrite, descriptor, b"xx", size - 1) == "EFBIG"
         assert os.pread(descriptor, 10, size) == b""
         assert os.pread(descriptor, 100, size - 3) == image.read(size - 3, 3)
-        # Room is there anyhow.
+        # There is enough space in any case.
         os.posix_fallocate(descriptor, 0, size)
         fallocate(descriptor, FALLOC_KEEP_SIZE, size - 512, MIB)
         assert refused(fallocate, descriptor, 0, size, 512) == "EFBIG"
@@ -203,7 +203,7 @@ def test_another_process_writes_the_session(live, mount, nbdkit):
     with nbdkit() as server:
         with server.connect(live) as handle:
             handle.pwrite(b"over NBD", 0)
-            # Reading sees it at once, writing is the other's.
+            # Reads see it immediately; only the other one may write.
             with open(raw, "rb", buffering=0) as reader:
                 assert os.pread(reader.fileno(), 8, 0) == b"over NBD"
                 handle.pwrite(b"and more", 0)

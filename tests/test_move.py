@@ -82,7 +82,7 @@ def test_all_disks_switch_atomically_while_the_machine_writes(coldrise, machine,
     assert "Safe to cancel" in done.stderr
     assert not machine.jobs()
     assert all("/dev/fdset/" in file for file in machine.files())
-    # The point is the last state before the switch, of both disks at once.
+    # The point is the last state before the switch, of both disks.
     first, second = counters(coldrise, moved["address"], tmp_path)
     assert 0 <= first - second <= 1 and first > 0
     machine.kill()

@@ -191,7 +191,7 @@ def test_a_table_rejects_another_location_of_the_disk(live, nbdkit, file):
         content = read_all(handle)
         table = table_of(file, content)
         assert any(content[table : table + 8])
-        # The same once more is no change.
+        # Repeating the same write is not a change.
         handle.pwrite(content[table : table + 64], table)
         # Part of the request could be written: the bytes before a VHDX's table.
         for offset, bytes_written in [(table, bytes(8)), (table + 8, b"\1" * 8),

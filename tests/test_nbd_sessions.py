@@ -119,7 +119,7 @@ def test_a_lease_lasts_as_long_as_its_server(coldrise, live, nbdkit):
 
 
 def test_sessions_end_with_their_server(coldrise, live, image, nbdkit):
-    """Told to end, nbdkit waits for its clients, but leaves their exports to the
+    """On a signal, nbdkit waits for its clients, but leaves their exports to the
     plugin's cleanup."""
     server = nbdkit()
     with server.connect(live) as handle:

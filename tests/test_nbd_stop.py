@@ -17,7 +17,7 @@ BLOCK = 4096
 WRITE = hostile_nbd.WRITE
 OUTSTANDING = 8
 AREA = 4 << 20
-# Maximum time of a stop, in seconds. An idle client would hold it up for ever.
+# Maximum time of a stop, in seconds. An idle client would delay it indefinitely.
 STOP_S = 5
 
 

@@ -12,7 +12,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 CLIENTS, AT_ONCE, ROUNDS = 200, 20, 4
 # Of memory, beyond the second round's: far less than 2 x 200 clients would take. On a busy machine more threads
-# work at once in the second round than in the first, and each has a heap of its own.
+# work concurrently in the second round than in the first, and each has a heap of its own.
 GROWTH_BYTES = 4 * MIB
 
 

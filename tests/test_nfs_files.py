@@ -23,7 +23,7 @@ def folder(live, nfs):
 
 
 def own(client, folder):
-    """The names in a folder that are no image's."""
+    """The names in a folder that do not belong to images."""
     return [name for name in client.names(folder) if not name.startswith(("vda.", "vda-flat"))]
 
 

@@ -261,7 +261,7 @@ def test_clients_of_version_4_read_and_write(coldrise, point, live, image, nfs):
         assert coldrise.run("unpublish", "trial", "--discard").returncode == 11
         client.close_file()
         sealed = coldrise.json("seal", "trial")["address"]
-        # What a client closes is closed at once.
+        # Files that a client closes are closed immediately.
         coldrise.json("unpublish", "trial", "--discard")
     with server.connect() as client:
         assert client.read_all(client.walk(server.root(), f"{sealed}/vda.raw")) == image.content

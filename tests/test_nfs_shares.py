@@ -59,7 +59,7 @@ def test_an_owner_is_bound_by_its_own_deny(live, nfs):
             again = one.open(path, BOTH, DENY_BOTH, **owner)
             assert refused(one.open, path, BOTH, DENY_BOTH, **owner) == DENIED
             again.close()
-            # More access and less of a deny are no conflict.
+            # More access and less of a deny do not conflict.
             one.open(path, READ, **owner)
             one.open(path, WRITE, **owner)
             one.open(path, BOTH, **owner).close()
@@ -81,7 +81,7 @@ def test_a_deny_applies_to_all_images_of_a_disk(live, nfs):
             for other in images:
                 assert refused(two.open, f"{FOLDER}/{other}", BOTH) == DENIED, (denied, other)
                 two.open(f"{FOLDER}/{other}", READ).close()
-            # The text beside a flat image, and what clients keep there, are no disks.
+            # The descriptor of a flat image and files of clients are not disks.
             two.open(f"{FOLDER}/vda.vmdk", BOTH).close()
             two.open(f"{FOLDER}/trial.vmx", BOTH).close()
             holder.close()

@@ -223,7 +223,7 @@ def test_a_silent_server_times_out(client, server):
 
 
 def test_slow_bytes_are_waited_for(client, server):
-    """Of a put, the last of them are in the buffers of sockets, where nobody sees them move."""
+    """The last bytes of a put are in socket buffers, where their progress is invisible."""
     server.proxy.delay(0.1)
     begun = time.monotonic()
     client.answer("put", "packs/a", client.file(3 * MIB), patience=6)

@@ -223,7 +223,7 @@ def test_a_failed_target_is_reported_as_mixed_content(coldrise, disk, tmp_path):
 
 
 def test_a_full_target(coldrise, tmp_path):
-    """A sparse file on a full file system: the error says so, and room finishes it."""
+    """A sparse file on a full file system: the error names this, and free space lets it finish."""
     image = Image(16 * MIB)
     image.fill(0, 16 * MIB, "large")
     address = coldrise.backup("web01", vda=image.save(tmp_path / "large.raw"))

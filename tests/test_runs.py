@@ -405,7 +405,7 @@ def test_output_of_a_detached_run_is_bounded(recorded, folder, tmp_path):
         output = folder / run_id / "output"
         wait_until(lambda: output.exists() and b"ready" in output.read_bytes(), "the server")
         first = output.read_bytes()
-        # All of it is there at its next look: what is printed between a look and the cut is lost, and what comes
+        # The next check finds all of it: output between a check and the cut is lost, and output
         # after the cut may be too short for another one.
         with stopped(process.pid), output.open("ab") as file:
             for number in range(30):

@@ -87,7 +87,7 @@ def test_the_passphrase_of_a_server_is_never_shown(guarded, tmp_path):
 
 @pytest.mark.parametrize("kind", ["nbdkit", "mount"])
 def test_processes_with_keys_write_no_core_dump(nbdkit, mount, kind, monkeypatch, tmp_path):
-    """A plugin in a server that nobody told so, and the mount."""
+    """A plugin in a server that knows nothing of keys, and the mount."""
     before = resource.getrlimit(resource.RLIMIT_CORE)
     monkeypatch.chdir(tmp_path)
     allow_core_dumps()

@@ -207,7 +207,7 @@ def test_a_request_with_an_idempotency_key_runs_once(service):
 
 
 def test_an_idempotency_key_of_a_killed_request_is_answered(service):
-    """The request may be done or not: that is said, and nothing is done twice."""
+    """The request may be done or not: this is reported, and nothing is done twice."""
     new = {"name": "cut", "role": "viewer", "password": PASSWORD}
     key = {"Idempotency-Key": "cut off"}
     assert service.call("POST", "users", new, headers=key).status == 201
@@ -225,7 +225,7 @@ def test_an_idempotency_key_of_a_killed_request_is_answered(service):
 def test_the_audit_log_records_requests_without_secrets(service):
     service.post("users", {"name": "viewer", "role": "viewer", "password": PASSWORD})
     service.call("POST", "runs", {"kind": "forget", "addresses": ["web01/latest"]})
-    # A question with a body is no change.
+    # A read request with a body is not a change.
     service.call("POST", "retention/preview", {"rules": {"keep_last": 1}})
     subjects = [entry["subject"] for entry in reversed(service.get("audit"))]
     assert subjects == ['{"name":"viewer","password":"***","role":"viewer"}',

@@ -136,7 +136,7 @@ def test_the_repository_disappears_under_load_and_returns(service, told, tmp_pat
 
 
 def test_a_full_drive_under_the_state_folder_is_reported(tmp_path, coldrise):
-    """Reads go on, changes are refused in words, and with room the schedule goes on by itself."""
+    """Reads work, changes are refused with a message, and once there is space the schedule continues by itself."""
     images(tmp_path, "web01")
     service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
     service.state.mkdir(mode=0o700)
@@ -163,7 +163,7 @@ def test_a_full_drive_under_the_state_folder_is_reported(tmp_path, coldrise):
             stopped = {**job(tmp_path, "often", ["web01"]), "enabled": False}
             wait_for(lambda: service.call("PUT", "jobs/often", stopped).status == 200, "changes are taken")
             wait_for(lambda: idle(service), "the last runs")
-            # What could not write its result is lost, never ok; and no run is in the queue for ever.
+            # Runs that could not write their result are lost, never ok; and no run stays in the queue.
             made = {run["result"]["counts"]["address"] for run in ended(service, job="often") if run["state"] == "ok"}
             wait_for(lambda: {p["address"] for m in service.get("points")["machines"] for p in m["points"]} >= made,
                      "every point that was made is there")

@@ -148,7 +148,7 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp
         assert part in failed["text"], failed["text"]
     kept = outcome(service, "nightly", "check-boot", "web01")
     assert (kept["state"], kept["failures"]) == ("failed", 1) and idle(service), "proven once is enough"
-    # A newer point that nobody has checked proves nothing. One that boots clears the alarm.
+    # A newer, unchecked point proves nothing. One that boots clears the alarm.
     coldrise.backup("web01", vda=disk(tmp_path, GOOD))
     seen(service, None)
     assert told.messages(1) == []
@@ -158,7 +158,7 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp
     assert (cleared["key"], cleared["occasion"]) == ("boot:web01", "cleared")
     assert seen(service, "ok")["last_verified_boot"]["address"] != first
     assert [check["verdict"] for check in checks()] == ["ok", "failed", "ok"]
-    # Nothing else was told: no second alarm of the failed run.
+    # Nothing else was reported: no second alarm of the failed run.
     assert told.messages(1) == [] and service.get("alarms?active=true") == []
 
 

@@ -104,7 +104,7 @@ def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
         before = clocked.runs("hourly")
         clocked.jump(HOUR + DAY)
         assert (clocked.runs("daily"), clocked.runs("hourly")) == (2, before + 1)
-        # A day back: neither runs at once, and the hourly one does not wait for a day.
+        # A day back: neither runs immediately, and the hourly one does not wait for a day.
         clocked.jump(HOUR)
         assert (clocked.runs("daily"), clocked.runs("hourly")) == (2, before + 1)
         assert service.get("jobs/hourly")["next_ms"][0] <= (clocked.clock.now() + HOUR) * 1000
@@ -141,7 +141,7 @@ def test_ages_and_messages_follow_the_clock_and_come_back(clocked, tmp_path, col
             raised = web.message(timeout_s=60)
             assert (raised["key"], raised["occasion"], raised["severity"]) == ("age:web01", "raised", "fail")
             assert "27 h old" in raised["summary"]
-            # Back: the newest point of web02 lies in the future, and is no reason for an alarm.
+            # Back: the newest point of web02 lies in the future, and raises no alarm.
             clocked.jump(0)
             cleared = web.message(timeout_s=60)
             assert (cleared["key"], cleared["occasion"]) == ("age:web01", "cleared")
@@ -188,7 +188,7 @@ def test_logins_end_whichever_way_the_clock_is_set(clocked):
         assert status(second) == 401
         while stream.get(timeout=30) is not None:
             pass
-    # A little back is no reason to end one.
+    # A small step back does not end one.
     third = log_in()
     clock.set(-60)
     assert status(third) == 200

@@ -121,7 +121,7 @@ def test_idle_connections_do_not_block_others(tmp_path, coldrise, count):
             assert statistics.median(times) < 1 and max(times) < 5
             assert most <= MOST + 50
             assert peak - memory < 128 * MIB
-            # All are let go within the time limits, though the clients do not close.
+            # All are closed within the time limits, though the clients do not close.
             wait_for(lambda: crowd.open() == 0, "the connections end")
             assert descriptors(service.process) <= files + 20
         finally:

@@ -109,7 +109,7 @@ def test_a_job_copies_all_machines_and_reports_where_they_are(coldrise, service,
     assert found[f"coldrise_copy_sent_bytes{labels}"] > MIB
     assert found[f'coldrise_copy_saved_bytes{labels[:-1]},by="base"}}'] == 0
     assert abs(found[f"coldrise_copy_last_cut_timestamp_seconds{labels}"] - time.time()) < 600
-    # The service says it also when nobody copies.
+    # The service reports it also when no copy runs.
     back_up(coldrise, tmp_path, "web01", 1)
     behind = reaches(service, "behind")
     assert (behind["points_behind"], behind["bytes_behind"]) == (1, MIB)
@@ -134,7 +134,7 @@ def test_events_announce_changed_copies(coldrise, service, far, tmp_path):
         coldrise.json("copy", "--to", "far")
         found, deadline = None, time.monotonic() + 60
         while not found:
-            # The stream itself goes on: it sends comments.
+            # The stream itself stays alive: it sends comments.
             assert time.monotonic() < deadline
             line = response.readline().decode()
             if line.startswith("data:"):

@@ -132,7 +132,7 @@ def test_a_window_holds_runs_of_the_schedule(service, tmp_path):
     held = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["reason"]], "a held run")
     assert "window" in held[0]["reason"] and held[0]["state"] == "waiting"
     assert ended(service) == []
-    # By hand it starts at once.
+    # A manual start is immediate.
     [run] = start(service, "night")
     wait_for(lambda: any(r["id"] == run for r in ended(service)), "the run by hand")
     # Cancelled, it does not vanish.
@@ -176,7 +176,7 @@ def test_events_arrive_immediately(service, tmp_path):
         [run] = start(service, "one")
         found, deadline = [], time.monotonic() + 60
         while not any(state in ("ok", "failed") for state in found):
-            # The stream itself goes on: it sends comments.
+            # The stream itself stays alive: it sends comments.
             assert time.monotonic() < deadline, found
             line = response.readline().decode()
             if line.startswith("data:"):

@@ -252,7 +252,7 @@ def test_an_unreachable_repository_returns(service, repository, image):
     away.rename(place)
     wait_for(lambda: service.call("GET", "machines").status == 200)
     assert names(service) == ["db01", "later", "web01"]
-    # It is said once all that follows from it is done.
+    # It is logged after all consequences are handled.
     wait_for(lambda: "the repository is back" in service.log)
 
 

@@ -1,4 +1,4 @@
-"""Who is told what: alarms, messages, restarts."""
+"""Alarms, the messages to their targets, and restarts."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_api_runs_are_reported_and_terminal_runs_only_if_lost(service, jobs, web
     assert by_hand.run("backup", "web01", "vda=raw:/missing").returncode != 0
     plan = json.loads((service.runs / failed / "plan.json").read_text())
     lost = service.runs / failed.replace("-9002-", "-0001-")
-    # There at once: the service looks at any time.
+    # Immediately: the service checks at any time.
     new = service.folder / "lost"
     new.mkdir(mode=0o700)
     (new / "lock").touch()
@@ -129,7 +129,7 @@ def test_a_refusing_target_is_retried_without_delaying_others(service, jobs, web
         assert not shown["last_result"]["is_ok"] and "answered 500" in shown["last_result"]["text"]
         assert shown["waiting"] == 1
         broken.requests.get(timeout=5)
-        # A change of the target sends at once what waits.
+        # A change of the target sends waiting messages immediately.
         broken.behaviour = "ok"
         change(service, target)
         assert broken.message()["topic"] == "run_failed"

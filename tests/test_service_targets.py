@@ -48,7 +48,7 @@ def test_invalid_answers_of_a_web_server_are_reported(service, behaviour, said):
 
 def test_hanging_servers_and_closed_ports(service):
     with WebSink("hang") as sink, MailSink("hang") as mail, socket.socket() as closed:
-        # Nobody else gets it, and nobody listens.
+        # The port is taken, and has no listener.
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         started = time.monotonic()
@@ -116,7 +116,7 @@ def test_passwords_are_sent_over_tls_only(tmp_path, coldrise):
         # A server without STARTTLS gets neither mail nor password.
         refused = trial(service, add(service, smtp(plain.port, **login)))
         assert not refused["is_ok"] and not any("AUTH" in line for line in plain.log)
-        # A certificate that nobody knows is refused.
+        # An unknown certificate is refused.
         address = {**smtp(sink.port, **login), "name": "by address"}
         address["way"]["host"] = "127.0.0.1"
         assert "certificate" in trial(service, add(service, address))["text"]

@@ -97,7 +97,7 @@ def stopped_verify(coldrise):
     verify.send_signal(signal.SIGSTOP)
     if verify.poll() is None:
         os.waitid(os.P_PID, verify.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    # Not in the moment in which everybody else has to wait for it.
+    # Not while all others have to wait for it.
     if verify.poll() is None and not is_locked(leases / "lock"):
         return verify
     assert_clean(verify)

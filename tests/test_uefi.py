@@ -17,7 +17,7 @@ def acme(coldrise, tmp_path):
 
 
 def test_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
-    """The loader turns the machine off; the firmware's shell would wait for ever."""
+    """The loader turns the machine off; the firmware's shell would never end."""
     first = coldrise.run("boot", acme(), "--name", "one")
     assert first.returncode == 0 and "acme login" in first.stdout, first.stderr
     assert r"the machine starts \EFI\acme\grubx64.efi of vda" in first.stderr
@@ -31,7 +31,7 @@ def test_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
 def interrupted(coldrise, address, *options):
     """What a boot has said until its loader's prompt; then it is ended."""
     booting = coldrise.start("boot", address, *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    # The firmware's shell would wait for ever.
+    # The firmware's shell would never end.
     overdue = threading.Timer(120, booting.kill)
     overdue.start()
     said = ""

@@ -191,7 +191,7 @@ def test_the_command_may_be_killed_at_each_step(served):
         doctor = served.coldrise.run("doctor").stdout
         assert f"session {SESSION}" in doctor and "coldrise recover live/" in doctor, (step, doctor)
         if times % 2:
-            # Either it goes on ...
+            # Either it continues ...
             again = served.json(*served.recovery(address=f"live/{SESSION}", host=None))
             assert again["state"] == "running"
             seen = served.vcenter.look()
@@ -233,7 +233,7 @@ def test_faults_leave_nothing_and_give_advice(served):
         assert said in message, message
         vcenter.order("clear")
         assert served.is_clean(), message
-    # Without the certificate nobody is told the password.
+    # Without the certificate the password is not sent.
     access = ["--user", USER, "--password-file", vcenter.password_file]
     message = served.refused("recover", served.address, "--to", f"vcenter:{vcenter.server}", "--host", HOST, *access)
     assert "--certificate" in message, message
@@ -434,7 +434,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served, tmp_path):
     assert f"session {SESSION} is kept: coldrise recover {live} --undo" in messages
     served.undo()
     assert served.is_clean()
-    # One that answers, but waits for somebody: the machine is taken back.
+    # One that answers, but waits for an answer: the machine is removed again.
     vcenter.order("hold", "PowerOn")
     process = served.start(*served.recovery())
     vcenter.wait_for("PowerOnVM_Task", 2)

@@ -1,4 +1,4 @@
-"""recover --to vcenter at servers that accept connections and are no vCenter."""
+"""recover --to vcenter at servers that accept connections but are not a vCenter."""
 
 import contextlib
 import hashlib
@@ -88,7 +88,7 @@ SAID = [
 
 
 def test_servers_other_than_vcenter_are_left_early(coldrise, tmp_path):
-    """All at once: each takes as long as the first request may."""
+    """All concurrently: each takes as long as the first request may."""
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     coldrise.backup("web01", vda=disk)

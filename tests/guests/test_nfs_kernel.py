@@ -1,4 +1,4 @@
-"""coldrise serve nfs: Linux's own client, in a guest. It mounts by every version at once."""
+"""coldrise serve nfs: Linux's own client, in a guest. It mounts by every version concurrently."""
 
 import hashlib
 import os

@@ -79,7 +79,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
 
 def use_the_console(page):
     """Logs in, and says something that a browser would take for HTML."""
-    # The screen is shown first, and tells that the login is elsewhere. Who goes there types at once.
+    # The screen is shown first and names the other console with the login. Keys work there immediately.
     page.get_by_text("The serial console says: coldrise-guest login:").wait_for(timeout=300_000)
     page.get_by_role("button", name="Serial console").click()
     console = page.get_by_role("application", name="Serial console")

@@ -105,7 +105,7 @@ def tried(coldrise, libvirt, entered_tmp):
 
 @pytest.fixture
 def grows(coldrise, tmp_path):
-    """The machine's counter goes on in the repository."""
+    """The machine's counter continues in the repository."""
     def check():
         before = counting_machine.count(coldrise, "live/web01-1", tmp_path)
         wait_until(lambda: counting_machine.count(coldrise, "live/web01-1", tmp_path) > before, "the machine writes")

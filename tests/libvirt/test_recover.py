@@ -27,7 +27,7 @@ def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libv
         clock.skip(1)
         return libvirt.state("web01").startswith("running")
 
-    # The server of the disks is killed: the machine is paused, and goes on without an error.
+    # The server of the disks is killed: the machine is paused, and continues without an error.
     for _ in range(2):
         server = child_called(running.process.pid, "nbdkit")
         os.kill(server, signal.SIGKILL)
@@ -70,7 +70,7 @@ def start_other(libvirt, uuid):
 def test_another_machine_with_that_name_is_left_alone(coldrise, libvirt, recover, uuid):
     recover().kill()
     libvirt.virsh("destroy", "web01")
-    # Somebody gets the machine up again by hand, from its own disks.
+    # A user starts the machine again by hand, from its own disks.
     start_other(libvirt, uuid)
     refused = coldrise.run("recover", "live/web01-1", "--to", "libvirt", "--connect", libvirt.uri)
     assert refused.returncode == 11 and "is another machine" in refused.stderr, refused.stderr

@@ -71,7 +71,7 @@ def test_an_unreachable_libvirt_at_the_switch_leaves_no_machine_suspended(coldri
     """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
     recover()
     mark, refused, back = tmp_path / "suspended", tmp_path / "refused", tmp_path / "back"
-    # After the machine was suspended nobody answers: three questions, or as long as the move asks.
+    # After the suspend libvirt does not answer: for three requests, or for the whole move.
     still = f"[ ! -e {back} ]" if is_long else f"[ ! -e {refused} -o $(stat -c %s {refused} || echo 0) -lt 3 ]"
     refuse = f"echo >> {refused}; {skip(clock, 12) if is_long else ':'}; {AWAY}"
     with changed_virsh(tmp_path, f"if [ -e {mark} ] && {still} 2>/dev/null; then {refuse}; fi", on(" suspend ", f": > {mark}")):
@@ -209,7 +209,7 @@ def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, libvirt
 def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, busy, tmp_path):
     with killed_at(tmp_path, "after", "suspend"):
         killed = coldrise.run("move", "live/web01-1", libvirt.images, "--rate", SLOW)
-    # At once: QEMU copies the rest, some seconds of it.
+    # Immediately: QEMU still copies the rest for some seconds.
     shown = libvirt.virsh("dumpxml", "web01")
     assert killed.returncode == -signal.SIGKILL
     assert libvirt.state("web01") == "paused (user)" and "may stand still" in coldrise.run("sessions").stdout

@@ -76,7 +76,7 @@ def test_a_machine_runs_under_libvirt_survives_its_server_and_is_undone(service,
     assert record["plan"]["machine"] == "web01" and record["progress"]["session"] == "web01-1"
     again = {"kind": "recover", "address": "live/web01-1", "to": "libvirt"}
     refused(service, again, 409, "in use")
-    # The server of its disks is killed: the page can say so, and start it again.
+    # The server of its disks is killed: the page can report it, and start it again.
     os.kill(record["plan"]["who"]["pid"], 9)
     wait_until(lambda: recovered(service)["run"] is None, "the end of the server")
     wait_until(lambda: not service.get("sessions/web01-1")["is_served"], "the end of the server of its disks")
@@ -102,7 +102,7 @@ def test_recover_requires_permission(service):
     # A URI that names a socket of the host.
     refused(service, own, 403, "operator", token=operator, over="tls")
     refused(service, {**body, "name": "db01"}, 404, "no machine db01", token=limited, over="tls")
-    # What is missing is said before anything starts.
+    # Missing requirements are reported before the start.
     refused(service, own, 422, "/nonexistent/libvirt-sock is missing")
     assert service.get("host")["libvirt_missing"] is None
     refused(service, {"kind": "recover", "address": service.address}, 400, "to: name the hypervisor")

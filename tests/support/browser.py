@@ -15,7 +15,7 @@ LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 39
 
 
 def missing():
-    """What is not built or installed, in words; empty if all is there."""
+    """What is not built or installed, in words; empty if nothing is missing."""
     parts = {PAGE / "index.html": "make web", PACKAGES / "playwright": "make web-test-deps",
              CHROMIUM: "make web-test-deps"}
     return ", ".join(f"{path} ({command})" for path, command in parts.items() if not path.exists())
@@ -37,7 +37,7 @@ def chromium():
 
 
 def look(visitor, *words):
-    """What axe finds, light, dark and on a phone, when the words are there."""
+    """What axe finds, light, dark and on a phone, once the words appear."""
     page, found = visitor.page, {}
     for name, (scheme, width) in LOOKS.items():
         page.emulate_media(color_scheme=scheme)
@@ -100,7 +100,7 @@ class Visitor:
         self.page.goto(f"/#/{address}")
 
     def violations(self):
-        """What axe-core finds, in words, once what slides in is there: half way its colours are paler."""
+        """What axe-core finds, in words, after the slide-in animation: during it, colours are paler."""
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(AXE.read_text())
         # In one step: what appears between two requests would be half way again.

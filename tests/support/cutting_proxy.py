@@ -1,4 +1,4 @@
-"""A relay in front of a site's server. It cuts all connections after so many bytes, or holds a copy in the middle of its content."""
+"""A relay in front of a site's server. It cuts all connections after a number of bytes, or holds a copy in the middle of its content."""
 
 import contextlib
 import socket

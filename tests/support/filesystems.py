@@ -85,7 +85,7 @@ def copy(source, target, offset):
 def luks(path, content, passphrase):
     command = ["qemu-img", "convert", "--object", f"secret,id=key,data={passphrase}", "-f", "raw", "-O", "luks",
                "-o", "key-secret=key,iter-time=10", content, path]
-    # QEMU 7.2 measures how costly a passphrase is, and gives up if the measured time is too short for its clock.
+    # QEMU 7.2 measures the cost of a passphrase, and fails if the measured time is too short for its clock.
     for _ in range(100):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""A guest whose shell is ready at once: it continues from a snapshot.
+"""A guest whose shell is ready immediately: it continues from a snapshot.
 
     with running_guest(tmp_path, prepare="modprobe nfs") as guest:
         guest.check("uname -r")

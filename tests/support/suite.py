@@ -89,7 +89,7 @@ class Recorder:
 
 def lanes(config, log):
     """Test files go to the workers whole, the longest first. Those in tests/guests have the first
-    worker: two emulated processors at once leave nothing for the tests beside them."""
+    worker: two emulated processors leave nothing for concurrent tests."""
     from xdist.scheduler import LoadScopeScheduling  # The plugin, where it is in use.
 
     class Lanes(LoadScopeScheduling):

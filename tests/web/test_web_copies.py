@@ -56,7 +56,7 @@ def service(made, tmp_path, clock):
 
 
 def picture(visitor, name):
-    """Pictures for people, if somebody wants them."""
+    """Screenshots, if they are requested."""
     folder = os.environ.get("COLDRISE_PICTURES")
     for scheme in ("light", "dark") if folder else ():
         visitor.page.emulate_media(color_scheme=scheme)
@@ -94,7 +94,7 @@ def test_a_link_shows_its_running_copy_and_the_remaining_points(made, far, servi
     far.gate.hold_after(MIB)
     service.post("jobs/offsite/start", {}, expected=(202,))
     visitor.go("copies")
-    # Rates are told every 10 s, and two make a plot.
+    # Rates are sent every 10 s, and two make a plot.
     far.gate.wait_for_hold()
     far.step_until(page.get_by_role("img", name=re.compile("^Rate: content .*on the line")).is_visible, clock)
     page.get_by_text("Left").wait_for()

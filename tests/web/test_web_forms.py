@@ -1,4 +1,4 @@
-"""Forms: users, tokens, targets, jobs. What they make works; what the API refuses is said in the form."""
+"""Forms: users, tokens, targets, jobs. Created objects work; refusals of the API are shown in the form."""
 
 import json
 

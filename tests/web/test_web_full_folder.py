@@ -1,4 +1,4 @@
-"""The drive of the service's folder is full: users cannot log in, and everything says so."""
+"""The drive of the service's folder is full: users cannot log in, and every page reports the cause."""
 
 import pytest
 

@@ -59,7 +59,7 @@ def test_machines_by_state_with_search_and_keys(place, visit):
     assert site.locator(".good").count() == 0, "green only if it holds for all"
     assert sorted(asked) == ["db01", "old01", "web01"], "each strip is asked for once"
     page.get_by_text("3 machines. Press").wait_for()
-    # Keys work at once; the search has the focus only after its key. Enter opens the only row that is left.
+    # Keys work immediately; the search has the focus only after its key. Enter opens the only row that is left.
     page.keyboard.press("?")
     page.get_by_role("dialog", name="Keys").wait_for()
     page.keyboard.press("Escape")
@@ -262,7 +262,7 @@ def test_choices_are_stable_while_the_drawer_is_open(place, visit):
     [newer] = place.back_up("db01", [2])
     drawer.get_by_text("Points have come").wait_for()
     assert chosen.get_attribute("value") == before and drawer.get_by_text(newer).count() == 0
-    # What came is there when it is asked for, and the choice is still the user's.
+    # New points are shown on request, and the user's choice is kept.
     drawer.get_by_role("button", name="Show them").click()
     drawer.get_by_text(newer).wait_for()
     assert chosen.get_attribute("value") == before

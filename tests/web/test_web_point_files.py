@@ -89,7 +89,7 @@ def test_files_of_a_point(service, visit):
     folder.get_by_text("<img src=x onerror=alert(1)>", exact=True).wait_for()
     folder.get_by_text("\\xff\\xfe", exact=True).wait_for()
     look(visitor, "folder")
-    # A file, one whose name is no text, and a folder.
+    # A file, one whose name is not text, and a folder.
     file = saved(page, folder.get_by_role("link", name="fstab", exact=True).click)
     assert file.suggested_filename == "fstab" and file.path().read_text() == "second, and longer\n"
     assert saved(page, folder.get_by_text("\\xff\\xfe", exact=True).click).path().read_text() == "strange"

@@ -26,7 +26,7 @@ def clock(tmp_path):
 @pytest.fixture
 def service(coldrise, tmp_path, own_tmp, libvirt, clock):
     """Its runs have the clock."""
-    # A move at 1 MiB/s lasts so long that it can be looked at and cancelled on a busy machine, too.
+    # A move at 1 MiB/s is slow enough to be inspected and cancelled on a busy machine, too.
     counting_machine.store(coldrise, tmp_path, random_mib=24)
     own_tmp.chmod(0o755)
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=libvirt.inside(),
@@ -73,7 +73,7 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit,
     production.get_by_text("It runs.").wait_for(timeout=30_000)
     libvirt.virsh("destroy", "web01")
     wait_until(lambda: clock.skip(1) or production.get_by_text("It is off.").is_visible(), "the end of its run")
-    # Its last server may let go of the session a moment after its run has ended.
+    # Its last server may close the session a moment after its run has ended.
     wait_until(page.get_by_role("button", name="Seal and end").is_enabled, "the session can end")
     production.get_by_role("button", name="Start it again").click()
     production.get_by_text("It runs.").wait_for(timeout=30_000)

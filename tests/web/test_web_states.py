@@ -70,11 +70,11 @@ def test_a_service_without_a_repository_reports_it(service, visit):
 
 
 def test_a_slow_service_is_shown(running, visit):
-    """A stopped process answers nothing: the page waits, and goes on when the answers come."""
+    """A stopped process does not answer: the page waits, and continues when answers arrive."""
     visitor, page = enter(visit, running)
     for address in (f"#/{page}" for page in (*PAGES, "machines/web01", "jobs?new")):
         print(address)
-        # Nothing of it is there yet.
+        # None of it is loaded yet.
         page.goto("about:blank")
         visitor.go("nowhere")
         page.get_by_text("There is nothing at this address").wait_for()
@@ -93,7 +93,7 @@ def test_missing_pages_are_reported(running, made, visit):
         visitor.go("about")
         visitor.go(address)
         page.locator("#main").get_by_text(said).first.wait_for()
-    # A point that is gone: the machine's page says so, and shows its newest one.
+    # A point that is gone: the machine's page reports it, and shows its newest one.
     visitor.go("machines/web01/20200101T000000Z")
     page.get_by_label("Chosen point").get_by_text(made.points[-1]).wait_for()
     page.get_by_role("alert").get_by_text("There is no point 20200101T000000Z").wait_for()
@@ -176,7 +176,7 @@ def test_a_page_opened_during_an_outage_recovers(running, visit):
     page.get_by_role("link", name="web01", exact=True).wait_for()
     running.kill()
     page.get_by_text("The service is away").wait_for(timeout=20_000)
-    # Neither the code of that page nor its values are there yet.
+    # Neither the code of that page nor its values are loaded yet.
     visitor.go("jobs")
     page.get_by_text("could not be loaded").wait_for()
     running.start()
@@ -206,7 +206,7 @@ def test_an_action_during_a_service_outage(running, visit):
     page.get_by_role("button", name="Close this message").first.wait_for(state="detached", timeout=5_000)
     page.get_by_role("button", name="Verify all data").click()
     page.get_by_role("link", name="Follow it").wait_for()
-    # The first click started nothing: it was told that it did not.
+    # The first click started nothing: it got an error.
     wait_until(lambda: [run["state"] for run in running.get("runs")["runs"]] == ["ok"], "the verify run")
 
 

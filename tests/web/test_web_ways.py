@@ -89,7 +89,7 @@ def test_a_point_is_served_over_nbd(place, visit):
     # At 127.0.0.1 the page knows no address of its host that others could use.
     assert reach.get_by_text(f"ssh -N -L {port}:127.0.0.1:{port} HOST", exact=True).count() == 1
     reach.get_by_text("set COLDRISE_LISTEN").wait_for()
-    # What is started here comes first, and what holds for all servers is said once.
+    # Local starts come first, and remarks about all servers appear once.
     top = [element.bounding_box()["y"] for element in (reach.get_by_role("button", name="Boot it here"),
                                                        reach.get_by_role("link", name="Server over NBD"))]
     assert top == sorted(top)
@@ -127,7 +127,7 @@ def test_a_point_is_served_over_nbd(place, visit):
 
 
 def connected(uri):
-    """A client; `None` if the server does not listen yet. A handle that was refused once is of no more use."""
+    """A client; `None` if the server does not listen yet. A refused handle cannot be used again."""
     disk = nbd.NBD()
     try:
         disk.connect_uri(uri)
@@ -153,7 +153,7 @@ def test_refused_requests_start_nothing(place, visit):
 
 
 def test_a_corrected_form_is_submitted(place, visit):
-    """No server runs for a session that cannot be published; the same drawer goes on with what is corrected."""
+    """No server runs for a session that cannot be published; the same drawer continues after the correction."""
     visitor, drawer = recover(visit, place, user="operator")
     taken = f"taken-{free_port()}"
     place.coldrise.publish(place.first, taken)
@@ -217,7 +217,7 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     assert page.evaluate("document.activeElement.id") == "main", "the keyboard goes on in the new page"
     assert (place.service.state / "restores" / name).read_bytes() == place.disk
     page.get_by_text("web01: restore: done.").wait_for()
-    # It is not replaced unasked, and the page says so wherever it is.
+    # It is only replaced on request, and every page reports it.
     visitor.go("machines/web01")
     page.get_by_role("button", name="Recover").click()
     drawer.get_by_label("Restore on the host").check()
@@ -339,7 +339,7 @@ def test_a_job_has_every_setting(place, visit):
               "bitmap": "coldrise", "retries": 5, "retry_seconds": 30, "disks": {"vda": "raw:/dev/vg/{machine}"}}
     assert {name: job.get(name) for name in wanted} == wanted
     page.get_by_text("at most 25.0 MiB/s").wait_for()
-    # What is edited shows what is stored; what the service refuses is said in its words.
+    # The form shows stored values; refusals are shown in the service's words.
     page.get_by_role("button", name="Edit").click()
     form = page.get_by_role("dialog", name="Job full")
     form.get_by_text("More settings").click()

@@ -11,7 +11,7 @@ sub-block writes are tried. Its first 28 bytes, little endian:
     24  4  CRC-32 of everything else in the cell
 
 The rest is random and different for every write and place. A torn, misplaced
-or foreign cell is told from a good one without knowing what was written.
+or foreign cell is distinguished from a good one without knowing the written data.
 """
 
 import random
@@ -59,7 +59,7 @@ def read_stamp(disk, offset, cell):
 
 
 class Garbage:
-    """A cell that nobody wrote there."""
+    """A cell that was never written there."""
 
     def __init__(self, what):
         self.what = what
