@@ -1,4 +1,4 @@
-// The one event stream: it feeds every view, and says whether the service is there.
+// The one event stream: it feeds every view, and reports whether the service is reachable.
 import { call } from './client';
 import type { Event as ServiceEvent } from './schema';
 

@@ -3,7 +3,7 @@ import type { CopyCounts, CopyState, MachineCopies, TargetCopies } from '../api/
 import type { Tone } from '../parts/Badge.svelte';
 import { count, elapsed, size } from './units';
 
-/** What nobody knows is grey, and not green. */
+/** Unknown states are grey, not green. */
 export const COPY_TONES: Record<CopyState, Tone> = {
   current: 'good', copying: 'live', behind: 'warn', never: 'none', unknown: 'none', failing: 'bad',
 };

@@ -58,7 +58,7 @@ export interface Plan {
   will: string;
   /** When it can be used, and how much is moved until then. */
   clocks: string;
-  /** What it overwrites for ever, if anything. */
+  /** What it overwrites irrevocably, if anything. */
   overwrites?: string;
 }
 

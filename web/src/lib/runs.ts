@@ -11,7 +11,7 @@ import { pageWords } from './words';
 /** Interval of looking whether a run serves. */
 const LOOKING_MS = 300;
 
-/** Starts a run and says so, with a link to it. */
+/** Starts a run and shows a message with a link to it. */
 export async function startRun(body: Start, what: string): Promise<boolean> {
   return attempt(async () => {
     const started = await call('POST /runs', { body, once: onceKey() });
@@ -85,7 +85,7 @@ export async function servedSession(id: string): Promise<string> {
   for (;;) {
     // A run that has not begun is not known yet.
     const run = await call('GET /runs/{id}', { path: { id } }).catch(() => undefined);
-    // One that needs nobody to serve it has ended already.
+    // One that needs no server has ended already.
     const session: unknown = run?.progress?.['session'] ?? (run?.state === 'ok' ? run.result?.counts?.['session'] : undefined);
     if (typeof session === 'string') return session;
     if (run && run.state !== 'running') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
@@ -108,7 +108,7 @@ export async function sayEnd(id: string, what: string): Promise<void> {
 export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none',
   lost: 'warn' };
 
-/** Runs that end only when somebody ends them: servers and machines. They have no progress. */
+/** Runs that end only on request: servers and machines. They have no progress. */
 export function isEndless({ plan, machine }: RunRecord): boolean {
   const isUndo = plan?.arguments.includes('--undo');
   return Boolean(machine) || plan?.command.startsWith('serve ') === true || plan?.command === 'attach'
