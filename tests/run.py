@@ -1,6 +1,6 @@
 """Runs the Python tests: `tests/run.py [--quick] [--workers N] [pytest's options and tests]`.
 
-What fails is run again alone, one test after another. A test that fails twice fails the run. One
+Failed tests run again alone, one after another. A test that fails twice fails the run. One
 that passes alone does not: the last section names it, and both outputs are in build/unstable. It
 is a defect all the same, of the test or of the product.
 """

@@ -1,4 +1,4 @@
-"""coldrise attach and detach: a disk beside those of a running machine."""
+"""coldrise attach and detach: an additional disk of a running machine."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""coldrise backup --from qmp: machines that run, at one instant, and what is left when it fails."""
+"""coldrise backup --from qmp: running machines, at one instant, and the leftovers of a failure."""
 
 import contextlib
 import json

@@ -148,7 +148,7 @@ def test_an_early_exit_does_not_disturb_others(coldrise, start, tmp_path, assert
     made = {backup.end()["address"]: backup.disk for backup in backups}
     is_killed_host = (which, how) == ("host", signal.SIGKILL)
     assert all(backup.has_begun_again() == is_killed_host for backup in backups)
-    # Its machine is free, and what it has stored is found.
+    # Its machine is unlocked, and its stored chunks are reused.
     again = save(coldrise, tmp_path, ended.machine, ended.disk)
     assert again["disks"][0]["known_chunks"] >= SHARED_MIB * CHUNKS_PER_MIB
     made[again["address"]] = ended.disk
@@ -187,7 +187,7 @@ def test_only_key_holders_are_admitted(coldrise, start, tmp_path):
     assert refused.returncode == 12, refused.stderr
 
     def say(*lines):
-        """What the host answers to a program that does not know the key."""
+        """The host's answer to a program without the key."""
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(path))
             stream.settimeout(30)
@@ -210,7 +210,7 @@ def test_only_key_holders_are_admitted(coldrise, start, tmp_path):
 
 
 def test_another_command_that_holds_the_writer_lock_still_blocks(coldrise, start, tmp_path):
-    """Of the writers only backups are shared."""
+    """Only backups share the writer; other commands do not."""
     first = start("web01")
     for arguments in (["fold"], ["repair"]):
         refused = coldrise.run(*arguments)

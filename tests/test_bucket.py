@@ -1,4 +1,4 @@
-"""Copies in a bucket of a real S3 server: they come back as they were, whatever happens on the way."""
+"""Copies in a bucket of a real S3 server: they are restored unchanged, despite any disturbance."""
 
 import contextlib
 import json

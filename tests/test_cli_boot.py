@@ -220,7 +220,7 @@ def test_a_boot_is_one_run_and_is_cancelled_as_ctrl_c_does(coldrise, idle_machin
 
 
 def test_machines_over_nfs_do_not_interfere(coldrise, idle_machine, nfs):
-    """Each finds its own server, beside one that serves the network that they start in."""
+    """Each finds its own server, although another one serves the network in which they start."""
     server = nfs()
     inside = server.network.command(PROGRAM, "boot", idle_machine, "--over", "nfs",
                                     "--memory", "64M")

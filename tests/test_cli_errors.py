@@ -1,4 +1,4 @@
-"""Mistakes and damage: exit codes, and messages that say what, where and what to do."""
+"""Mistakes and damage: exit codes, and messages with cause, place and advice."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_directories_missing_in_a_copy_are_recreated(coldrise, tmp_path):
     coldrise.publish(point, "trial")
     for name in ("layers", "live"):
         shutil.rmtree(coldrise.repository / name)
-    # What was in there is missed.
+    # Its content is missing.
     assert coldrise.run("verify").returncode == 1
     assert coldrise.run("gc").returncode == 1
     coldrise.json("unpublish", "trial", "--discard")

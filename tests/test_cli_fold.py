@@ -194,7 +194,7 @@ def is_being_written(coldrise):
 
 @pytest.fixture
 def captured(coldrise, nbdkit, tmp_path):
-    """A point sealed over another one: what was captured takes a while to fold."""
+    """A point sealed over another one: its captured writes take a while to fold."""
     disk = Image(160 * MIB)
     disk.fill(0, 1 * MIB, "disk")
     coldrise.publish(coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial")
@@ -218,7 +218,7 @@ def test_a_background_fold_yields_and_completes(coldrise, captured, watching, tm
         coldrise.backup("db01", sda=tmp_path / "small.raw")
     until(lambda: layers_of(coldrise, address) == 0)
     assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)
-    # What is sealed later is folded as well.
+    # Points sealed later are folded as well.
     coldrise.publish("db01/latest", "second")
     sealed = coldrise.json("seal", "second")["address"]
     until(lambda: layers_of(coldrise, sealed) == 0)

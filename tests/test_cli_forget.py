@@ -20,7 +20,7 @@ TIMES = ["20261101T100000Z", "20261102T100000Z", "20261103T100000Z"]
 
 @pytest.fixture
 def history(coldrise, tmp_path):
-    """Three points of web01 and one of db01; what each disk was."""
+    """Three points of web01 and one of db01; the content of each disk."""
     disk = Image(8 * MIB)
     contents = {}
     for number, time in enumerate(TIMES):
@@ -98,7 +98,7 @@ def test_protection_is_shown_and_can_be_removed(coldrise, history):
     assert not coldrise.json("show", first)["is_protected"]
     coldrise.json("forget", first)
     assert failure(coldrise, FAILED, "protect", first)
-    # What it protects is the point: all else of it is as it was.
+    # It protects only the point: everything else is unchanged.
     assert coldrise.json("verify")["is_clean"]
 
 
@@ -160,7 +160,7 @@ def test_a_dry_run_changes_nothing_and_reports_the_space(coldrise, history):
 
 
 def test_a_running_server_and_mount_see_it_and_readers_continue(coldrise, history, nbdkit, mount):
-    """Nothing is restarted: names vanish, and what is open stays readable."""
+    """Nothing is restarted: names vanish, and open files stay readable."""
     first, second, third = history
     mounted = mount()
     with nbdkit() as server, server.connect(f"{first}/vda") as handle:
@@ -191,7 +191,7 @@ def nbd_names(server):
 
 
 def test_a_bitmap_is_not_used_with_an_older_backup(coldrise, tmp_path):
-    """What changed between it and the forgotten one would be missing."""
+    """The changes between it and the forgotten one would be missing."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
     write = ["qemu-io", "-f", "qcow2", "-c"]
@@ -290,7 +290,7 @@ def test_a_quarantined_point_stays_quarantined(coldrise, point):
 
 
 def test_lost_points_are_named_where_points_are_chosen(coldrise, image, point, tmp_path):
-    """Who boots an older point because the newest is lost has to know it."""
+    """A user who boots an older point because the newest is lost gets a warning."""
     lost = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     cut_log(coldrise)
     assert coldrise.json("list")["lost"] == [lost]

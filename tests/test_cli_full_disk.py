@@ -35,7 +35,7 @@ def empty(request, tmp_path):
 
 @pytest.fixture
 def others(empty):
-    """What else lies on that file system, and leaves 24 MiB."""
+    """Other files on that file system, which leave 24 MiB."""
     path = empty.repository.parent / "others"
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, available(path.parent) - 24 * MIB)
@@ -71,7 +71,7 @@ def test_backup_onto_a_full_disk(small, others, tmp_path):
     small.json("restore", f"{point}/vda", target)
     assert target.read_bytes() == first.read_bytes()
 
-    # What the failed backup left is cleared by the next one.
+    # The next backup removes the leftovers of the failed one.
     little = disk(tmp_path, "little", 4)
     kept = small.backup("db02", vda=little)
     others.unlink()
@@ -131,7 +131,7 @@ def assert_room_can_be_made(coldrise, folder, expected_bytes):
 
 @pytest.mark.parametrize("free_kib", (6200, 7200, 9000))
 def test_a_small_backup_leaves_enough_space_for_a_gc(empty, tmp_path, free_kib):
-    """What is only in the log needs its space once more, in a file."""
+    """Data that is only in the log needs its space once more, in a file."""
     folder = empty.repository.parent
     before = available(folder)
     empty.backup("web01", vda=disk(tmp_path, "first", 1))
@@ -166,7 +166,7 @@ def test_six_concurrent_backups_fill_it_and_it_is_emptied(empty, tmp_path):
 
 
 def test_a_gc_with_little_free_space_rewrites_small_files_first(empty, tmp_path):
-    """What one rewritten file frees makes room for the next, larger one."""
+    """The space freed by one rewritten file is enough for the next, larger one."""
     folder, numbers = empty.repository.parent, random.Random(4)
     points, kept = [], bytearray()
     for number, size in enumerate((40, 20, 10)):
@@ -229,7 +229,7 @@ def write_until_full(small, directory, model, numbers, piece=256 << 10):
                 handle.flush()
             except nbd.Error as error:
                 assert error.errno == "ENOSPC", error
-                # What was taken before is flushed all the same.
+                # Writes accepted before can still be flushed.
                 handle.flush()
                 for offset, content in pieces:
                     model.write(offset, content)

@@ -302,7 +302,7 @@ def test_a_damaged_file_is_named_and_all_others_are_restored(coldrise, disk, sav
 
 
 def test_readers_open_and_close_during_gcs(coldrise, disk, save, tmp_path):
-    """Who opens the database finds all its files, whatever is being deleted."""
+    """A reader that opens the database finds all its files, despite concurrent deletions."""
     kept = save("web01", disk)
     content = bytes(disk.content)
     failures, is_over = [], threading.Event()
@@ -404,7 +404,7 @@ def test_a_killed_gc_loses_nothing(coldrise, tmp_path, request):
 
 
 def test_unreadable_leases_delay_a_gc(coldrise, point):
-    """What a front end serves may be named there."""
+    """The served points may be named there."""
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)
     # A check for its existence fails, as it does on a failing drive.

@@ -68,7 +68,7 @@ def test_sealed_points_are_restored_and_the_session_is_dropped(
     coldrise, sealed, image, loss, tmp_path
 ):
     LOSSES[loss](coldrise)
-    # Every command says what is lost, and what to do.
+    # Every command names the lost data and the next step.
     assert answer(coldrise, "list", code=0)["lost"] == sealed
     listed = coldrise.run("list").stderr
     assert "coldrise repair" in listed and "forget" not in listed, listed

@@ -1,4 +1,4 @@
-"""coldrise prune: the rules keep what they say, and nothing else goes."""
+"""coldrise prune: the rules keep the right points, and nothing else is removed."""
 
 import contextlib
 import datetime
@@ -211,7 +211,7 @@ def test_a_killed_prune_is_atomic(coldrise, tmp_path):
 
 
 def test_a_dry_run_works_during_a_backup_and_a_prune_waits(coldrise, week, nbdkit):
-    """A plan needs nothing of the writer's; the deed is refused while there is one."""
+    """A dry run does not need the writer lock; a prune is refused while another process holds it."""
     coldrise.publish("web01/latest", "trial")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)

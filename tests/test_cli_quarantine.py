@@ -1,4 +1,4 @@
-"""quarantine: untrusted points are set aside, and everything else works."""
+"""quarantine: untrusted points are quarantined, and everything else works."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.fixture
 def points(coldrise, tmp_path):
-    """Two points of two disks; what only the second one has of vda is damaged."""
+    """Two points of two disks; the chunks of vda that only the second one has are damaged."""
     disk, other = Image(16 * MIB), Image(1 * MIB)
     # Enough for a file of the database of its own.
     disk.fill(0, 12 * MIB, "first")
@@ -74,7 +74,7 @@ def test_a_damaged_point_is_quarantined_until_it_is_repaired(
     refused = coldrise.run("publish", bad)
     assert refused.returncode == 1 and "quarantined (damaged)" in refused.stderr
     assert coldrise.run("boot", bad).returncode == 1
-    # What it still holds can be had.
+    # Its intact content can be restored.
     assert coldrise.run("restore", f"{bad}/vdb", tmp_path / "vdb-out.raw").returncode == 0
     assert (tmp_path / "vdb-out.raw").read_bytes() == (tmp_path / "vdb.raw").read_bytes()
     assert coldrise.run("publish", bad, "--force", "--name", "rescue").returncode == 0
@@ -109,7 +109,7 @@ def test_a_manual_quarantine_is_only_released_manually(coldrise, tmp_path):
     coldrise.json("release", only)
     assert states(coldrise) == [None]
     assert coldrise.json("show", "web01/latest")["address"] == only
-    # latest reaches over those set aside, however many there are.
+    # latest skips any number of quarantined points.
     more = [coldrise.backup("web01", vda=path) for _ in range(3)]
     coldrise.json("quarantine", *more[:2], more[2])
     assert coldrise.json("show", "web01/latest")["address"] == only

@@ -1,4 +1,4 @@
-"""repair: damage heals from whatever still holds the content."""
+"""repair: damage is repaired from any source that still has the content."""
 
 import json
 import random
@@ -194,7 +194,7 @@ def test_any_repository_with_the_content_restores_it(
         "--from-passphrase-file", second.passphrase_file,
     )  # fmt: skip
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    # What is damaged in both stays, at most four chunks of ours for each of theirs.
+    # Chunks damaged in both stay damaged, at most four chunks of ours for each of theirs.
     assert found["damaged_chunks"] - 12 <= found["healed_chunks"] > 0
     is_healed = found["healed_chunks"] == found["damaged_chunks"]
     assert done.returncode == (0 if is_healed else 1)
@@ -203,7 +203,7 @@ def test_any_repository_with_the_content_restores_it(
 
 
 def family(path):
-    """Of a file of the database: the family stands in its properties, at the end."""
+    """The column family of a database file: it is in the properties at the end."""
     end = path.read_bytes()[-4000:]
     names = (b"dedup", b"maps_copy", b"maps", b"catalog", b"default")
     return next((name.decode() for name in names if name in end), "chunks")

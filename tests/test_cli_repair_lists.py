@@ -94,7 +94,7 @@ def test_a_damaged_log_is_never_continued(coldrise, filled, tmp_path, how):
         assert len(told) == 1 and "run coldrise repair" in told[0], told
     else:
         assert f"coldrise: {told[0]}" == refused.stderr.strip()
-    # What does not match its checksum no reader opens.
+    # No reader opens a file with a wrong checksum.
     verified = coldrise.run("verify")
     assert verified.returncode == 1 and "run coldrise repair" in verified.stdout + verified.stderr
     assert coldrise.run("repair").returncode == 0
@@ -192,7 +192,7 @@ def check(coldrise, points, content, tmp_path):
 
 def test_a_truncated_list_is_recreated(coldrise, filled, tmp_path):
     points, content = filled
-    # What is in the log gets into files, some of which replace others.
+    # The content of the log is written to files, some of which replace others.
     coldrise.json("gc")
     points.append(coldrise.backup("web01", vda=tmp_path / "vda.raw"))
     coldrise.json("gc")

@@ -17,7 +17,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 FORMATS = [name for name in WRITABLE + COMPACT if name != "raw"]
 COMPANIONS = {"vmdk-esxi": "-flat.vmdk", "vmdk-hosted": "-flat.vmdk", "qcow2-external": ".raw"}
-# What a backup takes as an image on the command line: it names no second qcow2 file.
+# The argument for an image on the command line of a backup: it names no second qcow2 file.
 IMPORTED = [name for name in FORMATS if name != "qcow2-external"]
 
 

@@ -1,4 +1,4 @@
-"""coldrise stats: what each machine and each point holds, and what would return."""
+"""coldrise stats: the space of each machine and each point, and the reclaimable space."""
 
 import random
 
@@ -45,7 +45,7 @@ def contents(coldrise, tmp_path):
                 length = chooser.randrange(1, 64) * CHUNK
                 disk.fill(at, length, chooser.random())
             if machine == "db01" and day > 2:
-                # What web01 has, too.
+                # The content of web01, too.
                 disk.write(20 * MIB, disks["web01"].read(0, MIB))
             path = disk.save(tmp_path / f"{machine}.raw")
             time = f"202611{day:02}T100000Z"
@@ -117,7 +117,7 @@ def test_sessions_and_captured_writes_count(coldrise, contents, nbdkit):
     first = max(found, key=lambda address: found[address]["unique_stored_bytes"])
     assert found[first]["unique_stored_bytes"] > 0
     coldrise.publish(first, "trial")
-    # What the session is read from does not return with the point.
+    # The data under the session is not returned with the point.
     stats = coldrise.json("stats")
     assert stats["sessions"] == 1 and by_address(stats)[first]["unique_stored_bytes"] == 0
     with nbdkit() as server, server.connect("live/trial/vda") as handle:

@@ -78,7 +78,7 @@ def test_an_intact_repository_is_verified_completely(coldrise, full, nbdkit):
 
 
 def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, nbdkit, tmp_path):
-    """Nothing wrong is served, and what cannot be read is what verify names."""
+    """No wrong data is served, and verify names exactly the unreadable parts."""
     # As long as all files of chunks are small and few, RocksDB reads from each of them for any
     # chunk, and damage to one costs the others, too.
     large = Image(9 * MIB)
@@ -116,7 +116,7 @@ def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, n
                 }
                 assert named == unreadable, (path, offset)
         flip(path, offset)
-    # What to do about it stands beside what was found, and only there.
+    # The advice follows each finding, and appears only there.
     flip(path, offset)
     text = coldrise.run("verify").stdout
     assert "restore from a point that is not affected" in text and "coldrise repair" in text
@@ -157,7 +157,7 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
     assert repaired.returncode == 1
     lost = {disk["disk"] for disk in json.loads(repaired.stdout.splitlines()[-1])["lost"]}
     assert lost == {f"{sealed}/vda", "live/trial/vda"}
-    # What does not refer to it is sound.
+    # Points that do not refer to it are intact.
     assert verify(coldrise, full[0])["is_clean"]
     # A layer that is gone: everything of the disk may be wrong.
     layer.unlink()
@@ -354,7 +354,7 @@ def test_a_session_ends_with_a_folder_in_place_of_its_marker(coldrise, full):
     (marker / "kept").mkdir(parents=True)
     assert "the marker of live/trial: it is a folder (move it away" in coldrise.run("verify").stdout
     coldrise.json("unpublish", "trial")
-    # What it holds stays, out of the way.
+    # Its content is kept under another name.
     marker.with_suffix(".new").joinpath("kept").rmdir()
     coldrise.publish(full[0], "trial")
     coldrise.json("unpublish", "trial")

@@ -87,7 +87,7 @@ def test_mutual_copies_of_two_sites_terminate(coldrise, far, history, tmp_path):
     for site in (coldrise, far):
         (target,) = site.json("copies")["targets"]
         assert (target["state"], target["points_behind"]) == ("current", 0), target
-    # What is written there goes back, and so does a machine that is named.
+    # New points there are copied back, and so is a named machine.
     far.publish("berlin-web01/latest", "there")
     with open(tmp_path / "new.raw", "wb") as new:
         new.truncate(MIB)
@@ -100,7 +100,7 @@ def test_mutual_copies_of_two_sites_terminate(coldrise, far, history, tmp_path):
 
 
 def test_copies_in_a_ring_of_sites_terminate(coldrise, far, tmp_path):
-    """Neither their own points go round and round, nor those that came from a site outside."""
+    """Neither their own points nor those from an outside site circulate forever."""
     sites = {"a": coldrise, "b": far}
     for name in ("c", "outside"):
         sites[name] = FarSite.repository(tmp_path, f"ring-{name}", "--chunk-size", "16K")
@@ -115,7 +115,7 @@ def test_copies_in_a_ring_of_sites_terminate(coldrise, far, tmp_path):
     assert sent("outside", "a") == 1
     ways = [("a", "b"), ("b", "c"), ("c", "a")]
     rounds = [[sent(*way) for way in ways] for _ in range(3)]
-    # What a site has got from the one before it, and its own; after the first round only the last link's share is new.
+    # The points from the previous site, and its own; after the first round only the last link's share is new.
     assert rounds == [[2, 3, 2], [1, 0, 0], [0, 0, 0]]
     # The other way round, each has everything under one more name, and it ends.
     back = [[sent(*reversed(way)) for way in ways] for _ in range(3)]

@@ -44,7 +44,7 @@ def test_hashes_match_the_paper():
 
 def test_an_eavesdropper_sees_neither_content_nor_names(tmp_path):
     pieces = random.Random(19)
-    # As it is, and what compression leaves as it is; text that compression would show in parts.
+    # Raw, and incompressible content; text that compression would reveal in parts.
     content = pieces.randbytes(MIB // 2) + b"the salary of the director is 4,211. " * 4000
     content += bytes(-len(content) % PIECE)
     later = bytearray(content)

@@ -28,7 +28,7 @@ ADDRESS = f"web01/{POINT}"
 
 @pytest.fixture
 def clock(tmp_path):
-    """Of the site that receives, and of the front ends there."""
+    """The processes of the receiving site and of its front ends."""
     return BothClocks(tmp_path)
 
 
@@ -77,7 +77,7 @@ def copied(coldrise):
 
 
 def shown(program, address=ADDRESS):
-    """What `show` says while it is coming; None before."""
+    """The output of `show` while it arrives; None before."""
     done = program.run("--json", "show", address)
     if done.returncode != 0:
         return None
@@ -132,7 +132,7 @@ def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, s
         far.beside_hold(lambda: handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300))
         handle.flush()
         disk[7 * MIB + 300 : 7 * MIB + 5300] = b"\x5a" * 5000
-        # What it captured is not sealed before the point is complete.
+        # Its captured writes are not sealed before the point is complete.
         for command in (["seal", "early"], ["unpublish", "early"]):
             refused = far.program.run(*command)
             assert refused.returncode == 11, refused.stderr
@@ -239,7 +239,7 @@ def test_fetched_content_is_not_sent_again(coldrise, far, served, tmp_path):
     far.gate.go_on()
     sent_bytes = finish(copy)["line"]["sent_bytes"]
     random_bytes = len(disk) * 6 // 64
-    # What was fetched is 5.6 percent.
+    # The fetched part is 5.6 percent.
     assert random_bytes < sent_bytes < 1.04 * random_bytes
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
@@ -273,7 +273,7 @@ def test_local_parts_are_read_without_the_source(coldrise, site, served, clock, 
         lose_source(far, copy, address)
         told = far.program.run("sessions").stdout
         assert "early" in told and "the other site is not connected" in told, told
-        # What the base has, what was fetched, what was written.
+        # Content of the base, fetched content, new writes.
         assert handle.pread(4 * MIB, 2 * MIB) == second[2 * MIB : 6 * MIB]
         assert handle.pread(256 * KIB, 8 * MIB) == second[8 * MIB : 8 * MIB + 256 * KIB]
         assert handle.pread(4096, 10 * MIB)[:4] == b"mine"
@@ -310,7 +310,7 @@ def test_the_receiver_is_killed_and_restarted(coldrise, far, served, tmp_path):
         far.stop(signal.SIGKILL)
         far.gate.go_on()
         far.start()
-        # The source connects again by itself, after a second. A read waits for it.
+        # The source reconnects automatically after a second. A read waits for it.
         assert read_all(handle) == disk
         finish(copy)
     far.program.json("unpublish", "early")
@@ -337,7 +337,7 @@ def test_a_session_stays_when_another_point_begins(coldrise, far, served, clock,
     assert far.program.json("verify")["is_clean"]
 
 
-# What both read: 16 sectors, to 0x1000.
+# Both read 16 sectors to 0x1000.
 PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
 # 16-bit code: reads at every MiB of the first 8 MiB, writes "kept" to the second sector, and reports it.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
@@ -414,7 +414,7 @@ def test_a_machine_is_recovered_from_an_incomplete_point_and_waits_for_missing_d
 
             wait_until(waits, "the machine waits")
             copied(coldrise)
-            # It continues by itself, and completes the failed reads.
+            # It continues automatically, and completes the failed reads.
             before = reads()
             wait_until(lambda: reads() > before + 64 and libvirt.state("web01").startswith("running"), "the machine goes on")
             assert far.program.json("recover", f"live/{session}", "--undo")["machine_ended"]

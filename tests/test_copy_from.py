@@ -58,14 +58,14 @@ def test_points_are_fetched_and_then_only_changes(source, here, history, tmp_pat
     assert here.json("verify")["is_clean"]
     again = here.json("copy", "--from", "source")
     assert (again["points"], again["machines"][0]["already_there"], again["line"]["content_bytes"]) == (0, 4, 0)
-    # Under another name; what is here already does not travel again.
+    # Under another name; existing content is not sent again.
     text = here.run("copy", "--from", "source", "web01", "--as", "spare", "--last", "1")
     assert text.returncode == 0 and "web01 as spare" in text.stdout and "received" in text.stdout, text
     prefixed = here.json("copy", "--from", "source", "--prefix", "berlin-")
     assert prefixed["machines"][0]["to_machine"] == "berlin-web01"
     check(here, history, tmp_path, "berlin-web01")
     assert here.json("copy", "--from", "source", "--prefix", "berlin-")["points"] == 0
-    # What was pruned here does not come again.
+    # Points pruned here are not fetched again.
     here.json("forget", "web01/20261102T100000Z")
     passed = here.json("copy", "--from", "source", "web01")
     assert (passed["points"], passed["machines"][0]["passed_over"]) == (0, ["20261102T100000Z"])
@@ -153,7 +153,7 @@ def test_a_fetch_continues_after_the_other_site_returns(source, gate, here, larg
         gate.wait_for_hold()
         wait_for_beginning(here, point)
         source.process.send_signal(how)
-        # What is held would keep its end waiting.
+        # Held data would delay its end.
         gate.cut()
         assert source.process.wait(timeout=DEADLINE_S) in (0, -how)
         gate.hold_after(count)
@@ -243,7 +243,7 @@ def test_a_busy_machine_is_reported(source, gate, here, large, tmp_path):
     process = held(source, here)
     second = here.run("copy", "--from", "source")
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
-    # Backups of others run beside it.
+    # Backups of others run concurrently.
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
     gate.go_on()
     finish(process)

@@ -14,11 +14,11 @@ from support.nbdserver import DEADLINE_S
 
 PEER = PROGRAM.parent / "examples" / "hostile_peer"
 KIB, MIB = 1 << 10, 1 << 20
-# What the server may have in memory while one line attacks: the credit of the line, a message of 128 MiB and what
+# The server's memory limit while one line attacks: the credit of the line, a message of 128 MiB and what
 # 16 MiB of it become, and the batches. Without attacks it has about 100.
 MOST_KIB = 640 * KIB
 
-# What the other side says last to each attack.
+# The last message of the other side to each attack.
 SAID = {
     "content of another name": "does not have its name",
     "content twice": "duplicate chunk content",
@@ -49,7 +49,7 @@ SAID = {
     "disks that are never finished": "nothing",
     "finish before content": "was not sent",
     "a made-up base": "the base disk is not in the retained point",
-    # It is as long as was said: the rest is zeroes.
+    # It has the announced length: the rest is zeroes.
     "a base of another size": "added",
     "another disk begun beside an open one": "added|nothing has begun",
     "a point whose disks were not sent": "was not sent",
@@ -75,7 +75,7 @@ class Hostile:
         assert self.process.stdout.readline() == "paired\n"
 
     def attack(self):
-        """The next one: its name, what was said, and the most memory that the server had in it, in KiB."""
+        """The next one: its name, the messages, and the peak memory of the server during it, in KiB."""
         process = pathlib.Path(f"/proc/{self.far.process.pid}")
         (process / "clear_refs").write_text("5")
         self.process.stdin.write("\n")

@@ -100,7 +100,7 @@ def test_a_small_write_sends_only_the_changed_part(coldrise, site, tmp_path, chu
     # Text, which can.
     changed = write_small(disk, pieces, lambda: " ".join(pieces.choices(["here", "there", "elsewhere"], k=2000)).encode()[:6144])
     assert copied(3)["sent_bytes"] < changed * 0.6
-    # A larger disk, with an end that is not a multiple of anything: what lies behind the base is whole.
+    # A larger disk, with an unaligned end: the content behind the base is complete.
     disk += pieces.randbytes(MIB + 512)
     write_small(disk, pieces, lambda: pieces.randbytes(6144))
     copied(4)
@@ -279,7 +279,7 @@ def test_disks_that_shrink_and_grow_are_copied(coldrise, site, tmp_path, chunk):
     far = site("far", "--chunk-size", chunk)
     far.pair(coldrise)
     content_bytes, expected = bytearray(pieces.randbytes(6 * MIB)), {}
-    # The disk's new size, and what is written to it: also in what a smaller one does not have.
+    # The disk's new size, and writes to it: also beyond the end of the smaller one.
     for day, size in enumerate([6 * MIB, 3 * MIB + 4096, 5 * MIB, 5 * MIB - 512, 512 * KIB], 1):
         content_bytes = content_bytes[:size] + bytes(max(0, size - len(content_bytes)))
         content_bytes[size // 2 : size // 2 + 9000] = pieces.randbytes(9000)
@@ -331,7 +331,7 @@ def test_a_partly_copied_point_resumes(coldrise, gated, tmp_path, prefix, victim
     if victim == "source":
         copy.kill()
     else:
-        # What has arrived is noted now and then.
+        # The received data is recorded periodically.
         far.let_note(clock)
         far.stop(signal.SIGKILL)
         far.start()
@@ -383,7 +383,7 @@ def test_received_parts_of_a_point_are_not_sent_again(coldrise, gated, tmp_path,
     assert far.process.wait(timeout=DEADLINE_S) == 0
     far.start()
     line = finish(copy)["line"]
-    # What was on its way, in the buffers of the network.
+    # Data in flight, in the buffers of the network.
     assert line["sent_bytes"] < 12 * MIB + 2.5 * MIB
     check(far.program, {"20261101T100000Z": {"vda": path.read_bytes()}}, tmp_path, f"{prefix}web01")
     assert far.program.json("verify")["is_clean"]

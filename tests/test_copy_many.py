@@ -116,7 +116,7 @@ def test_points_pruned_at_the_far_site_are_not_sent_again(coldrise, site, tmp_pa
     again = coldrise.json("copy", "--to", "far")
     assert (again["points"], again["line"]["content_bytes"]) == (0, 0)
     assert again["machines"][0]["passed_over"] == [f"2026110{day}T100000Z" for day in (1, 2, 3, 4)]
-    # What is forgotten here stays there.
+    # Points forgotten here stay there.
     coldrise.json("forget", "web01/20261106T100000Z")
     coldrise.json("copy", "--to", "far")
     assert addresses(far.program) == kept

@@ -122,7 +122,7 @@ def test_selected_older_points_count_as_behind_until_copied(coldrise, tmp_path):
         back_up(coldrise, tmp_path, "web01", day, bytes(MIB))
     to = ["--to", there.repository]
     coldrise.json("copy", *to, "--last", "1")
-    # What was passed over is not wanted.
+    # Skipped points are not wanted.
     assert only(coldrise)["state"] == "current"
     coldrise.json("copy", *to, "--all")
     assert machine_of(only(coldrise))["points_there"] == 3
@@ -178,7 +178,7 @@ def test_a_running_copy_shows_its_rate_and_a_killed_one_does_not(coldrise, far, 
     assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
     assert "left" in coldrise.run("copies", "far").stdout
     copy.kill()
-    # Its record ends by itself: it has no writer left.
+    # Its record ends automatically: it has no writer left.
     assert only(coldrise)["state"] == "copying"
     clock.skip(40)
     killed = only(coldrise)
@@ -202,7 +202,7 @@ def test_holes_are_not_counted_as_remaining(coldrise, far, tmp_path):
     events = [event for event in map(json.loads, told.splitlines()) if event.get("event") == "progress"]
     assert {event["total_bytes"] for event in events} == {24 * MIB}
     assert events[-1]["done_bytes"] == 24 * MIB
-    # What became zeroes since takes no time either, and what is new does, wherever it is.
+    # New zeroes take no time either, and new content does, wherever it is.
     second = first.copy()
     second[MIB : 5 * MIB] = bytes(4 * MIB)
     second[100 * MIB : 102 * MIB] = random_mib(2)

@@ -114,11 +114,11 @@ def test_strangers_are_bounded_and_a_copy_continues(coldrise, far, count, tmp_pa
         print(f"{count} strangers: {crowd.open()} open, {most_open} descriptors, {most_threads - threads} threads and "
               f"{(most_kib - before_kib) >> 10} MiB more")
         wait_until(lambda: crowd.open() <= MOST, "the end of those beyond the limit")
-        # The socket, its copy, and what copies open at this moment.
+        # The socket, its copy, and files that copies have open at this moment.
         assert most_open <= 2 * MOST + 300
         # The line's own, too.
         assert most_threads - threads <= MOST + 32
-        # What the copy takes in this time is in it.
+        # It includes the memory of the copy.
         assert most_kib - before_kib < 160 * KIB
         said, warned = copy.communicate(timeout=120)
         assert copy.returncode == 0, warned

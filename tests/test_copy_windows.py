@@ -49,7 +49,7 @@ MORNING, NOON, AFTERNOON = -3600, 60, 5400
 
 
 class Copy:
-    """A running copy; what it says on stderr is kept."""
+    """A running copy; its stderr is kept."""
 
     def __init__(self, program, clock, *arguments):
         environment = program.environment() | clock.environment() | {"TZ": "UTC"}

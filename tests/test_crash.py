@@ -96,7 +96,7 @@ def loop(tmp_path):
 
 @pytest.fixture
 def story(tmp_path, seed):
-    """Begins a story in a folder; what still runs at the end is ended."""
+    """Begins a story in a folder; remaining processes are ended at the end."""
     told = []
 
     def begin(place=tmp_path):
@@ -207,7 +207,7 @@ def session_folder(told):
 
 
 def captured(told):
-    """What was written to each layer file, without the head that openings change."""
+    """The content of each layer file, without the header, which opening changes."""
     layers = (told.coldrise.repository / "layers").iterdir()
     return {path: path.read_bytes()[LAYER_HEAD_BYTES:] for path in layers}
 
@@ -322,7 +322,7 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(loop, story, is_killed_whi
     told.load.settle()
     assert {error for _, error in told.load.errors} == {errno.ENOSPC}
     assert not [kind for kind, _ in told.load.errors if kind in ("read", "flush")]
-    # What was taken before is read, and can be flushed.
+    # Writes accepted before can be read and flushed.
     assert all(told.load.flush(oracle) for oracle in told.disks)
     told.check_crash()
     # A seal needs a little space: it succeeds, or no new point appears.

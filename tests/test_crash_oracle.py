@@ -90,7 +90,7 @@ def test_a_flush_covers_only_completed_writes(disk):
     disk.end_write(under_way, succeeded=True)
     assert disk.judge_crash(content(disk)) == []
     flush(disk)
-    # What was found is the content now, and flushed.
+    # The found content counts as current and flushed.
     assert faults(disk.judge_crash(content(disk, c1=30))) == [("vda", BLOCK)]
 
 

@@ -23,7 +23,7 @@ from support.operations import OPERATIONS, Scene
 
 WORKERS = 2
 KIB = 1 << 10
-# What an operation may end with when a file operation fails.
+# Valid exit codes of an operation when a file operation fails.
 EXIT_CODES = {0, 1, 3}
 
 
@@ -59,7 +59,7 @@ class Place:
         self.references = references
 
     def reference(self, operation):
-        """What an operation that nothing disturbs, and the same again, leave after two gcs."""
+        """The state after an undisturbed operation, its repetition and two gcs."""
         if operation.name not in self.references:
             with self._prepared(operation) as (coldrise, scene):
                 faults = Faults(self.shim, self.directory, coldrise.repository)
@@ -130,7 +130,7 @@ class Place:
                         assert read_all(handle) == content, f"{export} reads wrong"
 
     def _left(self, coldrise):
-        """After two gcs: the files beside the database, by folder and ending, and its bytes."""
+        """After two gcs: the files outside the database, by folder and suffix, and its bytes."""
         for _ in range(2):
             coldrise.json("gc")
         files = [path for path in coldrise.repository.rglob("*") if path.is_file()]

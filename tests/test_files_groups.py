@@ -153,7 +153,7 @@ def test_volumes_on_encrypted_disks_are_not_reported_as_absent(groups, images, t
     groups.backup("sealed", vda=images / "inner", vdb=secret)
     (version,) = files(groups, "versions", "sealed:vg0-near/hello.txt", status=1)["versions"]
     assert version["state"] == "unread" and "may be in vdb" in version["reason"], version
-    # Nor is what can be read taken for the machine's own file system.
+    # Nor is the readable part presented as the machine's own file system.
     assert "may be in vdb" in refusal(groups, "ls", "sealed/latest:/")
     (tmp_path / "key").write_text(KEY)
     (version,) = files(groups, "versions", "sealed:vg0-other/x", "--key-file", tmp_path / "key")["versions"]

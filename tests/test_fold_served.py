@@ -77,7 +77,7 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
         server.kill()
     with Nbdkit(plain, tmp_path / "last") as server, server.connect(live) as handle:
         assert handle.pread(DISK_BYTES, 0) == disk.content
-        # Whatever the kills left is folded with the next point.
+        # Leftovers of the kills are folded with the next point.
         handle.pwrite(b"last" * 1024, 0)
         disk.write(0, b"last" * 1024)
         points.append((plain.json("seal", "trial")["address"], bytes(disk.content)))

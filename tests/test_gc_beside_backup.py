@@ -1,5 +1,5 @@
-"""coldrise gc beside a backup: the backup's process does it, nothing that the backup
-refers to goes, and the gc is done whatever becomes of the backup."""
+"""coldrise gc during a backup: the backup's process runs it, no chunk that the backup
+refers to is removed, and the gc completes whether or not the backup does."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def save(coldrise, tmp_path):
 
 @pytest.fixture
 def forgotten(coldrise, save):
-    """A machine that stays, and what a forgotten one has left: the content of a disk of
+    """A remaining machine, and the chunks of a forgotten one: the content of a disk of
     14 MiB, and 8 MiB more."""
     kept = Image(4 * MIB)
     kept.fill(0, 4 * MIB, "kept")
@@ -66,7 +66,7 @@ def test_a_gc_during_a_backup_keeps_the_chunks_it_reuses(coldrise, forgotten, sa
     assert coldrise.json("verify")["is_clean"]
     assert not list(coldrise.repository.glob("writer.*ing"))
 
-    # What neither of them needs goes with the next gc, and the counters are exact.
+    # The next gc removes chunks that neither needs, and the counters are exact.
     coldrise.json("gc")
     nothing = coldrise.json("gc", "--dry-run")
     assert nothing["chunks_to_delete"] == 0
@@ -79,7 +79,7 @@ def test_a_gc_survives_the_backup_that_ran_it(coldrise, forgotten, save, tmp_pat
     address, kept, disk = forgotten
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
-        # The stopped backup cannot answer: the gc has asked, and waits.
+        # The stopped backup cannot answer: the gc has sent its request, and waits.
         with stopped(running.process.pid):
             gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             socket = str(coldrise.repository / "writer.control")

@@ -1,4 +1,4 @@
-"""What layouts put around a disk is what images/golden says, byte for byte."""
+"""The headers that layouts put around a disk equal images/golden, byte for byte."""
 
 import subprocess
 import sys

@@ -76,7 +76,7 @@ machines = (f"machine{number}" for number in itertools.count())
 
 
 def backed_up(coldrise, source):
-    """The address of the point's disk, and what the backup reported of it."""
+    """The address of the point's disk, and the backup's report of it."""
     made = coldrise.json("backup", next(machines), f"vda={source}")
     return f"{made['address']}/vda", made["disks"][0]
 

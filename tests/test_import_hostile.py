@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "images"))
 from hostile import CASES  # noqa: E402
 from hostile.case import SECRET, Refused  # noqa: E402
 
-# What would never end ends here; a machine that does much else takes its time.
+# The limit for endless imports; a busy machine is slow.
 MOST_SECONDS = 120
 MOST_BYTES = 1 << 30
 # Larger disks are looked at, not restored.
@@ -31,7 +31,7 @@ CHILDREN = ("sh", "prlimit", "qemu-img", "qemu-nbd")
 
 
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     def __init__(self, case, base, coldrise):
         self.folder = base / case.name
@@ -157,7 +157,7 @@ def test_a_raw_disk_with_an_image_header_gets_a_warning(outcomes):
 
 
 def test_a_disk_that_only_ends_as_a_fixed_vhd_gets_in_through_nbd(tmp_path):
-    """The way out that the refusal names."""
+    """The workaround that the refusal names."""
     case = next(case for case in CASES if case.name == "vhd-fixed-as-raw")
     image = case.write(tmp_path)
     coldrise = Coldrise(tmp_path / "repository")

@@ -1,4 +1,4 @@
-"""coldrise mount: what a mounted repository shows."""
+"""coldrise mount: the content of a mounted repository."""
 
 import concurrent.futures
 import os
@@ -16,7 +16,7 @@ from support.served import FILES, PAIRS, SINGLE, driver_of
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Of a session: what can be written.
+# In a session: the writable files.
 LIVE = ["vda-flat.vmdk", "vda.external.qcow2", "vda.hosted.vmdk", "vda.qcow2", "vda.raw",
         "vda.vhd", "vda.vhdx", "vda.vmdk"]  # fmt: skip
 CONFIGURATION = "<domain type='kvm'>\n  <name>web01</name>\n</domain>\n"
@@ -93,7 +93,7 @@ def test_numbers_and_places_of_files_stay(coldrise, configured, mount, tmp_path)
                 found[os.path.relpath(os.path.join(folder, name), root)] = os.lstat(
                     os.path.join(folder, name)).st_ino  # fmt: skip
             for entry in os.scandir(folder):
-                # What a listing says without asking for the file.
+                # The attributes in a listing, without a request for the file.
                 assert entry.inode() == os.lstat(entry.path).st_ino
                 assert entry.is_dir(follow_symlinks=False) == os.path.isdir(entry.path) or (
                     entry.is_symlink()

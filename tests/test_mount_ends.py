@@ -99,7 +99,7 @@ def test_a_lazy_unmount_serves_to_the_end(coldrise, live, image, mount):
     mounted = mount()
     with open(mounted / "live/trial/vda.raw", "rb", buffering=0) as raw:
         subprocess.run(["umount", "-l", mounted.folder], check=True)
-        # What is mounted there now is not touched by the first one's end.
+        # The end of the first one does not touch the new mount there.
         with Mounted(coldrise, mounted.folder) as second:
             assert raw.read(100) == image.read(0, 100)
             mounted.ask_to_end()

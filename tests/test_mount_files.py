@@ -1,4 +1,4 @@
-"""coldrise mount: ordinary files beside the disks of a session."""
+"""coldrise mount: ordinary files next to the disks of a session."""
 
 import errno
 import os

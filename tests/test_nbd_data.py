@@ -1,4 +1,4 @@
-"""NBD: what is read, written, zeroed and trimmed, and the extents of it."""
+"""NBD: reads, writes, zeroes and trims, and the resulting extents."""
 
 import concurrent.futures
 import errno

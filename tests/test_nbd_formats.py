@@ -13,7 +13,7 @@ from support.served import FILES, PAIRS, SINGLE, copy, driver_of, image_node, no
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
-# QEMU looks for the data of a flat VMDK beside the descriptor, which NBD has not.
+# QEMU looks for the data of a flat VMDK next to the descriptor, which NBD does not have.
 OVER_NBD = SINGLE + ["vda.external.qcow2"]
 # Without ids: raw and qcow2.
 WITH_IDS = [file for file in [*SINGLE, *PAIRS] if not file.endswith(("raw", "qcow2"))]
@@ -187,7 +187,7 @@ def test_images_are_described_and_read_only(point, nbdkit):
             assert handle.is_read_only() and handle.can_multi_conn()
             with pytest.raises(nbd.Error):
                 handle.pwrite(b"x", 0)
-            # From the first byte to the last, whatever they are.
+            # From the first byte to the last, for any content.
             size = handle.get_size()
             handle.cache(size, 0)
             with pytest.raises(nbd.Error):
@@ -287,7 +287,7 @@ def test_a_large_disk_opens_quickly_in_formats_that_can_hold_it(coldrise, nbdkit
 
 
 def part_of(image, offset, length, folder):
-    """What QEMU reads from an image; whole MiB. (It counts what it skips, too.)"""
+    """QEMU's view of an image; whole MiB. (It counts skipped data, too.)"""
     part = folder / "part"
     qemu("qemu-img", "dd", "--image-opts", "-O", "raw", f"bs={MIB}", f"skip={offset // MIB}",
          f"count={(offset + length) // MIB}", f"if={image}", f"of={part}")  # fmt: skip

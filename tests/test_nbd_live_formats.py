@@ -16,7 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
 WRITABLE = [file for file in SINGLE if ".dynamic" not in file and ".sparse" not in file]
 COMPACT = [file for file in SINGLE if file not in WRITABLE]
 FILES = sorted({*WRITABLE, *PAIRS, *PAIRS.values()})
-# QEMU looks for the data of a flat VMDK beside the descriptor, which NBD has not.
+# QEMU looks for the data of a flat VMDK next to the descriptor, which NBD does not have.
 OVER_NBD = [*WRITABLE, "vda.external.qcow2"]
 
 

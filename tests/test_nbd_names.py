@@ -1,4 +1,4 @@
-"""NBD: which exports there are, what they are called and what they announce."""
+"""NBD: the exports, their names and their announced properties."""
 
 import socket
 import struct
@@ -26,7 +26,7 @@ def test_every_point_and_session_is_listed(coldrise, point, image, tmp_path, nbd
     server = nbdkit()
     assert list(listed(server)) == [f"{point}/vda"]
 
-    # What comes later is seen without a restart.
+    # New exports are visible without a restart.
     live = coldrise.publish(point, "trial")["vda"]
     other = coldrise.backup("db01", sda=image.save(tmp_path / "sda.raw"))
     names = listed(server)

@@ -110,7 +110,7 @@ def test_a_busy_client_sees_no_errors_and_loses_nothing(coldrise, live, tmp_path
 def next_server(coldrise, path, options):
     """A new server on the same socket: it is refused while the old one listens."""
     def started():
-        # A start takes its time on a busy machine: what counts is when the one began that was not refused.
+        # A start takes its time on a busy machine: the start time of the accepted one counts.
         attempted = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:

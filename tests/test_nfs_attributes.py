@@ -61,7 +61,7 @@ def write_over_nfs(client, file, offset=0):
 
 def write_over_nbd(client, disk, connect):
     """Writes through another server once the session is no longer written here. All the
-    while attributes are asked for, so that recent ones are cached."""
+    while attributes are requested, so that recent ones are cached."""
 
     def written():
         time_of(client, disk)

@@ -1,4 +1,4 @@
-"""coldrise serve nfs: many clients come and go, and nothing of them stays."""
+"""coldrise serve nfs: many clients connect and leave, and leak no resources."""
 
 import concurrent.futures
 import os
@@ -21,7 +21,7 @@ def descriptors(process):
 
 
 def resident_bytes(process):
-    """Memory of the process alone: what maps files is the page cache's."""
+    """Memory of the process alone: mapped files belong to the page cache."""
     status = pathlib.Path(f"/proc/{process}/status").read_text(encoding="ascii")
     return int(re.search(r"^RssAnon:\s+(\d+) kB$", status, re.M)[1]) * KIB
 

@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def repository_on(folder, tmp_path):
-    """A repository with a published disk of 32 MiB; and what the disk holds."""
+    """A repository with a published disk of 32 MiB; and the content of the disk."""
     coldrise = Coldrise.encrypted(tmp_path, folder)
     coldrise.init()
     image = Image(32 * MIB)
@@ -104,7 +104,7 @@ def test_files_of_clients_survive_a_full_disk(small, tmp_path, serve_on):
         assert nfs3.refused(client.write, lock, 0, b"second" * 20, nfs3.FILE_SYNC) == nfs3.NOSPC
         assert server.ganesha() == before, "nothing was lost: there is no reason to end"
         tool("mount", "-o", "remount,size=200m", small)
-        # What was refused is in memory still, and is stored now.
+        # The refused data is still in memory, and is stored now.
         client.commit(lock)
         server.crash()
         assert client_sees(server, session, ".lck-1") == b"second" * 20

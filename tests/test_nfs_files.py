@@ -1,4 +1,4 @@
-"""coldrise serve nfs: what a hypervisor keeps in a session's folder beside the disks."""
+"""coldrise serve nfs: files that a hypervisor keeps in a session's folder next to the disks."""
 
 import concurrent.futures
 import os
@@ -315,7 +315,7 @@ def test_a_folder_starts_with_a_vmx(coldrise, image, nfs, tmp_path):
         assert "web01.vmx" not in client.names(client.walk(root, "live/first"))
         assert text(f"{known}/web01.vmx") == stored
 
-        # What a hypervisor made of it goes along, under the next session's name.
+        # The hypervisor's files are kept, under the next session's name.
         session = client.walk(root, "live/first")
         put(client, session, "first.vmx~", b'displayName = "changed"\n')
         client.rename(session, "first.vmx~", "first.vmx")

@@ -138,11 +138,11 @@ def test_file_limits_are_enforced(live, image, nfs):
         assert refused(client.write, disk, end + MIB, b"y", nfs3.FILE_SYNC) == nfs3.FBIG
         assert refused(client.setattr, disk, size=MIB) == nfs3.PERM
         assert client.getattr(disk)["size"] == end
-        # What has no effect is accepted: programs that copy insist.
+        # Requests without an effect are accepted: copy programs need them.
         client.setattr(disk, size=end)
         client.setattr(disk, mode=0o600, touch=True)
         assert client.read_all(disk) == image.content
-        # It is the session's own: test_nfs_files.py has what clients may do beside it.
+        # It is the session's own: test_nfs_files.py tests the other files of clients.
         assert refused(client.remove, folder, "vda.raw") == nfs3.ACCES
         assert refused(client.rename, folder, "vda.raw", "vdb.raw") == nfs3.ACCES
         assert client.names(client.walk(server.root(), "live")) == ["trial"]
@@ -256,7 +256,7 @@ def test_clients_of_version_4_read_and_write(coldrise, point, live, image, nfs):
         client.flush()
         assert client.read(900, 3 * MIB) == b"version 4" * 100
         image.write(3 * MIB, b"version 4" * 100)
-        # What is open stays open, however long it is idle.
+        # Open files stay open, however long they are idle.
         time.sleep(2)
         assert coldrise.run("unpublish", "trial", "--discard").returncode == 11
         client.close_file()

@@ -77,7 +77,7 @@ def test_the_server_exits_and_leaves_nothing(live, nfs, network, nbdkit, number)
         # Once: a second signal kills nfs-ganesha.
         server.stop(number)
     assert not any(os.path.exists(f"/proc/{process}") for process in processes)
-    # What was written was flushed, and the session given back.
+    # The writes were flushed, and the session was released.
     with nbdkit().connect(live) as nbd:
         assert nbd.pread(4096, 0) == b"unstable" * 512
 

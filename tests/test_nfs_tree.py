@@ -56,7 +56,7 @@ def test_a_file_reads_as_the_nbd_export(point, nfs, nbdkit, file):
         assert found == nbd.pread(len(found), 0)
 
 
-# Images of two files: QEMU finds the second only beside a file of its own system.
+# Images of two files: QEMU finds the second only next to a local file.
 OF_TWO_FILES = {"vda.vmdk", "vda.hosted.vmdk", "vda.external.qcow2"}
 
 

@@ -1,4 +1,4 @@
-"""Objects in a real S3 server: all operations, and what happens when the server or the way to it does not work."""
+"""Objects in a real S3 server: all operations, and failures of the server or of the connection to it."""
 
 import contextlib
 import os
@@ -181,7 +181,7 @@ def test_interrupted_transfers_are_retried(client, server, at):
     server.proxy.cut_after(at)
     assert client.answer("get", "packs/a", 8 * MIB) == content.read_bytes()
     assert server.proxy.has_cut()
-    # What had come was not read again; what was on its way was.
+    # Received data was not read again; data in flight was.
     assert server.proxy.passed - before < 8 * MIB + MIB
 
 
@@ -207,7 +207,7 @@ def test_sigint_ends_a_put_into_a_black_hole(client, server):
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         text = process.communicate(timeout=20)[1].decode()
-    # What waits for a byte that moves would wait for a third of its patience.
+    # A wait for progress would take a third of its patience.
     assert time.monotonic() - begun < 10
     assert process.returncode == 130 and text.startswith("interrupted: storing the object packs/a"), text
     server.proxy.release()

@@ -1,4 +1,4 @@
-"""coldrise rollback: only what differs is written, whatever happens in between."""
+"""coldrise rollback: only differences are written, despite any interruption."""
 
 import contextlib
 import hashlib

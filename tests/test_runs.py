@@ -309,7 +309,7 @@ def test_hostile_files_are_named_and_harmless(recorded, disk, folder, tmp_path):
         assert recorded.run("runs", "cancel", run["id"], timeout_s=20).returncode == 1
     for text in ("../../etc", "", "x" * 5000):
         assert recorded.run("runs", "show", text).returncode == 2
-    # A new run works beside them, and nothing outside was touched.
+    # A new run works despite them, and nothing outside was touched.
     recorded.backup("web02", vda=disk)
     assert [path.name for path in outside.iterdir()] == ["plan.json"]
 

@@ -41,7 +41,7 @@ def children(process):
 
 
 def of_one_that_runs(look, process):
-    """What `look` finds of a process; `None` where it ended meanwhile."""
+    """The findings of `look` for a process; `None` if it ended meanwhile."""
     try:
         return look(process)
     except (FileNotFoundError, ProcessLookupError):

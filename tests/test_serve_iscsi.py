@@ -42,7 +42,7 @@ def qemu_io(address, *commands, options=()):
 
 def does(address, *commands, options=()):
     done = qemu_io(address, *commands, options=options)
-    # qemu-io's exit code says nothing of a wrong pattern.
+    # qemu-io's exit code does not report a wrong pattern.
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
 
 

@@ -1,4 +1,4 @@
-"""coldrise serve smb: what a Hyper-V host does with a disk on a share, and how the server ends."""
+"""coldrise serve smb: a Hyper-V host's use of a disk on a share, and the end of the server."""
 
 import json
 import os

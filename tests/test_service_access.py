@@ -1,4 +1,4 @@
-"""Who may do what at the service: first start, users, tokens, logins, roles, the audit log."""
+"""Permissions at the service: first start, users, tokens, logins, roles, the audit log."""
 
 import base64
 import contextlib
@@ -118,7 +118,7 @@ def test_guessing_is_slow(service):
     assert time.monotonic() - started >= 1.0
     unknown = {"user": "nobody", "password": "wrong password"}
     first = service.call("POST", "login", unknown, over="https")
-    # The answer does not say which users there are.
+    # The answer does not reveal which users exist.
     assert (first.status, first.json["detail"]) == (401, "user or password is wrong")
     statuses = []
     with_connections = [service.connection("https") for _ in range(12)]

@@ -1,4 +1,4 @@
-"""What the service needs goes away for a while, under load: the repository, another's lock, room."""
+"""The service loses a resource for a while, under load: the repository, the lock, free space."""
 
 import os
 import random

@@ -183,7 +183,7 @@ def test_damage_is_reported_with_affected_points_until_healed(service, told, tmp
     assert f"affected: {address}/vda" in raised["text"] and "repair" in raised["text"]
     kept = outcome(service, "check", "verify")
     assert (kept["state"], kept["failures"]) == ("failed", 1) and "3 chunks" in kept["message"]
-    # Repair notes the chunks, and the service sees that by itself.
+    # Repair records the chunks, and the service notices this.
     assert coldrise.run("repair").returncode == 1
     noted = told.message()
     assert (noted["key"], noted["topic"], noted["occasion"]) == ("damage", "damage", "raised")
@@ -209,7 +209,7 @@ def test_damage_found_by_a_manual_verify_is_an_alarm_until_a_clean_verify(servic
     assert (message["topic"], message["occasion"]) == ("damage", "raised"), message
     assert "1 chunk" in message["summary"] and message["machine"] == "web01"
     assert told.messages(1) == []
-    # An address speaks for itself alone: neither its damage nor its health ends what is known of everything.
+    # A verify of one address does not change the state of the whole repository.
     address = seen(service, None)["latest"]["address"]
     service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
     assert told.message()["key"] == f"damage:verify:{address}"

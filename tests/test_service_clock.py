@@ -17,7 +17,7 @@ from test_service_access import PASSWORD, set_up
 from test_service_jobs import ended, idle, images, job, wait_for
 
 HOUR, DAY = 3600, 86400
-# What the dispatcher says at each jump that it has dealt with.
+# The dispatcher's log line for each handled jump.
 NOTICED = "the clock was set"
 
 
@@ -87,7 +87,7 @@ def events(service, headers=None, over="unix"):
 def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
     service = clocked.service
     daily = job(tmp_path, "daily", ["web01"], schedule=[clocked.calendar(HOUR / 2)])
-    # Its time is far from all those that the clock is set to, and does not pass by itself.
+    # Its time is far from all those that the clock is set to, and does not pass on its own.
     at = datetime.datetime.fromtimestamp(clocked.clock.now() + 2 * HOUR / 3, datetime.UTC)
     hourly = job(tmp_path, "hourly", ["web02"], schedule=[at.strftime("*-*-* *:%M:%S UTC")])
     for new in (daily, hourly):
@@ -111,7 +111,7 @@ def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
         assert service.get("jobs/daily")["next_ms"][0] <= (clocked.clock.now() + 2 * DAY) * 1000
         clocked.jump(2 * HOUR)
         assert clocked.runs("hourly") == before + 2
-        # A restart with another clock: what is due runs once.
+        # A restart with another clock: due jobs run once.
         service.stop()
         clocked.clock.set(2 * DAY + 2 * HOUR)
         service.start()
@@ -134,7 +134,7 @@ def test_ages_and_messages_follow_the_clock_and_come_back(clocked, tmp_path, col
         with events(service) as stream:
             clocked.jump(DAY)
             assert clocked.runs("daily") == 2
-            # 24 hours are below the limit; no clock that is set raises anything by itself.
+            # 24 hours are below the limit; a clock change alone raises no alarm.
             assert web.messages(2) == []
             # No run has failed; still the backup of web01 is too old. That of web02 was made.
             clocked.jump(DAY + 3 * HOUR)

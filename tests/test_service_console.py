@@ -165,7 +165,7 @@ def test_the_screen(service):
         for client in (screen, other):
             assert client.read_until(b"RFB 003.008\n") == b"RFB 003.008\n"
             client.send(b"RFB 003.008\n")
-            # One kind of security: none. The websocket has asked who it is.
+            # One kind of security: none. The websocket has authenticated the user.
             assert client.read_until(b"\x01\x01") == b"\x01\x01"
             client.send(b"\x01")
             client.read_until(b"\0\0\0\0")
@@ -195,7 +195,7 @@ def test_keys_are_typed(service):
         assert "'ä'" in service.call("POST", "sessions/trial/keys", {"text": "ä"}).json["detail"]
         assert service.call("POST", "sessions/trial/keys", {"keys": ["ctrl", "alt", "delete"]}).status == 204
         serial.read_until(b"small login: ")
-    # What was typed may be a password.
+    # Typed text may be a password.
     entries = [entry for entry in service.get("audit") if entry["action"].endswith("/keys")]
     assert entries and not any("Geheim" in str(entry) or "text" in entry["subject"] for entry in entries)
 
@@ -220,7 +220,7 @@ def test_the_power_switch(service):
 def test_the_session_is_discarded_on_request(service, coldrise):
     run = boot(service, at_end="discard")
     assert service.call("POST", f"runs/{run}/cancel", {}).status == 202
-    # A cancelled machine keeps its session, whatever was asked for.
+    # A cancelled machine keeps its session, regardless of the request.
     assert ended(service, run)["state"] == "cancelled"
     assert [session["session"] for session in service.get("sessions")["sessions"]] == ["trial"]
     run = boot(service, session="gone", at_end="discard")
@@ -266,7 +266,7 @@ def test_a_killed_run_is_not_listed_as_a_machine(service):
     wait_until(lambda: service.get("sessions/trial")["running"] is None, "the machine is gone")
     # The server of its disk ends with the command, a moment later.
     wait_until(lambda: not service.get("sessions/trial")["is_served"], "nothing serves the disk")
-    # What it left does not disturb the next one.
+    # Its leftovers do not disturb the next one.
     boot(service, session=None, address="live/trial")
 
 

@@ -117,7 +117,7 @@ def test_a_job_copies_all_machines_and_reports_where_they_are(coldrise, service,
     # It is what the command line says.
     (same,) = coldrise.json("copies")["targets"]
     assert same == behind
-    # Who may see web01 sees no db01, and no sums of it.
+    # A token for web01 sees neither db01 nor totals that include it.
     seen = service.call("GET", "copies", token=service.token("viewer", ["db*"])).json
     assert [m["machine"] for m in seen[0]["machines"]] == ["db01"] and seen[0]["points_behind"] == 0
     assert service.call("GET", "copies/history?target=far", token=service.token("viewer", ["db*"])).status == 403
@@ -167,7 +167,7 @@ def test_copies_follow_points_over_restarts_and_failures(coldrise, service, far,
     later(service)
     wait_until(lambda: len(points(far)) == 2, "the second point")
     reaches(service, "current")
-    # What happens while the service is off is not forgotten.
+    # Events while the service is off are not lost.
     service.stop()
     back_up(coldrise, tmp_path, "web01", 2)
     later(service)
@@ -284,7 +284,7 @@ def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_pa
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
         # A run that has not begun is not known yet.
         wait_until(lambda: (there.call("GET", f"runs/{session}").json or {}).get("state") == "ok", "the session")
-        # The other site is lost: what is missing cannot be read.
+        # The other site is lost: missing content cannot be read.
         copy.kill()
         copy.communicate()
         far.gate.go_on()

@@ -211,7 +211,7 @@ def test_permissions_of_each_role(service, tmp_path):
     assert service.get("schedule/days?bounds=0,1,1296000000") == [{"start_ms": 0, "jobs": []}, {"start_ms": 1, "jobs": []}]
 
 
-# Notes, in the service's own transactions, what becomes of each occurrence of the job "often".
+# Records, in the service's own transactions, the outcome of each occurrence of the job "often".
 NOW = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 PROBE = f"""
 CREATE TABLE probe (what, run, machine, at_ms, old_ms, new_ms);
@@ -247,7 +247,7 @@ def check_occurrences(database, machines, every_ms, downtimes, of_job):
         assert old_ms <= at_ms + 1 and old_ms % every_ms == 0, "not before its time"
         assert new_ms == (at_ms // every_ms + 1) * every_ms, "the next one is the next"
         missed = (new_ms - old_ms) // every_ms - 1
-        # At the start the service first looks at what runs.
+        # At the start the service first checks the running processes.
         was_down = any(begin - every_ms <= at_ms and old_ms <= end + every_ms for begin, end in downtimes)
         assert missed == 0 or was_down, f"{missed} left out at {at_ms} though the service ran"
         made_up += missed

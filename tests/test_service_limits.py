@@ -1,4 +1,4 @@
-"""What the service refuses before it costs anything: folders of others, endless requests."""
+"""Requests that the service refuses early: folders of others, endless requests."""
 
 import contextlib
 import gzip

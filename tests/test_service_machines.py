@@ -1,4 +1,4 @@
-"""What the service says of the repository, and the contents of disks that it serves."""
+"""The service's view of the repository, and the contents of disks that it serves."""
 
 import hashlib
 import json
@@ -99,7 +99,7 @@ def test_differences_match_the_command_line(service, repository, image):
 
 
 def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
-    """10,000 changed blocks of 4 KiB, each 16 KiB apart: the answer stays small, and what differs stays exact."""
+    """10,000 changed blocks of 4 KiB, each 16 KiB apart: the answer stays small, and the differences exact."""
     first = repository.backup("big01", vda=Image(256 * MIB).save(tmp_path / "big.raw"))
     with nbdkit().connect(repository.publish(first, "trial")["vda"]) as disk:
         for index in range(10_000):
@@ -146,7 +146,7 @@ def test_a_token_sees_only_its_machines(service, repository):
         assert b"db01" not in answer.body.replace(b"machines/db01", b"") or "db01" in path
     unknown = service.call("GET", "machines/nothere", token=token)
     assert unknown.json["detail"] == "there is no machine nothere"
-    # What concerns all machines is not for it.
+    # Requests about all machines are refused.
     for path in ("repository/space", "repository/damage"):
         assert service.call("GET", path, token=token).status == 403
 

@@ -1,4 +1,4 @@
-"""Runs over the API: what a list shows to whom, and what killed runs leave."""
+"""Runs over the API: visibility in lists, and the leftovers of killed runs."""
 
 import json
 import pathlib
@@ -106,7 +106,7 @@ def test_the_service_removes_leftovers_of_a_killed_check(tmp_path, coldrise, mon
     try:
         assert any("firmware" in line for line in process.stderr)
         with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-            # The check lives: nothing of it is touched.
+            # The check is alive: its files are not touched.
             wait_until(lambda: service.get("sessions")["sessions"], "the session of the check")
             assert process.poll() is None and not service.get("runs")["runs"]
         process.kill()

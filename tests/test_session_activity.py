@@ -1,4 +1,4 @@
-"""What clients do with the disks of served sessions: counts, sources, heat maps, events."""
+"""Client activity on the disks of served sessions: counts, sources, heat maps, events."""
 
 import contextlib
 import json
@@ -82,7 +82,7 @@ def test_the_counts_match_the_requests(service, two_disks, nbdkit):
             "from_captured_bytes": 20 * KIB,
             "zero_bytes": 8 * KIB + 512,
         }
-        # The other disk's chunk is the same: another disk counts by itself, the cache is one.
+        # The other disk's chunk is the same: each disk has its own counts, the cache is shared.
         assert (of_vdb["read"]["operations"], of_vdb["read"]["bytes"]) == (1, KIB)
         assert of_vdb["write"]["operations"] == of_vdb["flush"]["operations"] == 0
         for activity in (of_vda, of_vdb):
@@ -133,7 +133,7 @@ def test_a_seal_neither_resets_the_counts_nor_adds_to_them(coldrise, service, li
         before = disks(session(service, ""))["vda"]
         coldrise.json("seal", "trial")
         assert disks(session(service, ""))["vda"] == before
-        # What was sealed is captured all the same.
+        # Sealed writes still count as captured.
         handle.pread(4 * KIB, 0)
         assert disks(session(service, ""))["vda"]["from_captured_bytes"] == 4 * KIB
 

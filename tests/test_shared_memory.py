@@ -65,7 +65,7 @@ def test_a_server_continues_when_shared_memory_is_full(coldrise, scattered, nbdk
             assert reading.pread(BLOCK, 0) == content(0, 9)
             write_all(handle, 1)
             assert_all(handle, 1)
-            # What it had is a part of the map from now on: refused, never shown.
+            # Its content is a part of the map from now on: refused, never shown.
             with pytest.raises(nbd.Error):
                 reading.pread(BLOCK, (GROUPS - 1) * GROUP_BYTES)
         refused(reader, live)

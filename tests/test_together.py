@@ -1,4 +1,4 @@
-"""What may run beside a writer, what may not, and a repository that was copied."""
+"""Commands that may run during a write, those that may not, and a copied repository."""
 
 import fcntl
 import json
@@ -112,7 +112,7 @@ def assert_clean(verify):
 
 
 def test_verify_ignores_concurrent_changes(coldrise, live, image, nbdkit, tmp_path):
-    """What it has set out to read is deleted, moved and added to before it is read."""
+    """The data to verify is deleted, moved and extended before it is read."""
     with nbdkit() as server, server.connect(live) as handle:
         handle.pwrite(b"x" * MIB, 2 * MIB)
         handle.flush()
@@ -132,7 +132,7 @@ def test_verify_ignores_concurrent_changes(coldrise, live, image, nbdkit, tmp_pa
 
     def forget_and_gc():
         coldrise.json("forget", saved["forgotten"])
-        # The verify holds it; what it has read goes with the next one.
+        # The verify leases it; the next gc removes the data.
         assert coldrise.json("gc")["chunks_deleted"] == 0
 
     def fold():

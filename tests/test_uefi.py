@@ -29,7 +29,7 @@ def test_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
 
 
 def interrupted(coldrise, address, *options):
-    """What a boot has said until its loader's prompt; then it is ended."""
+    """The output of a boot until its loader's prompt; then it is ended."""
     booting = coldrise.start("boot", address, *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     # The firmware's shell would never end.
     overdue = threading.Timer(120, booting.kill)

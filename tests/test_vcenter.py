@@ -136,7 +136,7 @@ def site(make_site):
 
 @pytest.fixture
 def served(site, nfs):
-    """The same beside an NFS server: commands end when the machine runs."""
+    """The same with an existing NFS server: commands end when the machine runs."""
     site.nfs = nfs("--versions", "3", "--idle", "1")
     return site
 
@@ -159,7 +159,7 @@ def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image
     assert machine["addresses"] == ["00:0c:29:00:00:01"], "the card is the same otherwise"
     assert machine["path"] == f"[{DATASTORE}] {SESSION}/{SESSION}.vmx"
     assert seen["sessions"] == before, "each command logs out"
-    # What the hosts mount are our files.
+    # The hosts mount our files.
     root = nfs3.mount(site.vcenter.network, path)
     with nfs3.Nfs(site.vcenter.network) as client:
         assert b"vda.vmdk" in client.read_all(client.walk(root, f"{SESSION}/{SESSION}.vmx"))
@@ -391,7 +391,7 @@ def test_a_killed_move_is_resumed_and_completed(served):
     process.communicate()
     assert "being moved" in served.refused("recover", live, "--undo")
     assert "follows it" in served.refused(*served.recovery(address=live, host=None))
-    # The copy is complete, but what follows fails at first.
+    # The copy is complete, but the next step fails at first.
     vcenter.order("fault", "RemoveDatastore", "HostConfigFault")
     process = served.start("move", live)
     says(process, "following that")

@@ -177,7 +177,7 @@ def test_passwords_are_bound_to_their_server(service, vcenter):
         assert "password: give it" in put(service, "vc01", {**kept, **change}, 400)["detail"]
     put(service, "vc01", {**settings(vcenter), "address": "127.0.0.1:1", "password": "other"})
     assert not path.exists() and [found.read_text() for found in secrets(service)] == ["other"]
-    # Lost, such as by a kill in between: said, and nothing is started.
+    # Lost, such as by a kill in between: this is reported, and nothing is started.
     secrets(service)[0].unlink()
     tested = service.post("hypervisors/vc01/test", {})
     assert not tested["last_test"]["is_ok"] and "password" in tested["last_test"]["text"]

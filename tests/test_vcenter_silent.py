@@ -11,7 +11,7 @@ import time
 
 from support.certificates import make_certificates
 
-# Of the first answer; and the start of the program on a busy machine.
+# The limit of the first answer, and the start of the program on a busy machine.
 LIMIT_S = 15 + 15
 
 

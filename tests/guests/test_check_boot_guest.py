@@ -77,8 +77,8 @@ def test_a_kernel_panic_is_a_failure(guests):
     assert any("Kernel panic" in line for line in checked["serial_tail"])
 
 
-# In place of systemd. It answers as an agent does, and speaks at a question that was asked after its last answer was heard:
-# it is asked again after three seconds.
+# In place of systemd. It answers as an agent does, and only to a request that was sent after its last answer was read:
+# the request is repeated after three seconds.
 PORTS = """#!/bin/bash
 mount -t devtmpfs devtmpfs /dev
 modprobe virtio_console

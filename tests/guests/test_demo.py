@@ -1,4 +1,4 @@
-"""The main job, whole, with a real guest: what `make demo` runs is also a test.
+"""The complete main job with a real guest: the script of `make demo` is also a test.
 
 It boots a Debian guest from its restore point over NBD, writes inside, seals,
 boots the synthetic point over NFS, reads the file back, and compares the first point with

@@ -15,7 +15,7 @@ from support.snapshot import running_guest
 MIB = 1 << 20
 # By version. A guest in QEMU's user network sees this side's loopback at 10.0.2.2.
 OPTIONS = {"3": "vers=3,nolock,proto=tcp,port=2049,mountport=20048", "4.0": "vers=4.0", "4.1": "vers=4.1"}
-# What each version has of the disk: what it writes while the server crashes, what fio verifies, and a file system.
+# Each version has three parts of the disk: for writes during the server's crash, for fio's verification, and for a file system.
 WRITTEN_MIB, RANDOM_MIB, NESTED_MIB = 16, 4, 16
 FIRST_WRITTEN_MIB, FIRST_RANDOM_MIB, FIRST_NESTED_MIB, DISK_MIB = 10, 60, 80, 130
 
@@ -62,7 +62,7 @@ dd if=/root/written of=$point bs=4k count=1 conv=notrunc,fsync 2>&1 | grep Read-
 truncate -s 1M $session/vda.raw 2>&1 | grep "not permitted"
 """
 
-# Of these functions each gets the version and its place in the disk, in MiB.
+# Each of these functions gets the version and its offset in the disk, in MiB.
 FUNCTIONS = f"""set -ex
 writes() {{ dd if=/root/written of=/mnt/$1/live/trial/vda.raw bs=1M seek=$2 conv=notrunc,fsync status=none; }}
 has() {{ dd if=/mnt/$1/live/trial/vda.raw bs=1M skip=$2 count={WRITTEN_MIB} status=none | cmp - /root/written; }}

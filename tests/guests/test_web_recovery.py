@@ -55,7 +55,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     assert (run["machine"]["session"], run["machine"]["network"], run["machine"]["memory_mib"]) == (session, "isolated", 512)
     look_everywhere(visitor, {f"sessions/{session}": session, f"runs/{run['id']}": "boot"})
 
-    # What it wrote becomes a point, while it runs.
+    # Its writes become a point, while it runs.
     visitor.go(f"sessions/{session}")
     page.get_by_role("button", name="Seal", exact=True).click()
     made = page.get_by_text("Seal: done. It made the point").get_by_role("link", name="guest/")

@@ -1,4 +1,4 @@
-"""coldrise attach to domains of libvirt, and what a kill leaves."""
+"""coldrise attach to domains of libvirt, and the leftovers of a kill."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""coldrise backup --from libvirt: running domains, at one instant, and what is left when it fails."""
+"""coldrise backup --from libvirt: running domains, at one instant, and the leftovers of a failure."""
 
 import contextlib
 import os
@@ -106,7 +106,7 @@ def test_a_lost_bitmap_is_reported_and_forces_a_full_read(coldrise, domain, live
 
 
 def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domain, live, tmp_path):
-    """What the remark and docs/recovery.md say, command by command."""
+    """The steps of the message and of docs/recovery.md, command by command."""
     running = domain(persistent=True)
     running.write("vda", "write -P 1 0 1M")
     assert live()["instant"]["remarks"] == []
@@ -114,7 +114,7 @@ def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domai
     running.write("vda", "write -P 2 0 1M")
     (remark,) = live()["instant"]["remarks"]
     assert "web01 has internal snapshots" in remark and "virsh checkpoint-delete web01 NAME" in remark, remark
-    # Once: said again only within the second of the snapshot.
+    # Once: repeated only within the second of the snapshot.
     wait_until(lambda: live()["instant"]["remarks"] == [], "a checkpoint after the snapshot")
     assert live()["instant"]["remarks"] == []
     with pytest.raises(AssertionError, match="Device has active dirty bitmaps"):
@@ -130,7 +130,7 @@ def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domai
     remarks = "\n".join(made["instant"]["remarks"])
     assert "everything is read" in remarks and "web01 has internal snapshots" in remarks
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
-    # Of a domain that is off.
+    # For a domain that is off.
     running.end()
     (checkpoint,) = running.checkpoints()
     revert = ["qemu-img", "snapshot", "-a", "before"]

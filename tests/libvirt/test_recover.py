@@ -213,7 +213,7 @@ def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, reco
     running = recover(clock=clock)
     beside = recover(coldrise.backup("db01", vda=other_machine(tmp_path)), name="db01", clock=clock)
     assert sorted(libvirt.domains()) == ["db01", "web01"] and "hardware of coldrise boot" in beside.said()
-    # The same machine again, beside itself.
+    # The same machine again, in parallel.
     twin = recover("web01/latest", "--new-uuid", name="twin", clock=clock)
     assert twin.event["domain"] == "web01-recovered" and UUID not in libvirt.virsh("domuuid", "web01-recovered")
     for recovered in (running, beside, twin):

@@ -240,7 +240,7 @@ def test_a_machine_moves_to_a_larger_block_device(coldrise, libvirt, recover, gr
         assert refused.returncode == 1 and "is not empty" in refused.stderr
         moved = coldrise.json("move", "live/web01-1", f"vda={device}", "--force")
         assert moved["disks"][0]["is_moved"] and device in libvirt.virsh("domblklist", "web01")
-        # The disk keeps its size, and what lies behind it is left alone.
+        # The disk keeps its size, and data behind its end is not changed.
         assert int(libvirt.virsh("domblkinfo", "web01", "vda").split()[1]) == 32 * MIB
         sealed = count(coldrise, moved["address"], tmp_path)
         wait_until(lambda: counter_in_use(pathlib.Path(device), 512) > sealed, "the machine writes to its new disk")

@@ -18,7 +18,7 @@ from support.service import Coldrised
 
 @pytest.fixture
 def service(coldrise, tmp_path, entered_tmp, libvirt, address, clock):
-    """A service beside libvirtd, with sockets where QEMU's user finds them. Its runs have the clock."""
+    """A service with libvirtd, with sockets where QEMU's user finds them. Its runs have the clock."""
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=libvirt.inside(),
                    options=["--program", clock.program(PROGRAM, tmp_path)], environment={"RUNTIME_DIRECTORY": str(entered_tmp)}) as service:
         service.address = address

@@ -12,7 +12,7 @@ from support.virsh import killed_at
 
 @pytest.fixture
 def end():
-    """What the machine's loader does at its end."""
+    """The last action of the machine's loader."""
     return "sleep 3600"
 
 

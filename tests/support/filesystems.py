@@ -172,7 +172,7 @@ def volume_group(paths, group, volumes, mark="a"):
 
 
 def mirror_metadata(position, count, size):
-    """What device-mapper keeps beside a copy of a RAID 1: a superblock, and a bitmap without changes."""
+    """The metadata of device-mapper for a copy of a RAID 1: a superblock, and a bitmap without changes."""
     sectors, all_ = size // SECTOR, 0xFFFFFFFFFFFFFFFF
     superblock = struct.pack("<4sIIIQQQQIIIIQIIIIQQQQ", b"DmRd", 1, count, position, 1, 0, all_, all_, 1, 0, 0, 0, all_, 1, 0, 0, 0,
                              sectors, 0, 0, sectors)

@@ -58,7 +58,7 @@ class ForegroundServer:
 
 
 def children(process):
-    """Of all its threads."""
+    """The sum of all its threads."""
     found = []
     for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
         # Some come and go.

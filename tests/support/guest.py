@@ -49,7 +49,7 @@ _BASE64_LINE = re.compile(rb"[A-Za-z0-9+/=]{40,}")
 
 
 class GuestError(Exception):
-    """The guest did not do what it was asked; the message holds the console's tail."""
+    """The guest did not do as requested; the message holds the console's tail."""
 
 
 class GuestTimeout(GuestError):
@@ -162,7 +162,7 @@ def kvm_works() -> bool:
 
 
 def _read_until(stream, wanted: bytes) -> bytes:
-    """What the stream says up to and with `wanted`, or up to its end."""
+    """The stream up to and including `wanted`, or up to its end."""
     seen = b""
     while wanted not in seen:
         piece = os.read(stream.fileno(), 4096)
@@ -274,7 +274,7 @@ class Guest:
                     return
 
     def console(self) -> str:
-        """All that the console has said so far."""
+        """The complete output of the console so far."""
         with self._changed:
             return self._received.decode(errors="replace")
 
@@ -336,7 +336,7 @@ class Guest:
         self._send("root")
         self._wait_for(rb"root@coldrise-guest:[^\n]*# ", start, timeout, "the shell's prompt after the login")
         # A shell without echo, prompt and line editing. The answer to wait for is
-        # put together by the shell, so that the echoed line cannot be taken for it.
+        # put together by the shell, so that the echoed line does not match.
         start = self._mark()
         self._send("stty -echo -onlcr; dmesg -n 1; PS1= PS2= exec bash --norc --noprofile --noediting")
         self._send("PS1= PS2= PROMPT_COMMAND=; echo shell-'ready'")

@@ -93,7 +93,7 @@ class Libvirt:
     def clear(self):
         """Removes all domains and images."""
         for name in self.domains():
-            # It may end by itself meanwhile.
+            # It may exit meanwhile.
             with contextlib.suppress(AssertionError):
                 self.virsh("destroy", name)
         assert not self.domains()

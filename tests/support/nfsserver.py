@@ -15,7 +15,7 @@ PATH = "/coldrise"
 
 
 class NfsServer(ForegroundServer):
-    """`coldrise serve nfs`, and what its clients see."""
+    """`coldrise serve nfs`, and its clients' view."""
 
     def __init__(self, coldrise, network, log_path, *options):
         super().__init__(coldrise, log_path, "nfs", *options, wrap=network.command)

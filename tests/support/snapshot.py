@@ -4,7 +4,7 @@
         guest.check("uname -r")
 
 A boot takes an emulated processor 14 seconds, a snapshot one. It is a copy of the disk, with the machine's memory in it, and is
-kept beside the guest's image. The first user makes it.
+kept next to the guest's image. The first user makes it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a run of the suite keeps, for people and for the next run: see tests/run.py.
+"""The results that a run of the suite keeps, for people and for the next run: see tests/run.py.
 
 `build/tests/durations.tsv` has a line for each test: wall seconds, processor seconds, name. The
 processor seconds include the processes that the test started and waited for. Files that took

@@ -38,7 +38,7 @@ JOBS = [
 
 
 def pages(made):
-    """The address of each picture, and what to do before it is taken."""
+    """The address of each picture, and the steps before it is taken."""
     return {
         "machines": ("machines", None),
         "machine": ("machines/web01", None),

@@ -54,7 +54,7 @@ def test_a_frequent_job_does_not_hide_others(week_of, date):
 
 
 def test_rare_jobs_are_shown_among_many(week_of):
-    """Those that are due on few days, at whatever time, and as many as there are."""
+    """All jobs that are due on few days, at any time."""
     nightly = {f"nightly-{number:02}": [f"20:{number:02}"] for number in range(15)}
     late = {f"late-{number}": [f"Mon 22:0{number}"] for number in range(9)} | {"twice": ["Mon 04:00", "Mon 19:00"]}
     monthly = {f"monthly-{number}": [f"*-*-01 23:{number}0"] for number in range(5)} | {"first-hour": ["*-*-01 *:0/10"]}

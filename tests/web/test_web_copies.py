@@ -111,7 +111,7 @@ def test_a_link_shows_its_running_copy_and_the_remaining_points(made, far, servi
     card.get_by_role("img", name=re.compile(r"sent: 6\.\d MiB")).wait_for(timeout=60_000)
     picture(visitor, "current")
 
-    # What is behind appears by itself.
+    # The lag appears without a reload.
     big(made, "web01", 2, 2)
     card.get_by_text("behind by 1 point").first.wait_for(timeout=60_000)
     assert re.search(r"1 point, \d", card.inner_text())
@@ -149,7 +149,7 @@ def test_an_incomplete_point_is_booted_from_the_page(made, far, visit, tmp_path,
         card.get_by_text("connected", exact=True).wait_for(timeout=60_000)
         (coming,) = there.get("coming")
         assert coming["address"] in card.inner_text() and not visitor.violations()
-        # What arrives is shown by itself.
+        # Received points appear without a reload.
         far.step_until(
             card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).is_visible, clock)
         picture(visitor, "coming")

@@ -63,7 +63,7 @@ def test_a_folder_without_a_page_is_refused(tmp_path):
 
 
 def test_the_first_page_load_is_small():
-    """What a browser loads to show the machines: index.html, its script, its style. In compressed bytes."""
+    """The files that a browser loads to show the machines: index.html, its script, its style. In compressed bytes."""
     page = (PAGE / "index.html").read_text()
     files = [PAGE / "index.html", *(PAGE / path[1:] for path in re.findall(r'(?:src|href)="(/assets/[^"]+)"', page))]
     assert len(files) >= 3

@@ -50,7 +50,7 @@ def test_a_full_service_folder(small, visit):
     said = page.get_by_role("alert").get_by_text(f"the drive of the service's folder {service.state} is full")
     said.wait_for()
     assert "free some space" in said.inner_text() and said.inner_text().count("is full") == 1
-    # A wrong password is that, whatever the drive.
+    # A wrong password is reported as such, even on a full drive.
     page.get_by_label("Password").fill("wrong password")
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("alert").get_by_text("The user or the password is wrong.").wait_for()

@@ -94,7 +94,7 @@ def test_a_hostile_machine_in_the_console_is_harmless(place, visit):
         page.get_by_role("application", name="Screen of the machine").locator("canvas").wait_for(timeout=60_000)
         page.get_by_text("Connecting to the screen").wait_for(state="detached")
         page.get_by_role("button", name="Serial console").click()
-        # Ctrl-Alt-Del starts it again: what it prints then, this console shows.
+        # Ctrl-Alt-Del restarts it: this console shows its output.
         page.get_by_text("Connecting").wait_for(state="detached")
         page.get_by_role("button", name="Ctrl-Alt-Del").click()
         console = page.get_by_role("application", name="Serial console")
@@ -110,7 +110,7 @@ def test_a_hostile_machine_in_the_console_is_harmless(place, visit):
 
 
 def test_an_invalid_picture_is_reported(place, visit):
-    """The service says that it is a PNG, whatever it is; the page says that it cannot be shown."""
+    """The service always declares a PNG; the page reports that it cannot be shown."""
     visitor, page = enter(visit, place)
     address = f"/api/v1/machines/{place.evil.replace('/', '/points/')}/screenshot.png"
     answer = visitor.context.request.get(address)

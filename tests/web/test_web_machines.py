@@ -149,7 +149,7 @@ def test_a_boot_check_is_not_a_recovery(place, visit):
         page.get_by_text("disks of 1.0 MiB").wait_for()
         assert page.get_by_text("running from backup").or_(page.get_by_text("web01-throwaway")).count() == 0
     finally:
-        # The page asks again at any time: what is answered now must not meet the end of the window.
+        # The page repeats requests at any time: the current answer must not overlap with the end of the window.
         page.unroute_all(behavior="wait")
         place.coldrise.json("unpublish", "web01-throwaway", "--discard")
 
@@ -241,7 +241,7 @@ def test_every_page_is_accessible(place, visit):
 
 
 def test_the_newest_is_the_newest_by_time(place, visit):
-    """A sealed point's time is its seal, whatever its name."""
+    """A sealed point's time is that of its seal, not of its name."""
     visitor, page = enter(visit, place)
     visitor.go("machines/web01")
     page.get_by_text(re.compile(r"last one \d+ (s|min) ago")).wait_for()

@@ -1,4 +1,4 @@
-"""Display names of machines on the page: beside the address everywhere, found by the search, text however hostile they are."""
+"""Display names of machines on the page: shown with the address everywhere, found by the search, and always escaped."""
 
 import re
 

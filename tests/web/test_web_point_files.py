@@ -49,7 +49,7 @@ def service(template):
 
 
 def look(visitor, name):
-    """What axe finds, light, dark and on a phone; with COLDRISE_PICTURES the pictures are kept there."""
+    """The findings of axe, light, dark and on a phone; with COLDRISE_PICTURES the pictures are kept there."""
     page, found = visitor.page, {}
     pictures = os.environ.get("COLDRISE_PICTURES")
     for looks, (scheme, width) in LOOKS.items():

@@ -66,7 +66,7 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit,
     watcher.page.get_by_text("web01, under libvirt").wait_for()
     assert watcher.page.get_by_role("region", name="Production").get_by_role("button").count() == 0
 
-    # Cancelled, its run suspends it; what was suspended or went off is started again.
+    # Cancelled, its run suspends it; a suspended or stopped machine is started again.
     service.call("POST", f"runs/{service.get('sessions/web01-1')['recovered']['run']}/cancel", {})
     production.get_by_text("It is suspended").wait_for()
     production.get_by_role("button", name="Serve its disks again").click()

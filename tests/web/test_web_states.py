@@ -166,7 +166,7 @@ def test_the_service_is_killed_and_restarted(running, visit):
     running.start()
     for page in windows:
         page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
-        # What was asked while the service read the repository is asked again.
+        # Requests sent while the service read the repository are repeated.
         page.get_by_role("alert").first.wait_for(state="detached", timeout=30_000)
 
 
@@ -202,7 +202,7 @@ def test_an_action_during_a_service_outage(running, visit):
     page.locator(".message").get_by_text("whether this was done is not known yet. It is not repeated").wait_for()
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
-    # What it said of its absence goes with it.
+    # The message about the outage is removed.
     page.get_by_role("button", name="Close this message").first.wait_for(state="detached", timeout=5_000)
     page.get_by_role("button", name="Verify all data").click()
     page.get_by_role("link", name="Follow it").wait_for()

@@ -1,4 +1,4 @@
-"""Ways of recovery besides booting here, what fits on the host, and what differs between points."""
+"""Ways of recovery besides booting here, the host's capacity, and differences between points."""
 
 import json
 import shlex
@@ -106,7 +106,7 @@ def test_a_point_is_served_over_nbd(place, visit):
     assert disk.pread(len(place.disk), 0) == place.disk
     disk.pwrite(b"w" * MIB, 0)
     disk.flush()
-    # Who opens the page later sees what happened before.
+    # A page opened later shows earlier events.
     wait_until(lambda: place.service.get("sessions/from-page/activity/history")[-1:] != [], "a sample")
     page.reload()
     live = page.get_by_role("region", name="Live activity")

@@ -1,4 +1,4 @@
-"""What a disk may hold, known outside the server.
+"""The valid contents of a disk, known outside the server.
 
 The oracle keeps, for each cell, the writes that may still be seen in it. Every
 event (a request sent, a reply received) gets the next tick of one clock, so of

@@ -1,4 +1,4 @@
-"""Cells of a disk that say what they are.
+"""Cells of a disk that identify themselves.
 
 A cell is the unit in which the oracle thinks: a 4 KiB block, or 128 bytes where
 sub-block writes are tried. Its first 28 bytes, little endian:
@@ -28,7 +28,7 @@ _BODY_START = _HEADER.size + _CHECKSUM.size
 _POOL = random.Random("the bodies of cells").randbytes(1 << 20)
 _ZEROES = bytes(BLOCK)
 
-# What a cell of zeroes counts as; sequence numbers start above it.
+# The number of a cell of zeroes; sequence numbers start above it.
 ZERO = 0
 
 
