@@ -13,7 +13,7 @@ export interface Place {
   hex?: string | undefined;
 }
 
-/** What requests call the place. */
+/** The place's name in requests. */
 export function queryOf({ system, path, hex }: Place): { system: string; path?: string; path_hex?: string } {
   return hex ? { system, path_hex: hex } : { system, path };
 }

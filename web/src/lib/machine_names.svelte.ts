@@ -1,4 +1,4 @@
-// What people call the machines. The rail keeps it current; every page shows it beside the name that addresses a machine.
+// Display names of machines. The rail keeps them current; every page shows them with the name that addresses a machine.
 /** Around text of either direction, where no element can be used. */
 const [ISOLATE, END] = [String.fromCharCode(0x2068), String.fromCharCode(0x2069)];
 

@@ -1,4 +1,4 @@
-// Starting runs, and what records of runs say.
+// Starting runs, and the content of run records.
 import { call, onceKey } from '../api/client';
 import { stream } from '../api/events.svelte';
 import type { RunRecord, Start } from '../api/schema';
@@ -36,7 +36,7 @@ function ended(id: string): Promise<RunRecord> {
   });
 }
 
-/** What a verify has found. Its list is absent if it was too long to be kept. */
+/** The findings of a verify. Its list is absent if it was too long to be kept. */
 export interface FoundDamage {
   summary: string;
   /** MACHINE/POINT/DISK or live/SESSION/DISK. */
@@ -136,7 +136,7 @@ export function progressOf(raw: unknown): Progress | undefined {
   return { phase: word('phase'), disk: word('disk'), done, total, perSecond, ...rest };
 }
 
-/** What a run is about, in few words. */
+/** The subject of a run, in few words. */
 export function subjectOf(run: RunRecord): string {
   const plan = run.plan;
   if (!plan) return run.id;

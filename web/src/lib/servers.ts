@@ -15,7 +15,7 @@ export interface Server {
   isLocal: boolean;
   tls: 'none' | 'certificates' | 'psk';
   isReadOnly: boolean;
-  /** Who reaches what through it, and how: equal for servers that can stand for each other. */
+  /** Its clients, its content and its transport: equal for servers that can stand for each other. */
   terms: string;
 }
 
