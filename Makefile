@@ -12,8 +12,8 @@ PYTHON ?= /usr/bin/python3
 # A rustup toolchain lives in the home folder and may not be on root's path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# What building needs: RocksDB is linked, not compiled; libclang reads
-# RocksDB's header. The rest is what the tests and the demo run.
+# Requirements of the build: RocksDB is linked, not compiled; libclang reads
+# RocksDB's header. The rest is for the tests and the demo.
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd0 libsqlite3-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev cpio zstd
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)

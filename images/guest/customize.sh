@@ -42,7 +42,7 @@ chroot "$root" systemctl --root=/ --quiet mask \
 # Without systemd-user-sessions.service this ban on logins stays.
 mkdir -p "$root/etc/tmpfiles.d"
 ln -s /dev/null "$root/etc/tmpfiles.d/systemd-nologin.conf"
-# Of the generators only the one for fstab is of use here.
+# Only the generator for fstab is needed here.
 mkdir -p "$root/etc/systemd/system-generators"
 for generator in "$root"/usr/lib/systemd/system-generators/*; do
     name=${generator##*/}
