@@ -200,7 +200,7 @@ def web():
 
 
 @pytest.fixture
-def told(service, web):
+def inbox(service, web):
     """The same, when the service knows it."""
     add(service, webhook(web.url))
     return web

@@ -2,7 +2,7 @@
 
 Failed tests run again alone, one after another. A test that fails twice fails the run. One
 that passes alone does not: the last section names it, and both outputs are in build/unstable. It
-is a defect all the same, of the test or of the product.
+is still a defect, of the test or of the product.
 """
 
 import argparse

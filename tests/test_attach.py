@@ -105,8 +105,8 @@ def test_leftovers_of_a_killed_attach_are_removed(coldrise, stored, attached, ow
         process.kill()
         process.wait()
         monitor = host.qmp.removeprefix("qmp:")
-        told = coldrise.run("doctor").stdout
-        assert "nothing serves it" in told and f"coldrise detach web01-vda --from qmp:{monitor}" in told, told
+        output = coldrise.run("doctor").stdout
+        assert "nothing serves it" in output and f"coldrise detach web01-vda --from qmp:{monitor}" in output, output
         coldrise.json("detach", "web01-vda", "--from", host.qmp)
         assert host.node("coldrise-web01-vda") is None
         assert "nothing serves it" not in coldrise.run("doctor").stdout

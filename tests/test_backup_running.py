@@ -110,7 +110,7 @@ def test_a_bitmap_of_another_point_is_ignored(coldrise, machine, live, tmp_path)
     running = machine()
     live(running)
     running.write("vda", "write -P 5 0 1M")
-    # A backup from elsewhere comes between, with other content.
+    # Another backup follows in between, with other content.
     (tmp_path / "old.raw").write_bytes(bytes(64 * MIB))
     coldrise.json("backup", "web01", f"vda={tmp_path / 'old.raw'}", f"vdb={tmp_path / 'old.raw'}")
     made = live(running)
@@ -366,7 +366,7 @@ def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live,
     made = live(running, *options)
     assert made["instant"]["is_quiesced"] and "thawed the guest" in made["instant"]["remarks"][0]
     assert agent.commands == ["status", "thaw", "freeze", "thaw"] and agent.state == "thawed"
-    # A guest that does not freeze in time is backed up all the same, and thawed.
+    # A guest that does not freeze in time is still backed up, and thawed.
     agent.commands.clear()
     agent.silent = "guest-fsfreeze-freeze"
     with agent.clock.of(coldrise):

@@ -94,7 +94,7 @@ def save(coldrise, tmp_path, machine, disk):
 
 def test_concurrent_backups_share_stored_chunks(coldrise, start, tmp_path, assert_sound):
     first, second = start("web01"), start("web02")
-    # While both stand still a third one begins and ends.
+    # While both are stopped, a third one starts and ends.
     disk = make_disk("web03")
     third = save(coldrise, tmp_path, "web03", disk)
     assert first.process.poll() is None and second.process.poll() is None
@@ -125,7 +125,7 @@ def test_guest_data_survives_a_gc_from_another_host(
     disk.fill(8 * MIB, 4 * MIB, "new")
     first, second = start("web01"), start("web02", disk=disk)
     made = {first.end()["address"]: first.disk}
-    # No process writes now: the second backup stands still, and its base goes.
+    # No process writes now: the second backup is stopped, and its base is removed.
     coldrise.json("forget", saved)
     assert coldrise.json("gc")["chunks_deleted"] == 0
     made[second.end()["address"]] = disk
@@ -219,7 +219,7 @@ def test_another_command_that_holds_the_writer_lock_still_blocks(coldrise, start
 
 
 def test_many_concurrent_commands(coldrise, tmp_path, assert_sound):
-    """Hosts come and go while others begin."""
+    """Hosts start and end while others start."""
     disks = {f"web{number:02}": make_disk(f"{number}") for number in range(6)}
     paths = {machine: disk.save(tmp_path / f"{machine}.raw") for machine, disk in disks.items()}
     running = {}

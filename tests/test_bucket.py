@@ -120,8 +120,8 @@ def test_the_bucket_contains_no_plain_text(bucket, coldrise, tmp_path):
     bucket.copy()
     there = bucket.server.data / bucket.server.bucket
     for path in there.rglob("*"):
-        told = str(path.relative_to(there)).encode() + (path.read_bytes() if path.is_file() else b"")
-        assert not [word for word in (b"secret", b"easy to find", b"20261") if word in told.replace(b"site a", b"")], path
+        revealed = str(path.relative_to(there)).encode() + (path.read_bytes() if path.is_file() else b"")
+        assert not [word for word in (b"secret", b"easy to find", b"20261") if word in revealed.replace(b"site a", b"")], path
 
 
 def test_wrong_addresses_are_refused(bucket, coldrise, tmp_path):
@@ -193,7 +193,7 @@ def test_space_is_returned_except_during_a_copy(bucket, coldrise, tmp_path):
     target = tmp_path / "direct.raw"
     bucket.json("restore", "web01/latest", target)
     assert target.read_bytes() == contents["20261104T100000Z"]
-    # What was pruned there is not copied again.
+    # Points pruned there are not copied again.
     assert bucket.copy()["points"] == 0
 
 
@@ -237,7 +237,7 @@ def start_of_copy(bucket, *options, **keywords):
 
 
 def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, tmp_path):
-    """A machine can boot while its point is fetched; what has come is kept when the copy is killed."""
+    """A machine can boot while its point is fetched; received data is kept when the copy is killed."""
     bucket = any_bucket
     disk = bytearray(random.Random(3).randbytes(48 * MIB))
     disk[MIB : 3 * MIB] = bytes(2 * MIB)
@@ -252,7 +252,7 @@ def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, t
         copying = new.start(*fetch, stderr=subprocess.PIPE)
 
     def is_noted():
-        # What has come is noted from time to time.
+        # Received data is recorded periodically.
         clock.skip(10)
         found = coming(new, "web01/20261101T100000Z")
         return found and found["percent_here"] > 5
@@ -374,9 +374,9 @@ def test_damaged_and_lost_point_documents_are_reported(bucket, coldrise, tmp_pat
     documents[1].write_bytes(b"\0" * 100)
     (there / "points/zzz").write_bytes(b"x")
     for action in (["list"], ["verify"], ["prune", "--keep-last=1", "--dry-run"]):
-        told = bucket.program.run("bucket", action[0], bucket.url, *action[1:])
-        assert told.returncode == FAILED and documents[1].name in told.stdout and "versions" in told.stdout, told
-    # The others come back.
+        output = bucket.program.run("bucket", action[0], bucket.url, *action[1:])
+        assert output.returncode == FAILED and documents[1].name in output.stdout and "versions" in output.stdout, output
+    # The others are restored.
     new = bucket.empty()
     copied = new.run("copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file)
     assert copied.returncode == INCOMPLETE and documents[1].name in copied.stderr
@@ -409,12 +409,12 @@ def test_copies_survive_a_disturbed_connection(bucket, coldrise, tmp_path):
     image.write(0, random.Random(4).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     before = bucket.sent()
-    # The server goes away before the rest has come.
+    # The server fails before the rest has arrived.
     copying = start_of_copy(bucket, "--retry", "1s", stderr=subprocess.PIPE)
     bucket.server.kill()
     bucket.server.proxy.release()
-    _, told = copying.communicate(timeout=60)
-    assert copying.returncode != 0, told
+    _, output = copying.communicate(timeout=60)
+    assert copying.returncode != 0, output
     bucket.server.start()
     assert len(bucket.points()) == 1
     kept = bucket.sent() - before
@@ -445,7 +445,7 @@ def test_kills_at_random_moments(any_bucket, coldrise, tmp_path, request):
         machine = f"machine{number % 2}"
         address = coldrise.backup(machine, vda=image.save(tmp_path / "vda.raw"))
         contents[address] = bytes(image.content)
-        # Some come to their end.
+        # Some complete.
         bucket.server.proxy.hold_after(rng.randint(1, changed * 6 // 5 + 100 * KIB))
         copying = coldrise.start("copy", *bucket.to, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: bucket.server.proxy.is_held() or copying.poll() is not None, "the moment")

@@ -223,9 +223,9 @@ def test_two_inits_do_not_mix(bucket):
 def test_many_concurrent_inits(bucket):
     words = ["--json", "bucket", "init", bucket.url]
     inits = [bucket.program.start(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(6)]
-    told = [init.communicate(timeout=DEADLINE_S)[0] for init in inits]
-    made = [json.loads(text)["id"] for init, text in zip(inits, told, strict=True) if init.returncode == 0]
-    assert {init.returncode for init in inits} <= {0, FAILED, BUSY} and len(made) <= 1, told
+    outputs = [init.communicate(timeout=DEADLINE_S)[0] for init in inits]
+    made = [json.loads(text)["id"] for init, text in zip(inits, outputs, strict=True) if init.returncode == 0]
+    assert {init.returncode for init in inits} <= {0, FAILED, BUSY} and len(made) <= 1, outputs
     left = [name for name in bucket.server.objects() if "repository." in name]
     assert len(left) == 2 * len(made), left
     made = made or [bucket.init()["id"]]

@@ -240,17 +240,17 @@ def test_qemu_cannot_read_the_key(coldrise, small, tmp_path, command):
         done = subprocess.run([PROGRAM, *command.split(), address], capture_output=True, text=True,
                               env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert done.returncode == 1 and "qemu-system-x86_64 ended" in done.stderr
-    told = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
-    assert "reached usr" in told and "variables 0" in told
-    reached = {line for line in told if line.startswith("reached ")}
-    assert reached == {"reached usr"}, told
-    assert {line for line in told if line.startswith("denied ")} == {
+    messages = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
+    assert "reached usr" in messages and "variables 0" in messages
+    reached = {line for line in messages if line.startswith("reached ")}
+    assert reached == {"reached usr"}, messages
+    assert {line for line in messages if line.startswith("denied ")} == {
         f"denied {name}" for name in
         ["passphrase", "repository", "markers", "write", "home", "environment", "tmp", "runs", "kill", "tcp"]}
     assert not (coldrise.repository / "new").exists()
     if command != "boot":
         # What it says reaches no terminal as it is.
-        assert "title  end" in told and "\x1b" not in done.stderr
+        assert "title  end" in messages and "\x1b" not in done.stderr
 
 
 # ---------------------------------------------------------------------------- the record

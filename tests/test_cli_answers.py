@@ -132,7 +132,7 @@ def test_diff_of_disks_that_only_one_has(coldrise, point, tmp_path):
 
 
 def test_diff_with_captured_writes(coldrise, image, point, nbdkit, tmp_path):
-    """Contents count, not where they lie."""
+    """Contents count, not their location."""
     coldrise.publish(point, "trial")
     with nbdkit() as server:
         with server.connect("live/trial/vda") as client:

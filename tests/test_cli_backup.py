@@ -256,10 +256,10 @@ def test_progress_is_printed_at_a_limited_rate(coldrise, tmp_path):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
         code, last, messages = running.end()
     assert code == 0 and "address" in last and messages == ""
-    told = running.lines[:-1]
-    assert all(line["event"] == "progress" for line in told)
-    storing = [line for line in told if line["phase"] == "storing"]
-    assert storing and len(told) <= 4 * last["elapsed_ms"] / 1000 + 4
+    events = running.lines[:-1]
+    assert all(line["event"] == "progress" for line in events)
+    storing = [line for line in events if line["phase"] == "storing"]
+    assert storing and len(events) <= 4 * last["elapsed_ms"] / 1000 + 4
     assert all(line["total_bytes"] == 24 * MIB for line in storing)
     done = [line["done_bytes"] for line in storing]
     assert done == sorted(done)

@@ -144,7 +144,7 @@ def start(coldrise, address, protocol):
 def descendants(process):
     """Processes that a process has started, and theirs: what each runs, by its id."""
     found, children = {}, []
-    # A thread or a process may end during the look-up: the others count all the same.
+    # A thread or a process may end during the look-up: the others still count.
     ended = contextlib.suppress(FileNotFoundError, ProcessLookupError)
     with ended:
         # QEMU is the child of a thread of its own.

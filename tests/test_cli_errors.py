@@ -293,8 +293,8 @@ def test_damage_is_reported_and_never_returned(coldrise, nbdkit, tmp_path):
     with nbdkit() as server, server.connect(f"{point}/vda") as client:
         with pytest.raises(nbd.Error):
             read_all(client)
-    told = [line for line in server.messages().splitlines() if "chunk" in line]
-    assert told and all(f"{point}/vda: chunk " in line for line in told), told
+    logged = [line for line in server.messages().splitlines() if "chunk" in line]
+    assert logged and all(f"{point}/vda: chunk " in line for line in logged), logged
 
 
 def test_a_missing_layer_is_reported(coldrise, point, live, nbdkit):

@@ -117,7 +117,7 @@ def test_points_that_cannot_be_folded_are_reported(coldrise, sealed, point):
 
 
 def test_a_kill_at_any_moment_loses_nothing(coldrise, nbdkit, tmp_path):
-    """A larger disk, so that there is something to be killed in."""
+    """A larger disk, so that the fold takes long enough to be killed."""
     numbers = random.Random(17)
     image = Image(32 * MIB)
     image.fill(0, 8 * MIB, "base")

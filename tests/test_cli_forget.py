@@ -221,7 +221,7 @@ def newest_marker(coldrise):
 
 
 def test_a_bitmap_is_not_used_across_a_lost_point(coldrise, tmp_path):
-    """A database of before was put back: the last backup is lost, and that it was the last."""
+    """An older database was restored: the last backup is lost, and the record of it too."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
     tool("qemu-img", "bitmap", "--add", "-g", "65536", image, "daily")
@@ -239,7 +239,7 @@ def test_a_bitmap_is_not_used_across_a_lost_point(coldrise, tmp_path):
     shutil.rmtree(database)
     shutil.copytree(tmp_path / "before", database)
     assert "coldrise repair" in failure(coldrise, FAILED, "forget", lost)
-    # Its document comes back from the marker, its content does not.
+    # Its document is restored from the marker, its content is not.
     assert coldrise.run("repair").returncode == FAILED
     change(2, 2)
     backup = ("backup", "web01", f"vda=qcow2:{image}")

@@ -1,4 +1,4 @@
-"""A full disk under the repository: nothing is lost, and it works again with more room."""
+"""A full disk under the repository: nothing is lost, and it works again with more space."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def others(empty):
 
 @pytest.fixture
 def small(empty, others):
-    """A repository with little room."""
+    """A repository with little free space."""
     return empty
 
 
@@ -257,7 +257,7 @@ def test_it_works_after_a_full_disk_is_freed(empty, tmp_path):
                 break
             made[json.loads(done.stdout.splitlines()[-1])["address"]] = image
         assert len(made) >= 5, made
-        # The rest goes to a session, once a point has made room for one.
+        # The rest goes to a session, once a point has freed space for one.
         address, image = made.popitem()
         empty.json("forget", address)
         empty.json("gc")

@@ -43,8 +43,8 @@ def database_bytes(coldrise):
     return sum(path.stat().st_size for path in (coldrise.repository / "db").glob("*.sst"))
 
 
-def without_time(told):
-    return {name: value for name, value in told.items() if name in NOTHING}
+def without_time(result):
+    return {name: value for name, value in result.items() if name in NOTHING}
 
 
 def assert_restores(coldrise, contents, tmp_path):
@@ -65,13 +65,13 @@ def test_the_space_of_a_forgotten_machine_is_returned(coldrise, disk, save, tmp_
     coldrise.json("forget", gone)
     before = database_bytes(coldrise)
     assert before > 40 * MIB
-    told = coldrise.json("gc", "--dry-run")
-    assert told["is_dry_run"] and told["chunks_to_delete"] == 16 * MIB // (16 * KIB)
+    estimate = coldrise.json("gc", "--dry-run")
+    assert estimate["is_dry_run"] and estimate["chunks_to_delete"] == 16 * MIB // (16 * KIB)
     assert database_bytes(coldrise) == before
     done = coldrise.json("gc")
-    assert done["chunks_deleted"] == told["chunks_to_delete"]
+    assert done["chunks_deleted"] == estimate["chunks_to_delete"]
     assert done["pages_deleted"] > 0
-    assert 0.9 * told["bytes_to_return"] < done["bytes_returned"]
+    assert 0.9 * estimate["bytes_to_return"] < done["bytes_returned"]
     assert database_bytes(coldrise) < before - 16 * MIB
     assert_restores(coldrise, {kept: content}, tmp_path)
     stats = coldrise.json("stats")
@@ -152,8 +152,8 @@ def test_the_unreferenced_share_is_configurable(coldrise, scattered, tmp_path, c
     # It is not a failure of deduplication.
     assert waiting["unique_bytes"] == waiting["recoverable_bytes"] == 24 * MIB
     assert waiting["deduplication_percent"] == 0
-    told = coldrise.json("gc", "--dry-run", "--max-unused", 0)
-    assert (told["chunks_to_delete"], told["chunks_kept_unreferenced"]) == (640, 0)
+    estimate = coldrise.json("gc", "--dry-run", "--max-unused", 0)
+    assert (estimate["chunks_to_delete"], estimate["chunks_kept_unreferenced"]) == (640, 0)
     assert coldrise.json("gc", "--max-unused", 60)["chunks_deleted"] == 0
     done = coldrise.json(*command, "--max-unused", 0)
     done = done.get("gc", done)
@@ -180,7 +180,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
 
     refused = coldrise.run("gc")
     assert refused.returncode == FAILED and "coldrise repair" in refused.stderr
-    # The rest is counted all the same.
+    # The rest is still counted.
     done = coldrise.run("--json", "stats")
     stats = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == FAILED
@@ -188,7 +188,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
     assert stats["points"] == 1 and stats["recoverable_bytes"] == 24 * MIB
     one = coldrise.run("stats", "web01")
     assert one.returncode == FAILED and kept in one.stdout and lost in one.stderr
-    # Its document comes back from the marker, its content does not.
+    # Its document is restored from the marker, its content is not.
     done = coldrise.run("repair")
     assert done.returncode == FAILED and lost in done.stdout
 
@@ -353,7 +353,7 @@ def test_a_killed_gc_loses_nothing(coldrise, tmp_path, request):
     save()
     for _ in range(rounds):
         if forgotten and chance.random() < 0.3:
-            # Content that is being deleted comes back.
+            # Content that is being deleted is stored again.
             disk.content[:] = chance.choice(forgotten)
         else:
             length = chance.choice([64 * KIB, 9 * MIB, 12 * MIB])
@@ -392,8 +392,8 @@ def test_a_killed_gc_loses_nothing(coldrise, tmp_path, request):
         coldrise.json("forget", address)
     coldrise.json("gc")
     coldrise.json("gc")
-    told = coldrise.json("gc", "--dry-run")
-    assert (told["chunks_to_delete"], told["bytes_to_return"]) == (0, 0)
+    estimate = coldrise.json("gc", "--dry-run")
+    assert (estimate["chunks_to_delete"], estimate["bytes_to_return"]) == (0, 0)
     needed = sum(
         any(contents[newest][at : at + 16 * KIB]) for at in range(0, len(disk), 16 * KIB)
     )

@@ -216,7 +216,7 @@ def test_a_dry_run_works_during_a_backup_and_a_prune_waits(coldrise, week, nbdki
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)
         sealed = coldrise.json("seal", "trial")["address"]
-        # It waits in its session's document, and counts all the same.
+        # It waits in its session's document, and still counts.
         planned = reasons(coldrise.json("prune", "-n", "--keep-last", "1"))
         assert planned[sealed.split("/")[1]] == ["last 1"]
         assert planned[week[6]] == ["published as trial", "newest backup"]

@@ -311,7 +311,7 @@ def test_a_lost_chunk_file_is_dropped_and_its_content_is_restored(coldrise, tmp_
 def test_a_damaged_map_page_is_read_from_its_copy(coldrise, disk, tmp_path):
     address, image, path = disk
     for family_name in ("maps", "maps_copy"):
-        # A page, which stands at the beginning.
+        # A page, at the beginning of the file.
         damaged = files_of(coldrise, family_name)[0]
         content = damaged.read_bytes()
         damaged.write_bytes(content[:100] + b"damage" + content[106:])

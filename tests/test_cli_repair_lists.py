@@ -89,11 +89,11 @@ def test_a_damaged_log_is_never_continued(coldrise, filled, tmp_path, how):
     examined = coldrise.run("--json", "doctor")
     assert examined.returncode == 1, examined.stdout
     findings = json.loads(examined.stdout.splitlines()[-1])["findings"]
-    told = [finding["message"] for finding in findings if finding["status"] == "fail"]
+    failures = [finding["message"] for finding in findings if finding["status"] == "fail"]
     if how == "flipped":
-        assert len(told) == 1 and "run coldrise repair" in told[0], told
+        assert len(failures) == 1 and "run coldrise repair" in failures[0], failures
     else:
-        assert f"coldrise: {told[0]}" == refused.stderr.strip()
+        assert f"coldrise: {failures[0]}" == refused.stderr.strip()
     # No reader opens a file with a wrong checksum.
     verified = coldrise.run("verify")
     assert verified.returncode == 1 and "run coldrise repair" in verified.stdout + verified.stderr

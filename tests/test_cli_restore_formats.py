@@ -117,10 +117,10 @@ def test_ctrl_c_leaves_nothing(large, tmp_path, image_format):
         try:
             return os.listdir(tmp_path / ".out.coldrise-part")
         except FileNotFoundError:
-            # Not yet, or not any more.
+            # Not yet, or no longer.
             return False
 
-    # On a busy machine one may be done before the signal comes, now and then.
+    # On a busy machine one may occasionally complete before the signal arrives.
     for _ in range(5):
         running = program.start("restore", address, tmp_path / "out", "--format", image_format,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

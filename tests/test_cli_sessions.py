@@ -159,11 +159,11 @@ def test_an_abandoned_seal_never_appears(coldrise, point, served):
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         waits = seal.stderr.readline()
         # It reports this after 2 s of waiting, long before its end; its start may take some seconds, too.
-        told = time.monotonic()
+        reported = time.monotonic()
         assert str(pid) in waits and "trial" in waits
         output, _ = seal.communicate(timeout=30)
         ended = time.monotonic()
-        assert ended - began > 5.9 and 1 < ended - told < 20
+        assert ended - began > 5.9 and 1 < ended - reported < 20
         assert seal.returncode == 11 and json.loads(output)["error"]["kind"] == "busy"
         # The seal of a killed command is withdrawn like that, too.
         killed = coldrise.start("seal", "trial", stderr=subprocess.PIPE)
@@ -384,7 +384,7 @@ def test_a_server_without_its_repository_ends(coldrise, point, served, tmp_path)
 def test_a_failing_serve_never_reports_ready(coldrise, point, tmp_path):
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)
-    # As on a failing drive: only the plugin, in nbdkit, comes upon it.
+    # As on a failing drive: only the plugin, in nbdkit, reads it.
     leases.symlink_to(leases.name)
     done = coldrise.run("serve", "nbd", "--socket", tmp_path / "socket", timeout_s=30)
     assert (done.returncode, done.stdout) == (1, "") and str(leases) in done.stderr, done
@@ -431,7 +431,7 @@ def test_a_point_just_sealed_is_not_reported_as_lost(coldrise, point, served, tm
     older = coldrise.run("restore", f"{machine}/latest~1/vda", tmp_path / "older.raw")
     for done in (listed, older):
         assert done.returncode == 0 and "lost" not in done.stderr, done.stderr
-    # It is noticed all the same where it is gone.
+    # Its absence is still noticed.
     for session in (coldrise.repository / "live").iterdir():
         if session.is_dir():
             shutil.rmtree(session)

@@ -97,7 +97,7 @@ def test_a_gc_returns_the_space_that_stats_report(coldrise, contents):
     after = coldrise.json("stats")
     assert [m["machine"] for m in after["by_machine"]] == ["db01"]
     promised = machine["unique_stored_bytes"]
-    # Gc leaves alone what lies among more that is in use.
+    # Gc keeps unreferenced chunks among a larger share of used ones.
     assert 0 < after["reclaimable_bytes"] <= promised * 1.1
     collected = coldrise.json("gc")
     assert collected["bytes_returned"] == pytest.approx(after["reclaimable_bytes"], rel=0.2)

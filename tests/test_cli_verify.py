@@ -182,7 +182,7 @@ def test_a_damaged_session_document_does_not_hide_others(coldrise, full):
 
 
 def moment_after(coldrise, address):
-    """The first full second after a point was stored, once it has come."""
+    """Waits for the first full second after a point was stored, and returns it."""
     (point,) = [point for machine in coldrise.json("list")["machines"]
                 for point in machine["points"] if point["address"] == address]  # fmt: skip
     second = point["created_at_ms"] // 1000 + 1
@@ -282,8 +282,8 @@ def test_ctrl_c_ends_it_immediately(coldrise, full, arguments):
 
 def progress_of(coldrise, *arguments):
     lines = coldrise.run("--json", *arguments).stdout.splitlines()
-    told = [json.loads(line) for line in lines]
-    return [line for line in told if line.get("event") == "progress"]
+    events = [json.loads(line) for line in lines]
+    return [line for line in events if line.get("event") == "progress"]
 
 
 def test_captured_blocks_count_in_the_progress(coldrise, full, nbdkit):

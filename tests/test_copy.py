@@ -210,7 +210,7 @@ def test_backups_and_a_second_copy_run_during_a_copy(coldrise, far, large, tmp_p
     far.json("backup", "other", f"vda=raw:{image}")
     second = coldrise.run("copy", *to(far), "db01")
     assert second.returncode == INCOMPLETE and "another backup or copy of db01 is running" in second.stdout, second
-    # A point forgotten here while it is copied is copied whole: it is leased.
+    # A point forgotten here while it is copied is copied completely: it is leased.
     coldrise.json("forget", "db01/20261101T000000Z")
     coldrise.json("gc")
     assert held.process.poll() is None

@@ -176,7 +176,7 @@ def test_commands_report_that_a_point_is_incomplete(coldrise, far, tmp_path):
         assert refused.returncode == 1 and "is incomplete" in refused.stderr, refused.stderr
     answer = json.loads(far.program.run("--json", "protect", ADDRESS).stdout)
     assert answer["error"]["kind"] == "not_found"
-    # Other points, and machines of which nothing comes, are not here and not on their way.
+    # Other points, and machines without incoming data, are neither here nor in transit.
     for address in (f"web01/{unknown}", "web01/latest~1", f"web03/{unknown}"):
         refused = far.program.run("protect", address)
         assert refused.returncode == 1 and "on its way" not in refused.stderr, refused.stderr
@@ -271,8 +271,8 @@ def test_local_parts_are_read_without_the_source(coldrise, site, served, clock, 
         far.beside_hold(lambda: handle.pwrite(b"mine", 10 * MIB))
         handle.flush()
         lose_source(far, copy, address)
-        told = far.program.run("sessions").stdout
-        assert "early" in told and "the other site is not connected" in told, told
+        output = far.program.run("sessions").stdout
+        assert "early" in output and "the other site is not connected" in output, output
         # Content of the base, fetched content, new writes.
         assert handle.pread(4 * MIB, 2 * MIB) == second[2 * MIB : 6 * MIB]
         assert handle.pread(256 * KIB, 8 * MIB) == second[8 * MIB : 8 * MIB + 256 * KIB]

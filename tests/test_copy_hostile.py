@@ -38,7 +38,7 @@ SAID = {
     "more runs than names": "too many names",
     "pieces in reverse": "not in chunks",
     "batches in reverse": "not in chunks",
-    # The second comes before or after the first is applied.
+    # The second arrives before or after the first is applied.
     "a batch twice": "not in chunks|duplicate chunk content",
     "pieces between pieces": "not in chunks",
     "a piece at the end of all numbers": "out of range",
@@ -117,7 +117,7 @@ def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):
     coldrise.json("backup", "web01", f"vda=raw:{path}")
     assert coldrise.json("copy", "--to", "far", "web01", "--as", "web02")["points"] == 2
     assert content(far.program, "web02/latest/vda", tmp_path) == path.read_bytes()
-    # It has added points to its own machine, as it may. They can be read; all others are as they were.
+    # It has added points to its own machine, as it may. They can be read; all others are unchanged.
     added = addresses(far.program) - before
     assert {address for address in added if not address.startswith("web0")} == set()
     for point in far.program.json("list", "web01")["machines"][0]["points"]:

@@ -46,7 +46,7 @@ def test_copied_points_are_identical_and_only_changes_are_sent(coldrise, far, hi
     first, second, third, sealed = machine["points"]
     assert first["base"] is None and [p["base"] for p in (second, third, sealed)] == [
         first["point"], second["point"], first["point"]]
-    # Seven MiB of text compress, and a piece goes once.
+    # Seven MiB of text compress, and a piece is sent once.
     line = copied["line"]
     assert line["content_bytes"] <= 8 * MIB and line["sent_bytes"] < line["content_bytes"] + MIB
     # Each byte of the disks is in one of the counters, and the only machine has them all.
@@ -206,10 +206,10 @@ def test_progress_of_a_slow_copy_matches_the_stored_data(coldrise, far, tmp_path
     *progress, copied = map(json.loads, done.stdout.splitlines())
     assert copied["elapsed_ms"] > 4000 and copied["line"]["offered_bytes"] == 18 * MIB
     # Only stored data counts as done, though the names of all were sent in the first second.
-    told = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
-    assert all(done <= MIB + 4 * MIB * elapsed_ms // 1000 for done, elapsed_ms in told), told
+    measured = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
+    assert all(done <= MIB + 4 * MIB * elapsed_ms // 1000 for done, elapsed_ms in measured), measured
     # Two connections carry a batch of 4 MiB each, and often both end at the same time.
-    assert len({done for done, _ in told}) >= 3 and told[-1][0] == 18 * MIB, told
+    assert len({done for done, _ in measured}) >= 3 and measured[-1][0] == 18 * MIB, measured
 
 
 def test_only_paired_sites_are_admitted(coldrise, far, site, tmp_path):

@@ -197,9 +197,9 @@ def test_holes_are_not_counted_as_remaining(coldrise, far, tmp_path):
     left_s = (24 * MIB - running["done_bytes"]) / running["bytes_per_second"]
     assert 0.5 * left_s < target["remaining_ms"] / 1000 < 2 * left_s, target
     far.gate.go_on()
-    told = copy.communicate(timeout=120)[0]
+    output = copy.communicate(timeout=120)[0]
     assert copy.returncode == 0
-    events = [event for event in map(json.loads, told.splitlines()) if event.get("event") == "progress"]
+    events = [event for event in map(json.loads, output.splitlines()) if event.get("event") == "progress"]
     assert {event["total_bytes"] for event in events} == {24 * MIB}
     assert events[-1]["done_bytes"] == 24 * MIB
     # New zeroes take no time either, and new content does, wherever it is.

@@ -111,7 +111,7 @@ class Place:
                   if found and name.startswith("damaged") and name != "damaged_markers"]  # fmt: skip
         is_sound = done.returncode == 0 or is_unmarked and not others and not answer["affected"]
         assert is_sound or operation.name.startswith("repair"), done.stdout + done.stderr
-        # One that a repair has not come to yet.
+        # One that a repair has not reached yet.
         is_repair = operation.name.startswith("repair")
         assert answer["damaged_documents"] == [] or is_repair, answer
         points_now = [point for machine in coldrise.json("list")["machines"]
@@ -215,8 +215,8 @@ def run(request, fixture, shim, references, tmp_path, wanted, actions):
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         for task in [pool.submit(one, n, *pair) for n, pair in enumerate(chosen)]:
             task.result()
-    told = ", ".join(f"exit code {code}: {count}" for code, count in sorted(done.items(), key=str))
-    print(f"{len(chosen)} of {total}: {told}; {time.monotonic() - began:.0f} s", flush=True)
+    summary = ", ".join(f"exit code {code}: {count}" for code, count in sorted(done.items(), key=str))
+    print(f"{len(chosen)} of {total}: {summary}; {time.monotonic() - began:.0f} s", flush=True)
     assert not broken, f"{len(broken)} broken, first: {broken[0]}"
 
 

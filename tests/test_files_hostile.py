@@ -1,4 +1,4 @@
-"""coldrise files: damaged file systems, and a machine that was taken over."""
+"""coldrise files: damaged file systems, and a compromised machine."""
 
 import pathlib
 import random

@@ -1,4 +1,4 @@
-"""coldrise files: a machine whose port comes late, as on a busy host."""
+"""coldrise files: a machine whose port appears late, as on a busy host."""
 
 import stat
 import sys

@@ -93,5 +93,5 @@ def test_a_concurrently_forgotten_point_does_not_hide_older_ones(coldrise, runti
     coldrise.json("forget", f"db01/{points[1]}")
     process.send_signal(signal.SIGCONT)
     printed, message = process.communicate(timeout=120)
-    told = [line.split()[-1] for line in [*lines[1:], *printed.splitlines()]]
-    assert process.returncode == 0 and told == [points[at] for at in range(13, -1, -1) if at != 1], message
+    listed = [line.split()[-1] for line in [*lines[1:], *printed.splitlines()]]
+    assert process.returncode == 0 and listed == [points[at] for at in range(13, -1, -1) if at != 1], message

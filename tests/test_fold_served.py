@@ -32,7 +32,7 @@ class Served:
         """The fault's number counts from here on."""
         number = self.faults.counts()[fault.family] + fault.number
         with open(self.faults.plan, "r+b") as plan:
-            # The number before the kill: until then it never comes.
+            # The number before the kill: the server has not sent it before.
             plan.seek(8)
             plan.write(struct.pack("=Q", number))
             plan.seek(0)
@@ -87,7 +87,7 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
         for address, content in points:
             with server.connect(f"{address}/vda") as old:
                 assert old.pread(DISK_BYTES, 0) == content
-    # The server's own syncs may come between.
+    # The server's own syncs may occur in between.
     assert killed >= total * 2 // 3, f"{killed} of {total}"
     assert plain.json("verify")["is_clean"]
 

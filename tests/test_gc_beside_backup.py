@@ -57,7 +57,7 @@ def test_a_gc_during_a_backup_keeps_the_chunks_it_reuses(coldrise, forgotten, sa
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
         done = coldrise.json("gc")
         assert running.process.poll() is None, "the gc ran beside it"
-        # Those that the backup had not come to: at least of the other machine.
+        # Those that the backup had not reached: at least of the other machine.
         assert done["chunks_deleted"] >= 8 * MIB // (16 << 10)
         gate.touch()
         code, made, messages = running.end()
@@ -98,7 +98,7 @@ def test_a_gc_survives_the_backup_that_ran_it(coldrise, forgotten, save, tmp_pat
 
 def is_connected(pid):
     """Whether the process has a connection with a listener: a Unix socket
-    that it has open stands in the kernel's list in the state of a connected one."""
+    that it has open is in the kernel's list in the connected state."""
     inodes = set()
     for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         try:

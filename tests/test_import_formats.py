@@ -1,5 +1,5 @@
 """Every kind of image that qemu-img can write, and those that it can only read: imported
-byte for byte, holes as nothing, from wherever the file lies."""
+byte for byte, holes as nothing, from any location of the file."""
 
 import itertools
 import os

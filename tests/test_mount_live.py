@@ -166,7 +166,7 @@ def test_other_changes_are_refused(live, mount):
     ]:
         assert refused(call, *arguments) == "EPERM", call
     assert "live/trial/vda.raw: it is the session's disk" in mounted.messages()
-    # Copying programs insist on it; the time is that of the writes all the same.
+    # Copying programs insist on it; the time is still that of the writes.
     os.utime(raw, (1, 1))
     assert os.stat(raw).st_mtime > 1e9
 
@@ -191,7 +191,7 @@ def test_files_of_a_session_share_it(live, image, mount):
         os.pwrite(vhd.fileno(), b"from vhd", start + 108)
         for file, offset in [(raw, 100), (vhd, start + 100), (reader, 100)]:
             assert os.pread(file.fileno(), 16, offset) == b"from rawfrom vhd"
-        # Shared memory would not see what comes through the other file.
+        # Shared memory would not see writes through the other file.
         with pytest.raises(OSError) as error:
             mmap.mmap(raw.fileno(), 4 * KIB)
         assert error.value.errno == errno.ENODEV

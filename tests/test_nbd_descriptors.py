@@ -21,7 +21,7 @@ EXHAUSTED = 3
 LOG_MAX = 64 << 10
 BLOCK = 4096
 ADVICE = "raise the limit of open files"
-# In seconds. Without the mend none comes.
+# In seconds. Without the workaround none arrives.
 ANSWER_S = 20
 
 

@@ -150,7 +150,7 @@ def test_a_reader_sees_the_writers_data(live, nbdkit):
                 assert reading.pread(4, place) == word
         writer.stop()
         assert reading.pread(60, place) == b"two." + pristine[4:]
-        # A reader that comes now, and one while a new writer has the file closed.
+        # A reader that opens now, and one while a new writer has the file closed.
         assert content_of(nbdkit(options=["-r"]), name)[place:] == b"two." + pristine[4:]
         with nbdkit().connect(live) as handle:
             handle.pwrite(b"more", 0)

@@ -38,7 +38,7 @@ def test_two_servers_never_write_one_session(live, point, image, nbdkit):
 
 
 def test_the_exit_of_a_killed_server_is_awaited(live, nbdkit):
-    """It holds the session until its memory is gone. A stopped one stands for that: it
+    """It holds the session until its memory is gone. A stopped one simulates that: it
     listens, and answers nothing."""
     first, second = nbdkit(), nbdkit()
     with first.connect(live) as writer, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -153,7 +153,7 @@ def test_serve_nbd_is_the_same_server(coldrise, live, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_connections_open_and_close(live, image, count, nbdkit):
-    """Opening races with closing: every connection sees the session whole."""
+    """Opening races with closing: every connection sees the complete session."""
     server = nbdkit()
     for turn in range(20):
         handles = []

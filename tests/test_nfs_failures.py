@@ -141,7 +141,7 @@ def test_a_failed_sync_changes_the_write_verifier(powered, tmp_path):
             # No answer, rather than one that is not true.
             with pytest.raises(OSError):
                 client.commit(disk)
-        # The repository cannot be opened any more, so no other server starts.
+        # The repository can no longer be opened, so no other server starts.
         assert server.process.wait(timeout=DEADLINE_S) == 1
         assert "new write verifier" in server.messages()
         server.kill()

@@ -324,7 +324,7 @@ def test_a_folder_starts_with_a_vmx(coldrise, image, nfs, tmp_path):
         assert text("live/third/third.vmx") == 'displayName = "changed"\n'
         assert "first.vmx" not in client.names(client.walk(root, "live/third"))
     server.stop()
-    # Nothing was written to a disk, and still there is something to keep.
+    # Nothing was written to a disk, and still the files are kept.
     server = nfs()
     with server.connect() as client:
         session = client.walk(server.root(), "live/third")

@@ -231,7 +231,7 @@ def test_only_one_process_writes_a_session(live, image, nfs, nbdkit):
         disk = client.walk(server.root(), "live/trial/vda.raw")
         with other.connect(live) as nbd:
             nbd.pwrite(b"nbd" * 2000, MIB)
-            # Reads are coherent all the same.
+            # Reads are still coherent.
             assert client.read(disk, MIB, 6000)[0] == b"nbd" * 2000
             assert nfs3.refused(client.write, disk, 0, b"x") == nfs3.ACCES
             # The server writes its log a moment after it has answered.

@@ -43,7 +43,7 @@ def test_a_folder_of_a_point_can_be_mounted(point, image, nfs):
     folder = server.root(f"/coldrise/{point}")
     with server.connect() as client:
         assert client.read_all(client.lookup(folder, "vda.raw")) == image.content
-    # nfs-ganesha tells no stranger what there is.
+    # nfs-ganesha does not list its exports to strangers.
     assert nfs3.refused(server.root, "/coldrise/web02") == nfs3.ACCES
 
 

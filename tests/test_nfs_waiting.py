@@ -87,11 +87,11 @@ def test_a_failed_sync_fails_all_waiting_writes(server, syncs, image):
         image.write(0, b"%4d" % 0 * KIB)
         with syncs.held_back():
             writes = [pool.submit(write_stable, server, disk, n) for n in range(1, WRITERS)]
-            # Each: one that comes later could reach the next server.
+            # Each: a later one could reach the next server.
             for number in range(1, WRITERS):
                 at, data = number * 4 * KIB, b"%4d" % number * KIB
                 wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
-            # Nor do those that come before its end get an error.
+            # Nor do earlier ones get an error.
             with server.connect() as late, pytest.raises(OSError):
                 syncs.fail()
                 while True:

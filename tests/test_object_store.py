@@ -76,7 +76,7 @@ def test_objects_are_returned_unchanged(client):
     assert client.answer("get", "config", 5) == b""
     assert client.refusal("get", "packs/small", 4)[0] == "corrupt"
     assert client.refusal("get", "packs/none", 4)[0] == "not_found"
-    # Replaced whole.
+    # Replaced completely.
     client.answer("put", "packs/small", client.file(3))
     assert client.answer("get", "packs/small", 5) == client.file(3).read_bytes()
     lines = [line.split() for line in client.answer("list", "packs/").decode().splitlines()]
@@ -163,7 +163,7 @@ def test_a_dead_server_times_out(client, server):
     text = done.stderr.decode()
     assert re.search(r"gave up after \d+ attempts in [12] s: reading the object a in s3://vault/site", text), text
     assert f"http://127.0.0.1:{server.port} cannot be reached" in text
-    # One that comes back in time is waited for.
+    # One that returns in time is waited for.
     words = client.words("get", "a", 5)
     with subprocess.Popen(words, env=client.kept | server.env(direct=True), stdout=subprocess.PIPE) as process:
         time.sleep(0.5)

@@ -141,7 +141,7 @@ def test_with_a_bitmap_only_changes_are_read(coldrise, tmp_path, safety):
         assert content(uri) == state
         assert (one["method"], one["differing_bytes"]) == ("points" if safety else "bitmap", 132 << 10)
         assert one["compared_bytes"] < MIB
-        # Again: with a bitmap that does not count from the last backup any more, all is read, and right.
+        # Again: with a bitmap that no longer counts from the last backup, everything is read, correctly.
         again = coldrise.json("rollback", address, "--onto", uri, "--since", since, *options)
         assert again["differing_bytes"] == 0 and bool(again["remarks"]) == safety
 
@@ -177,7 +177,7 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
         old.save(path)
         before, saved = points(coldrise), path.stat().st_mtime_ns
         options = ["--no-safety-point"] * (number % 2)
-        # Each has a server of its own: one that has ended writes nothing any more of what it got before the kill.
+        # Each has a server of its own: one that has ended no longer writes requests from before the kill.
         with served(tmp_path, *target) as uri:
             process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
             if number >= 3:
@@ -193,8 +193,8 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
             assert found == bytes(old.content), "written before the safety point was stored"
         mixed += found != bytes(old.content) and found != bytes(new.content)
     with served(tmp_path, *target) as uri:
-        told = coldrise.run("doctor").stdout
-        assert told.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in told, told
+        output = coldrise.run("doctor").stdout
+        assert output.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in output, output
         safe = coldrise.json("rollback", address, "--onto", uri)
         assert path.read_bytes() == bytes(new.content)
         assert "parts of two states" not in coldrise.run("doctor").stdout

@@ -94,8 +94,8 @@ def test_chap_admits_initiators_with_the_secret(live, iscsi, tmp_path):
     assert qemu_io(uri(server), "read 0 4k").returncode != 0
     assert qemu_io(uri(server, login=f"{USER}%999999999999@"), "read 0 4k").returncode != 0
     does(uri(server, login=f"{USER}%{SECRET}@"), "read 0 4k", "write -P 1 0 4k")
-    told = pathlib.Path(f"/proc/{server.child()}/cmdline").read_text() + server.messages()
-    assert SECRET not in told and SECRET not in str(server.ready)
+    visible = pathlib.Path(f"/proc/{server.child()}/cmdline").read_text() + server.messages()
+    assert SECRET not in visible and SECRET not in str(server.ready)
 
 
 def test_initiators_are_limited(live, iscsi):

@@ -72,7 +72,7 @@ class Crowd:
                 alive += 1
                 continue
             try:
-                # Tickets of TLS come before the end.
+                # Tickets of TLS arrive before the end.
                 while client.recv(65536):
                     pass
             except (BlockingIOError, ssl.SSLWantReadError):

@@ -1,6 +1,6 @@
 """Machines that the service boots: screen, serial port, keys, power, and who may use them.
 
-The machine of most tests is one boot record. It says "small login: ", echoes what comes at its serial
+The machine of most tests is one boot record. It says "small login: ", echoes the input of its serial
 port and its keyboard to its serial port, writes a sector at "w" and switches itself off at "!".
 """
 

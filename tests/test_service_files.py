@@ -126,7 +126,7 @@ def test_file_systems_and_folders_are_listed_in_seconds(service):
         began = time.monotonic()
         assert files(service, "web01/latest") == found
         times.append(time.monotonic() - began)
-    # A thread may stand for a moment, but not each time.
+    # A thread may be blocked for a moment, but not each time.
     next_s = min(times)
     print(f"first listing {first_s:.2f} s, next {next_s:.2f} s")
     assert first_s <= FIRST_LISTING_S * slowness() and next_s <= NEXT_LISTING_S * slowness()

@@ -85,9 +85,9 @@ def test_differences_match_the_command_line(service, repository, image):
         disk.write(b"new" * 1000)
     second = repository.backup("web01", vda=image)
     shown = service.get(f"difference?from={first}&to={second}")
-    told = repository.json("diff", first, second)
-    told.pop("elapsed_ms")
-    assert shown == told
+    reported = repository.json("diff", first, second)
+    reported.pop("elapsed_ms")
+    assert shown == reported
     [disk] = shown["disks"]
     assert [(part["offset_bytes"], part["differing_bytes"]) for part in disk["ranges"]] == [(3 * MIB, disk["differing_bytes"])]
     assert service.get(f"difference?from={first}&to={first}")["is_equal"]
@@ -265,7 +265,7 @@ def test_another_repository_in_its_place_is_refused(service, repository, tmp_pat
     shutil.move(other.repository, place)
 
     def is_refused():
-        # At first it may be seen that there is none.
+        # At first it may be seen as missing.
         answer = service.call("GET", "machines")
         return answer.status != 200 and "another repository" in answer.json["detail"]
 

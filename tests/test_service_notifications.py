@@ -66,8 +66,8 @@ def test_ages_and_machines_without_a_job(service, jobs, web, coldrise, tmp_path)
     raised = web.message()
     assert (raised["key"], raised["severity"]) == ("uncovered:web01", "warn")
     jobs.add("nightly", ["web01"], age_limit_hours=24)
-    told = {(m["key"], m["occasion"]) for m in (web.message(), web.message())}
-    assert told == {("uncovered:web01", "cleared"), ("age:web01", "raised")} and web.messages(2) == []
+    received = {(m["key"], m["occasion"]) for m in (web.message(), web.message())}
+    assert received == {("uncovered:web01", "cleared"), ("age:web01", "raised")} and web.messages(2) == []
     jobs.disk("web01").write_bytes(os.urandom(1 << 20))
     jobs.run("nightly")
     cleared = web.message()
@@ -88,11 +88,11 @@ def test_api_runs_are_reported_and_terminal_runs_only_if_lost(service, jobs, web
     (new / "lock").touch()
     (new / "plan.json").write_text(json.dumps({**plan, "requested_by": None}))
     new.rename(lost)
-    told = {}
-    while len(told) < 3:
+    received = {}
+    while len(received) < 3:
         message = web.message()
-        told[message["run"]] = (message["topic"], message["occasion"])
-    assert told == {asked: ("run_succeeded", "event"), failed: ("run_failed", "event"), lost.name: ("run_lost", "event")}
+        received[message["run"]] = (message["topic"], message["occasion"])
+    assert received == {asked: ("run_succeeded", "event"), failed: ("run_failed", "event"), lost.name: ("run_lost", "event")}
     more = web.messages(1)
     assert more == [], [(message["run"], message["topic"], message["occasion"]) for message in more]
     assert active(service) == []
@@ -147,10 +147,10 @@ def test_many_messages_become_one_and_switching_off_drops_them(service, jobs):
         sink.behaviour = "ok"
         change(service, target)
         # An attempt with the last message may have been under way.
-        told = [sink.message()]
-        told += [sink.message()] if "messages" not in told[0] else []
-        count = len(told[-1]["messages"])
-        assert count + len(told) == 9 and told[-1]["subject"] == f"[Coldrise] fail: {count} messages"
+        received = [sink.message()]
+        received += [sink.message()] if "messages" not in received[0] else []
+        count = len(received[-1]["messages"])
+        assert count + len(received) == 9 and received[-1]["subject"] == f"[Coldrise] fail: {count} messages"
         wait_for(lambda: service.get("notifications/targets")[0]["waiting"] == 0)
         sink.behaviour = 500
         service.call("DELETE", "jobs/nightly")
@@ -209,9 +209,9 @@ def test_an_unreachable_repository_raises_an_alarm_until_it_returns(coldrise, tm
 def test_the_watchdog_is_notified_while_the_service_answers(tmp_path):
     service = Coldrised(tmp_path)
     notify = tmp_path / "n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, (tmp_path / "log").open("wb") as log:
-        told.bind(str(notify))
-        told.settimeout(30)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications, (tmp_path / "log").open("wb") as log:
+        notifications.bind(str(notify))
+        notifications.settimeout(30)
         started = os.fstat(log.fileno())
         command = ["sh", "-c", 'WATCHDOG_PID=$$ exec "$@"', "sh", *service.command()]
         environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "900000",
@@ -220,16 +220,16 @@ def test_the_watchdog_is_notified_while_the_service_answers(tmp_path):
         try:
             words = queue.Queue()
             for _ in range(12):
-                words.put(told.recv(4096).decode())
+                words.put(notifications.recv(4096).decode())
             found = "".join(words.queue)
             assert "READY=1" in found and found.count("WATCHDOG=1") >= 3
             assert "STATUS=0 runs, 0 failures, 0 warnings" in found
             # A stopped process tells nothing: systemd would restart it.
             process.send_signal(19)
-            told.settimeout(1)
+            notifications.settimeout(1)
             with pytest.raises(TimeoutError):
                 while True:
-                    told.recv(4096)
+                    notifications.recv(4096)
             process.send_signal(18)
         finally:
             process.terminate()

@@ -66,7 +66,7 @@ def test_a_mail_contains_advice(service, jobs):
         service.call("PUT", "notifications/settings", {"public_url": "https://backup.example/"})
         jobs.add("nightly", ["web01"])
         jobs.run("nightly")
-        # The job's alarm may come first.
+        # The job's alarm may arrive first.
         subject = "[Coldrise] fail: backup of web01 failed (job nightly)"
         mails = (email.message_from_bytes(sink.mails.get(timeout=30), policy=email.policy.default) for _ in range(2))
         mail = next(mail for mail in mails if mail["Subject"] == subject)

@@ -384,5 +384,5 @@ def test_other_users_get_no_activity(service, coldrise, live, nbdkit, image, tmp
             handle.pwrite(b"w", 0)
             assert following(is_activity)["session"] == "trial"
         coldrise.backup("db01", vda=image.save(tmp_path / "db.raw"))
-        told = hidden(lambda event: is_activity(event) or event.get("machine") == "db01")
-        assert told["type"] == "machine"
+        received = hidden(lambda event: is_activity(event) or event.get("machine") == "db01")
+        assert received["type"] == "machine"

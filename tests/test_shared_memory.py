@@ -87,7 +87,7 @@ def test_a_server_continues_when_shared_memory_is_full(coldrise, scattered, nbdk
     assert done.returncode == 0, done.stdout + done.stderr
     sealed = json.loads(done.stdout.splitlines()[-1])["address"]
     assert sealed == f"{address}+1"
-    # Where there is room all of it is shared again.
+    # With enough space all of it is shared again.
     writing, reading = nbdkit(), nbdkit(options=["--readonly"])
     with writing.connect(live) as handle, reading.connect(live) as other:
         write_all(handle, 4)

@@ -79,7 +79,7 @@ def is_locked(path):
 
 
 def stopped_verify(coldrise):
-    """A verify that has noted what it is about to read, and stands still; None where it was
+    """A verify that has listed its reads, and is stopped; None where it was
     too quick."""
     leases = coldrise.repository / "leases"
     before = set(leases.iterdir())

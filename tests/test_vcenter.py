@@ -279,16 +279,16 @@ def test_a_failed_cleanup_can_be_repeated(served):
     vcenter.order("clear")
     served.undo()
     assert served.is_clean()
-    # An undo that has switched the machine off and goes no further.
+    # An undo that stops after switching the machine off.
     served.json(*served.recovery())
     vcenter.order("fault", "UnregisterVM", "NoPermission")
     assert "lacks the privilege" in served.refused("recover", f"live/{SESSION}", "--undo")
-    for told in (served.coldrise.run("doctor").stdout, served.coldrise.run("sessions").stdout):
-        assert "was not completed" in told and f"live/{SESSION} --undo" in told, told
+    for output in (served.coldrise.run("doctor").stdout, served.coldrise.run("sessions").stdout):
+        assert "was not completed" in output and f"live/{SESSION} --undo" in output, output
     vcenter.order("clear")
     served.undo()
     assert served.is_clean()
-    # The server is gone for good.
+    # The server is gone permanently.
     served.json(*served.recovery())
     vcenter.order("fault", "Login", "InvalidLogin")
     assert "password is wrong" in served.refused("recover", f"live/{SESSION}", "--undo")
@@ -317,8 +317,8 @@ def test_the_nfs_server_of_a_killed_command_does_not_count_as_running(site):
     with stopped(ganesha):
         process.kill()
         process.communicate()
-        for told in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
-            assert "no NFS server serves the disks of web01-recovered" in told, told
+        for output in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
+            assert "no NFS server serves the disks of web01-recovered" in output, output
         again = site.start(*site.recovery(address=f"live/{SESSION}", host=None))
         says(again, "another server listens on 127.0.0.1:2049; waiting")
     event = json.loads(again.stdout.readline())

@@ -48,7 +48,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     screen.wait_for()
     wait_until(lambda: screen.evaluate("canvas => canvas.width") >= 640, "the machine's screen")
     see_the_activity(page)
-    # Two clocks: how soon it was usable, and that nothing was moved for it.
+    # Two clocks: the time until it was usable, and that nothing was moved before.
     page.get_by_text(re.compile(r"^\w{3} \d+ \w{3} \d{4}, \d\d:\d\d: disks and consoles, \d+\.\d s after its run began$")).wait_for()
     page.get_by_text(re.compile(r"^nothing: its disks of [\d.]+ [MG]iB stay in the backup, [\d.]+ MiB were read from it$")).wait_for()
     [run] = guest.get("runs?state=running")["runs"]

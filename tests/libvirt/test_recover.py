@@ -135,8 +135,8 @@ def test_a_machine_that_never_started_is_named_and_undone(coldrise, libvirt, tri
         killed = tried(address)
     assert killed.returncode == -signal.SIGKILL and libvirt.domains() == []
     wait_until(lambda: not coldrise.json("sessions")["sessions"][0]["is_served"], "the server of the disk ends")
-    for told in (coldrise.run("doctor").stdout, coldrise.run("sessions").stdout):
-        assert "web01 is off" in told and "recover live/web01-1 --undo" in told, told
+    for output in (coldrise.run("doctor").stdout, coldrise.run("sessions").stdout):
+        assert "web01 is off" in output and "recover live/web01-1 --undo" in output, output
     coldrise.json("recover", "live/web01-1", "--undo")
     assert "is off" not in coldrise.run("doctor").stdout
 

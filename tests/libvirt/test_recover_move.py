@@ -68,7 +68,7 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, gro
 @pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
 def test_an_unreachable_libvirt_at_the_switch_leaves_no_machine_suspended(coldrise, libvirt, recover, grows, clock, tmp_path,
                                                                         is_long):
-    """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
+    """A short absence is waited for; after a longer one the machine stays suspended, and the next move resumes it."""
     recover()
     mark, refused, back = tmp_path / "suspended", tmp_path / "refused", tmp_path / "back"
     # After the suspend libvirt does not answer: for three requests, or for the whole move.
@@ -175,8 +175,8 @@ def test_a_machine_of_two_disks_runs_if_requested(coldrise, libvirt, busy, recov
     busy.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     doctor, listed = coldrise.run("doctor").stdout, coldrise.run("sessions").stdout
-    for told in (doctor, listed):
-        assert "nothing serves the disks of web01" in told and "recover live/web01-1 --to libvirt" in told, told
+    for output in (doctor, listed):
+        assert "nothing serves the disks of web01" in output and "recover live/web01-1 --to libvirt" in output, output
     again = recover("live/web01-1")
     assert libvirt.state("web01").startswith("running"), again.said()
     before = writes(libvirt)

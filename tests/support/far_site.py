@@ -126,7 +126,7 @@ class FarSite:
                 if found := condition():
                     return found
                 time.sleep(0.02)
-            # The part that came last is not whole.
+            # The last part received is incomplete.
             self.gate.hold_after(STEP_BYTES)
             end = time.monotonic() + DEADLINE_S
             while not self.gate.is_held(within_s=1):

@@ -61,7 +61,7 @@ class NfsServer(ForegroundServer):
 
     @contextlib.contextmanager
     def in_use(self, file):
-        """A client writes a file, which has content, all the while: it is not idle, however long a command takes."""
+        """A client writes a non-empty file continuously: it is not idle, however long a command takes."""
         begun, ending = threading.Event(), threading.Event()
 
         def write():

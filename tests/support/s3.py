@@ -145,7 +145,7 @@ class Proxy:
         self.delay_s = seconds
 
     def hold(self):
-        """A black hole: connections stay open and come about, and no byte passes."""
+        """A black hole: connections open and stay open, and no byte passes."""
         self.flows.clear()
 
     def hold_after(self, count):

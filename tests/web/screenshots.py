@@ -116,7 +116,7 @@ def copy_job(page):
 
 
 def way(*choices):
-    """The whole drawer, also what is below its edge."""
+    """The complete drawer, also the part below its edge."""
     def choose(page):
         recover(page)
         for choice in choices:

@@ -1,4 +1,4 @@
-"""First start, login, logout; the service that goes away and comes back; roles."""
+"""First start, login, logout; an outage of the service; roles."""
 
 from support.browser import PASSWORD
 from support.nbdserver import wait_until

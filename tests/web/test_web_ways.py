@@ -115,10 +115,10 @@ def test_a_point_is_served_over_nbd(place, visit):
     assert live.get_by_role("img", name="Throughput").count() == 1
     assert not visitor.violations()
     disk.shutdown()
-    # The line for QEMU works as it stands, with and without KVM.
+    # The printed line for QEMU works unchanged, with and without KVM.
     words = [*shlex.split(line), "-S", "-display", "none", "-monitor", "stdio"]
-    told = subprocess.run(words, input="info block\nquit\n", capture_output=True, text=True, timeout=60, check=True)
-    assert uri in told.stdout, told
+    shown = subprocess.run(words, input="info block\nquit\n", capture_output=True, text=True, timeout=60, check=True)
+    assert uri in shown.stdout, shown
 
     reach.get_by_role("button", name="Stop serving").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop serving").click()

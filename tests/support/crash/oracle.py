@@ -191,7 +191,7 @@ class DiskOracle:
         self.power_is_cut = False
 
     def _forget(self, history):
-        """Drops writes that no read can return any more."""
+        """Drops writes that no read can return now."""
         horizon = min(self.observers, default=RUNNING)
         binding = max(
             (w.issue for w in history if self._survives(w) and w.end < horizon), default=-1
