@@ -10,7 +10,7 @@ class MachineNames {
     return Object.hasOwn(this.all, machine) ? this.all[machine] : undefined;
   }
 
-  /** The machine that a text names: by its display name in any case, else as it stands. */
+  /** The machine that a text names: by its display name in any case, else unchanged. */
   named(text: string): string {
     const found = Object.entries(this.all).find(([, name]) => name.toLowerCase() === text.toLowerCase());
     return found?.[0] ?? text;

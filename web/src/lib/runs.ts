@@ -27,7 +27,7 @@ function ended(id: string): Promise<RunRecord> {
       const run = await call('GET /runs/{id}', { path: { id } });
       if (run.state !== 'running' && stop()) resolve(run);
     };
-    // A run that has not begun is not known yet; its events come.
+    // A run that has not begun is not known yet; its events will arrive.
     const lookAgain = () => void look().catch(() => undefined);
     const stop = stream.listen((event) => {
       if (event.type === 'reset' || (event.type === 'run' && event.id === id && event.state !== 'running')) lookAgain();
