@@ -173,7 +173,7 @@ def test_a_command_waits_for_the_port(coldrise, small):
     assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
 
 
-def test_fewer_than_usual_is_a_regression(coldrise, small):
+def test_a_lower_rung_than_usual_is_a_regression(coldrise, small):
     good = small(boot_record(LOGIN))
     silent = small(boot_record(HALT))
     later = "--memory", "64M", "--time-limit", "1s"

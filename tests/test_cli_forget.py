@@ -72,7 +72,7 @@ def test_a_machine_is_removed_with_its_last_point_and_can_return(coldrise, histo
     assert points(coldrise, "web01") == [again]
 
 
-def test_all_or_none_are_created(coldrise, history):
+def test_forget_is_all_or_nothing(coldrise, history):
     first, second, third = history
     coldrise.json("protect", second)
     before = points(coldrise)

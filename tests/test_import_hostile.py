@@ -98,7 +98,7 @@ def test_refused_or_harmless(outcomes, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_resources_are_bounded(outcomes, case):
+def test_time_and_memory_are_bounded(outcomes, case):
     seen = outcomes[case.name].seen
     assert seen.elapsed_s <= MOST_SECONDS
     assert seen.peak_bytes <= MOST_BYTES

@@ -306,7 +306,7 @@ def test_syncing_and_closing_sync_the_layer(live, mount, tmp_path):
         os.close(opened)
 
 
-def test_locks_match_the_kernel(live, mount):
+def test_locks_are_enforced_by_the_kernel(live, mount):
     path = mount() / "live/trial/vda.raw"
     with open(path, "r+b", buffering=0) as first, open(path, "r+b", buffering=0) as second:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 1, 0)

@@ -108,7 +108,7 @@ def test_folders_hold_files_and_move(folder):
     assert own(client, session) == ["trial.vmx"]
 
 
-def test_files_of_the_session_cannot_be_removed(folder):
+def test_images_of_the_session_cannot_be_removed_or_replaced(folder):
     server, client, session = folder
     put(client, session, "file", b"1")
     assert refused(client.remove, session, "vda.raw") == nfs3.ACCES

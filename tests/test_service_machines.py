@@ -112,7 +112,7 @@ def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
     assert sum(part["differing_bytes"] for part in disk["ranges"]) == disk["differing_bytes"]
 
 
-def test_the_host_reports_possible_sizes(service):
+def test_the_host_reports_its_free_resources(service):
     host = service.get("host", token=service.token("viewer", ["web*"]))
     assert host["processors"] >= 1 and host["machines"] == host["machines_memory_mib"] == 0
     assert 0 < host["fitting_memory_mib"] << 20 < host["available_bytes"] <= host["memory_bytes"]

@@ -263,7 +263,7 @@ def recorded(path):
         return client.makefile("rb").readline()
 
 
-def test_answers_of_other_hosts_are_ignored(coldrise, service, live, nbdkit):
+def test_forged_answers_are_ignored(coldrise, service, live, nbdkit):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         path = socket_of(coldrise)

@@ -186,7 +186,7 @@ def test_the_next_job_of_another_repository_is_left_alone(coldrise, other, libvi
     assert second.returncode == 0, messages
 
 
-def test_a_job_whose_run_others_cancel_is_named(coldrise, libvirt, domain, scratch):
+def test_a_libvirt_job_aborted_by_others_is_reported(coldrise, libvirt, domain, scratch):
     running = domain()
     running.write("vda", "write -P 1 0 60M")
     # It reads: libvirt shows a job before that has begun, and an abort then would do nothing.
