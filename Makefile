@@ -12,8 +12,8 @@ PYTHON ?= /usr/bin/python3
 # A rustup toolchain lives in the home folder and may not be on root's path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# What building needs: RocksDB is linked, not compiled; libclang reads
-# RocksDB's header. The rest is what the tests and the demo run.
+# Requirements of the build: RocksDB is linked, not compiled; libclang reads
+# RocksDB's header. The rest is for the tests and the demo.
 BUILD_PACKAGES := build-essential pkg-config librocksdb-dev libnbd0 libsqlite3-dev libclang1-14 \
     libclang-common-14-dev nbdkit nbdkit-plugin-dev cpio zstd
 RUN_PACKAGES := python3 qemu-system-x86 qemu-utils util-linux $(shell cat images/guest/packages.txt)
@@ -164,7 +164,7 @@ test-bucket-kills: build test-deps ## Kill 200 copies to a bucket
 .PHONY: test-bucket-garage
 test-bucket-garage: build test-deps ## Copies to a bucket of Garage, which takes ten minutes to build
 	$(CARGO) install --locked --root build/garage --no-default-features --features sqlite,bundled-libs garage@2.5.0
-	$(PYTHON) -m pytest -q tests/test_bucket.py --garage build/garage/bin/garage -k "anew or latest or comes_from or kills"
+	$(PYTHON) -m pytest -q tests/test_bucket.py --garage build/garage/bin/garage -k "are_restored or latest or arriving_from or kills"
 
 .PHONY: test-copy-strangers
 test-copy-strangers: build test-deps ## Let 10,000 strangers connect beside a copy over a line

@@ -3,7 +3,7 @@
 #
 #   build-fio.sh FOLDER     prints the program's path: FOLDER/fio-VERSION/fio
 #
-# What is fetched and built stays in FOLDER, for the next run.
+# Downloads and build results stay in FOLDER, for the next run.
 set -euo pipefail
 
 folder=$(realpath -m "$1")

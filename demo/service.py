@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Demonstrates the service on a real guest: points, boot badges and metrics come in by themselves.
+"""Demonstrates the service on a real guest: points, boot badges and metrics appear automatically.
 
 It starts coldrised, without systemd, with one job: back up the demo guest every minute and boot
 each new point in isolation. It prints what the service's event stream tells until the given number of points
@@ -172,7 +172,7 @@ def demonstrate(coldrise: Path, work: Path, wanted: int, stays: bool) -> dict:
 
 def stay(service: Coldrised, settings: dict, page: str) -> None:
     """Leaves the service to the visitor until Ctrl-C."""
-    # Not every minute any more: boots in emulation take the processors from the visitor's machines.
+    # Less often from now on: boots in emulation take the processors from the visitor's machines.
     service.call("PUT", "jobs/demo", {**settings, "schedule": ["*:00/30:00"]})
     print(f"\nThe service stays until Ctrl-C: {page}\nThen all of it goes, and machines that you recovered with it.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

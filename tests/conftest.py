@@ -186,7 +186,7 @@ def mount(coldrise, tmp_path):
 
 @pytest.fixture
 def service(coldrise, tmp_path):
-    """coldrised on the repository, at which it has looked: it tells nothing of what was there before."""
+    """coldrised after its first scan of the repository: it reports no earlier events."""
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
         wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
         yield service
@@ -200,7 +200,7 @@ def web():
 
 
 @pytest.fixture
-def told(service, web):
+def inbox(service, web):
     """The same, when the service knows it."""
     add(service, webhook(web.url))
     return web

@@ -1,8 +1,8 @@
 """Runs the Python tests: `tests/run.py [--quick] [--workers N] [pytest's options and tests]`.
 
-What fails is run again alone, one test after another. A test that fails twice fails the run. One
+Failed tests run again alone, one after another. A test that fails twice fails the run. One
 that passes alone does not: the last section names it, and both outputs are in build/unstable. It
-is a defect all the same, of the test or of the product.
+is still a defect, of the test or of the product.
 """
 
 import argparse
@@ -23,20 +23,20 @@ TESTS_FAILED = 1
 QUICK = [
     "test_cli_backup.py", "test_cli_restore.py", "test_cli_forget.py", "test_cli_errors.py",
     "test_cli_sessions.py::test_seal_while_served_and_while_idle",
-    "test_cli_gc.py::test_the_space_of_a_forgotten_machine_comes_back",
-    "test_cli_verify.py::test_a_sound_repository_is_verified_whole",
+    "test_cli_gc.py::test_the_space_of_a_forgotten_machine_is_returned",
+    "test_cli_verify.py::test_an_intact_repository_is_verified_completely",
     "test_cli_repair.py::test_the_next_backup_heals",
     "test_formats.py::test_an_empty_disk",
     "test_nbd_data.py", "test_nbd_sessions.py",
-    "test_nfs_live.py::test_what_qemu_writes_to_one_file_is_sealed",
-    "test_nfs_live.py::test_what_was_flushed_outlives_a_crash",
+    "test_nfs_live.py::test_qemu_writes_to_one_file_are_sealed",
+    "test_nfs_live.py::test_flushed_writes_survive_a_crash",
     "test_mount_live.py",
     "test_serve_smb.py::test_a_disk_is_written_as_hyper_v_writes_it",
     "test_serve_iscsi.py::test_a_session_is_written_flushed_and_trimmed",
-    "test_copy.py::test_every_point_is_there_in_other_chunks_and_reads_the_same",
+    "test_copy.py::test_every_point_reads_the_same_from_other_chunks",
     "test_bucket.py::test_a_repository_and_a_disk_are_restored_from_a_bucket",
-    "test_service_jobs.py::test_a_schedule_makes_points",
-    "test_service_machines.py::test_the_api_says_what_the_command_line_says",
+    "test_service_jobs.py::test_a_schedule_creates_points",
+    "test_service_machines.py::test_the_api_matches_the_command_line",
     "web/test_web_machines.py::test_machines_by_state_with_search_and_keys",
 ]
 

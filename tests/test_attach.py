@@ -1,4 +1,4 @@
-"""coldrise attach and detach: a disk beside those of a running machine."""
+"""coldrise attach and detach: an additional disk of a running machine."""
 
 import json
 import os
@@ -42,11 +42,11 @@ def attached(coldrise, clock):
     return start
 
 
-def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, attached, own_tmp):
+def test_a_point_is_read_only_and_unmounted_by_ctrl_c(coldrise, stored, attached, own_tmp):
     with machine(own_tmp) as host:
         process, ready = attached(stored, "--to", host.qmp, "--device", "scsi")
         assert (ready["event"], ready["name"], ready["is_read_only"]) == ("ready", "web01-vda", True)
-        # No answer was waited for in vain: that is given up after 10 s.
+        # No answer timed out: the limit is 10 s.
         assert ready["elapsed_ms"] < 10000
         node = host.node("coldrise-web01-vda")
         assert node["ro"] and node["image"]["virtual-size"] == 4 * MIB
@@ -60,7 +60,7 @@ def test_a_point_is_read_only_and_goes_with_ctrl_c(coldrise, stored, attached, o
         assert host.process.poll() is None
 
 
-def test_a_monitor_that_agrees_to_everything_is_not_believed(coldrise, stored, own_tmp):
+def test_a_monitor_that_accepts_everything_is_not_trusted(coldrise, stored, own_tmp):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(own_tmp / "qmp"))
         listener.listen()
@@ -98,15 +98,15 @@ def test_a_session_is_written_and_detached_by_name(coldrise, stored, attached, o
         assert target.read_bytes()[at : at + 4096] == pattern * 4096
 
 
-def test_what_a_killed_attach_leaves_is_removed(coldrise, stored, attached, own_tmp, clock):
+def test_leftovers_of_a_killed_attach_are_removed(coldrise, stored, attached, own_tmp, clock):
     coldrise.runs = own_tmp / "runs"
     with machine(own_tmp) as host:
         process, _ = attached(stored, "--to", host.qmp, "--device", "scsi")
         process.kill()
         process.wait()
         monitor = host.qmp.removeprefix("qmp:")
-        told = coldrise.run("doctor").stdout
-        assert "nothing serves it" in told and f"coldrise detach web01-vda --from qmp:{monitor}" in told, told
+        output = coldrise.run("doctor").stdout
+        assert "nothing serves it" in output and f"coldrise detach web01-vda --from qmp:{monitor}" in output, output
         coldrise.json("detach", "web01-vda", "--from", host.qmp)
         assert host.node("coldrise-web01-vda") is None
         assert "nothing serves it" not in coldrise.run("doctor").stdout

@@ -1,4 +1,4 @@
-"""coldrise attest: proofs that others can check, on any copy, and that nobody else can make."""
+"""coldrise attest: proofs that others can verify on any copy, and that only the key's owner can create."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def proven(coldrise, tmp_path):
     return path, address, key, proof
 
 
-def test_others_can_check_it(coldrise, proven):
+def test_others_can_verify_a_proof(coldrise, proven):
     path, address, key, proof = proven
     found = json.loads(proof.read_text())
     statement = found["statement"]
@@ -62,7 +62,7 @@ def test_any_copy_is_checked(coldrise, proven, tmp_path):
         assert coldrise.json("attest", "--check", proof, uri)["is_equal"]
 
 
-def test_a_changed_copy_is_found(coldrise, proven):
+def test_a_modified_copy_is_detected(coldrise, proven):
     path, _, _, proof = proven
     with open(path, "r+b") as file:
         file.seek(5 * MIB + 77)
@@ -102,7 +102,7 @@ def test_several_disks(coldrise, tmp_path, proven):
 
 @pytest.mark.parametrize("size, section", [(300_032, MIB), (5 << 30, 2 * MIB)])
 def test_small_and_large_disks(coldrise, proven, tmp_path, size, section):
-    """Less than one section, and so much that sections grow; its zeroes are stored, not holes, in part."""
+    """Less than one section, and enough that sections grow; some of its zeroes are stored, others are holes."""
     _, _, key, _ = proven
     path, proof = tmp_path / "size.raw", tmp_path / "size.json"
     with open(path, "wb") as file:

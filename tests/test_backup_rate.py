@@ -27,7 +27,7 @@ def timed(coldrise, *arguments):
 
 def test_all_disks_share_the_rate_and_holes_do_not_count(coldrise, tmp_path):
     disks = [source(tmp_path / "vda.raw", 3 * MIB, 200 * MIB), source(tmp_path / "vdb.raw", 2 * MIB)]
-    # What a backup takes besides: to open and to commit. Without the rate, reading takes no time.
+    # The other time of a backup: to open and to commit. Without the rate, reading takes no time.
     base_s, _ = timed(coldrise, *disks)
     took_s, made = timed(coldrise, *disks, "--rate", "2.5M")
     read_bytes = sum(disk["read_bytes"] for disk in made["disks"])
@@ -38,7 +38,7 @@ def test_all_disks_share_the_rate_and_holes_do_not_count(coldrise, tmp_path):
     assert 0.85 * wanted_s <= took_s <= 5 * wanted_s + base_s, (took_s, base_s)
 
 
-def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
+def test_reads_follow_the_rate_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
     disk = source(tmp_path / "vda.raw", 40 * MIB)
     process = coldrise.start("backup", "web01", disk, "--rate", "1M")
 
@@ -61,7 +61,7 @@ def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
             assert ahead[-1][1] - read <= 0.85 * MIB, "a burst"
             if ahead[-1][2] > before + 0.4:
                 rates.append((ahead[-1][1] - read) / (ahead[-1][2] - before))
-    # What a backup has missed while it got no processor it does not make up for: that lowers some of the rates.
+    # A backup does not catch up after waiting for a processor: that lowers some of the rates.
     rate = statistics.median(rates)
     assert 0.5 * MIB <= rate <= 1.2 * MIB, rate
     started = time.monotonic()
@@ -72,7 +72,7 @@ def test_reads_are_even_and_ctrl_c_ends_the_wait(coldrise, tmp_path):
     assert coldrise.json("list")["machines"] == []
 
 
-def test_rates_that_mean_nothing_are_refused(coldrise):
+def test_invalid_rates_are_refused(coldrise):
     for rate, said in (("0", "too slow: use 64K or more"), ("1K", "too slow: use 64K or more"), ("fast", "is not a size"),
                        ("-1", "is not a size"), ("10M/s", "is not a size"), ("99999999999T", "is too large"), ("", "is not a size")):
         done = coldrise.run("backup", "web01", "vda=raw:/missing", f"--rate={rate}")

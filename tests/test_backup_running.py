@@ -1,4 +1,4 @@
-"""coldrise backup --from qmp: machines that run, at one instant, and what is left when it fails."""
+"""coldrise backup --from qmp: running machines, at one instant, and the leftovers of a failure."""
 
 import contextlib
 import json
@@ -106,11 +106,11 @@ def test_a_raw_disk_and_a_chosen_one(coldrise, machine, live, tmp_path):
     assert not live(running, "other=vdb")["disks"][0]["is_incremental"]
 
 
-def test_a_bitmap_of_another_point_is_not_believed(coldrise, machine, live, tmp_path):
+def test_a_bitmap_of_another_point_is_ignored(coldrise, machine, live, tmp_path):
     running = machine()
     live(running)
     running.write("vda", "write -P 5 0 1M")
-    # A backup from elsewhere comes between, with other content.
+    # Another backup follows in between, with other content.
     (tmp_path / "old.raw").write_bytes(bytes(64 * MIB))
     coldrise.json("backup", "web01", f"vda={tmp_path / 'old.raw'}", f"vdb={tmp_path / 'old.raw'}")
     made = live(running)
@@ -138,13 +138,13 @@ def test_a_resized_disk(coldrise, machine, live, tmp_path):
         assert_same_as_now(coldrise, made["address"], running, tmp_path)
 
 
-def test_the_point_of_the_bitmap_goes_away(coldrise, machine, live):
+def test_the_point_of_the_bitmap_is_removed(coldrise, machine, live):
     running = machine()
     running.write("vda", "write -P 17 0 20M")
     live(running)
     running.write("vda", "write -P 18 0 1M")
     second = live(running)
-    # While the instant is taken, the latest backup is forgotten: the one before is no base for its bitmap.
+    # While the instant is taken, the latest backup is forgotten: the one before is not a base for its bitmap.
     agent = Agent(running.folder / "agent")
     agent.at_freeze = lambda: coldrise.json("forget", second["address"])
     message = failure(coldrise, running, "--push", "--quiesce", "--agent", running.folder / "agent")
@@ -153,7 +153,7 @@ def test_the_point_of_the_bitmap_goes_away(coldrise, machine, live):
     agent.listener.close()
 
 
-def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, live, own_tmp, tmp_path):
+def test_a_killed_backup_is_cleaned_up_without_loss(coldrise, machine, live, own_tmp, tmp_path):
     running = machine(sector=TICKING_SECTOR)
     last = live(running)
     chance = random.Random(7)
@@ -182,7 +182,7 @@ def test_a_killed_backup_is_cleared_away_and_nothing_is_lost(coldrise, machine, 
     assert True in seen and not running.failures.read_text()
 
 
-def test_a_machine_that_a_killed_backup_left_stopped_goes_on(coldrise, machine, live):
+def test_a_machine_paused_by_a_killed_backup_is_resumed(coldrise, machine, live):
     running = machine(sector=TICKING_SECTOR)
     # The monitor's other side stops between `stop` and `cont`.
     relay = running.folder / "relay"
@@ -253,7 +253,7 @@ def test_a_full_scratch_file_breaks_the_backup_and_not_the_guest(coldrise, machi
     assert_one_instant(*restored(coldrise, made["address"], tmp_path))
 
 
-def test_an_iothread_is_refused_and_pushed(coldrise, machine, live, tmp_path):
+def test_an_iothread_is_refused_and_push_works(coldrise, machine, live, tmp_path):
     running = machine(sector=TICKING_SECTOR, device="virtio-blk-pci,iothread=io")
     message = failure(coldrise, running)
     version = running.qmp.ask("query-version")["qemu"]
@@ -271,7 +271,7 @@ def test_the_iothread_of_a_scsi_controller_is_refused(coldrise, machine, own_tmp
     assert "iothread" in failure(coldrise, running)
 
 
-def test_qemu_goes_away_in_the_middle(coldrise, machine, own_tmp, live):
+def test_qemu_exits_during_a_backup(coldrise, machine, own_tmp, live):
     running = machine()
     running.write("vda", "write -P 17 0 20M")
     process = coldrise.start("backup", "web01", "--from", f"qmp:{running.monitor}", "--rate", "1M",
@@ -366,7 +366,7 @@ def test_the_guest_is_frozen_for_the_instant_and_thawed(coldrise, machine, live,
     made = live(running, *options)
     assert made["instant"]["is_quiesced"] and "thawed the guest" in made["instant"]["remarks"][0]
     assert agent.commands == ["status", "thaw", "freeze", "thaw"] and agent.state == "thawed"
-    # A guest that does not freeze in time is backed up all the same, and thawed.
+    # A guest that does not freeze in time is still backed up, and thawed.
     agent.commands.clear()
     agent.silent = "guest-fsfreeze-freeze"
     with agent.clock.of(coldrise):
@@ -416,7 +416,7 @@ def test_a_job_of_the_service(service, machine, coldrise):
     assert running.leftovers() == [] and len(running.bitmaps()) == 1
 
 
-def test_options_that_do_not_fit_are_refused(coldrise, tmp_path):
+def test_incompatible_options_are_refused(coldrise, tmp_path):
     for options in (["--from", "web01"], ["--from", "qmp:"], ["--push"], ["--from", "qmp:x", "--bitmap", "y"],
                     ["--from", "qmp:x", "--quiesce"]):
         done = coldrise.run("backup", "web01", *options)

@@ -44,7 +44,7 @@ class Slow:
     def end(self, number=None, code=0):
         """The last object of the command."""
         if number is not None:
-            # Before the source goes on: the rest is soon read, and the command would have ended by itself.
+            # Before the source continues: the rest is soon read, and the command would have ended by itself.
             self.process.send_signal(number)
         self.go_on()
         ended, made, messages = self.running.end()
@@ -92,9 +92,9 @@ def save(coldrise, tmp_path, machine, disk):
     return coldrise.json("backup", machine, f"vda=raw:{disk.save(tmp_path / 'quick.raw')}")
 
 
-def test_backups_run_side_by_side_and_share_what_they_store(coldrise, start, tmp_path, assert_sound):
+def test_concurrent_backups_share_stored_chunks(coldrise, start, tmp_path, assert_sound):
     first, second = start("web01"), start("web02")
-    # While both stand still a third one begins and ends.
+    # While both are stopped, a third one starts and ends.
     disk = make_disk("web03")
     third = save(coldrise, tmp_path, "web03", disk)
     assert first.process.poll() is None and second.process.poll() is None
@@ -106,7 +106,7 @@ def test_backups_run_side_by_side_and_share_what_they_store(coldrise, start, tmp
     assert not list(coldrise.repository.glob("writer.c*")), "nobody listens any more"
 
 
-def test_the_first_does_not_wait_for_the_others_and_they_read_nothing_twice(
+def test_the_first_does_not_wait_and_the_others_read_nothing_twice(
         coldrise, start, assert_sound):
     first, second, third = start("web01"), start("web02"), start("web03")
     made = {first.end()["address"]: first.disk}
@@ -117,7 +117,7 @@ def test_the_first_does_not_wait_for_the_others_and_they_read_nothing_twice(
     assert_sound(made)
 
 
-def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
+def test_guest_data_survives_a_gc_from_another_host(
         coldrise, start, tmp_path, assert_sound):
     base = make_disk("base")
     saved = save(coldrise, tmp_path, "web02", base)["address"]
@@ -125,7 +125,7 @@ def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
     disk.fill(8 * MIB, 4 * MIB, "new")
     first, second = start("web01"), start("web02", disk=disk)
     made = {first.end()["address"]: first.disk}
-    # No process writes now: the second backup stands still, and its base goes.
+    # No process writes now: the second backup is stopped, and its base is removed.
     coldrise.json("forget", saved)
     assert coldrise.json("gc")["chunks_deleted"] == 0
     made[second.end()["address"]] = disk
@@ -135,7 +135,7 @@ def test_what_a_guest_has_stored_outlives_a_gc_between_two_hosts(
 
 @pytest.mark.parametrize("which,how", [
     ("host", signal.SIGKILL), ("guest", signal.SIGKILL), ("host", signal.SIGINT), ("guest", "source")])
-def test_one_that_ends_early_disturbs_no_other(coldrise, start, tmp_path, assert_sound, how, which):
+def test_an_early_exit_does_not_disturb_others(coldrise, start, tmp_path, assert_sound, how, which):
     backups = [start("web01"), start("web02"), start("web03")]
     ended = backups.pop(0 if which == "host" else 1)
     if how == "source":
@@ -148,7 +148,7 @@ def test_one_that_ends_early_disturbs_no_other(coldrise, start, tmp_path, assert
     made = {backup.end()["address"]: backup.disk for backup in backups}
     is_killed_host = (which, how) == ("host", signal.SIGKILL)
     assert all(backup.has_begun_again() == is_killed_host for backup in backups)
-    # Its machine is free, and what it has stored is found.
+    # Its machine is unlocked, and its stored chunks are reused.
     again = save(coldrise, tmp_path, ended.machine, ended.disk)
     assert again["disks"][0]["known_chunks"] >= SHARED_MIB * CHUNKS_PER_MIB
     made[again["address"]] = ended.disk
@@ -165,7 +165,7 @@ def test_a_machine_is_backed_up_by_one_command_at_a_time(coldrise, start, tmp_pa
     assert not list((coldrise.repository / "leases").iterdir())
 
 
-def test_a_gc_beside_two_backups_takes_nothing_that_they_found(coldrise, start, tmp_path, assert_sound):
+def test_a_gc_during_two_backups_keeps_the_chunks_they_reuse(coldrise, start, tmp_path, assert_sound):
     forgotten = [save(coldrise, tmp_path, machine, make_disk(content))["address"]
                  for machine, content in (("old01", "web01"), ("old02", "web02"), ("old03", "gone"))]
     coldrise.json("forget", *forgotten)
@@ -176,7 +176,7 @@ def test_a_gc_beside_two_backups_takes_nothing_that_they_found(coldrise, start, 
     assert_sound({backup.end()["address"]: backup.disk for backup in backups})
 
 
-def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
+def test_only_key_holders_are_admitted(coldrise, start, tmp_path):
     first = start("web01")
     path = coldrise.repository / "writer.control"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -187,7 +187,7 @@ def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
     assert refused.returncode == 12, refused.stderr
 
     def say(*lines):
-        """What the host answers to a program that does not know the key."""
+        """The host's answer to a program without the key."""
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(path))
             stream.settimeout(30)
@@ -209,8 +209,8 @@ def test_only_who_knows_the_key_is_let_in(coldrise, start, tmp_path):
     first.end()
 
 
-def test_a_command_that_holds_the_writer_otherwise_is_still_in_the_way(coldrise, start, tmp_path):
-    """Of the writers only backups are shared."""
+def test_another_command_that_holds_the_writer_lock_still_blocks(coldrise, start, tmp_path):
+    """Only backups share the writer; other commands do not."""
     first = start("web01")
     for arguments in (["fold"], ["repair"]):
         refused = coldrise.run(*arguments)
@@ -218,8 +218,8 @@ def test_a_command_that_holds_the_writer_otherwise_is_still_in_the_way(coldrise,
     first.end()
 
 
-def test_many_commands_at_once(coldrise, tmp_path, assert_sound):
-    """Hosts come and go while others begin."""
+def test_many_concurrent_commands(coldrise, tmp_path, assert_sound):
+    """Hosts start and end while others start."""
     disks = {f"web{number:02}": make_disk(f"{number}") for number in range(6)}
     paths = {machine: disk.save(tmp_path / f"{machine}.raw") for machine, disk in disks.items()}
     running = {}
@@ -247,7 +247,7 @@ def test_hosts_that_are_killed_one_after_the_other(coldrise, start, assert_sound
     assert_sound({backup.end()["address"]: backup.disk for backup in backups[2:]})
 
 
-def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_path, assert_sound):
+def test_points_are_forgotten_and_pruned_during_backups(coldrise, start, tmp_path, assert_sound):
     """Also the point that a running backup builds upon: its data stays."""
     base = make_disk("base")
     old = [save(coldrise, tmp_path, "web01", base)["address"] for _ in range(3)]
@@ -268,7 +268,7 @@ def test_points_are_forgotten_and_pruned_beside_backups(coldrise, start, tmp_pat
     assert_sound(made)
 
 
-def test_points_are_protected_and_set_aside_beside_a_backup(coldrise, start, tmp_path):
+def test_points_are_protected_and_quarantined_during_a_backup(coldrise, start, tmp_path):
     address = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
     first, second = start("web01"), start("web02")
 
@@ -290,7 +290,7 @@ def test_points_are_protected_and_set_aside_beside_a_backup(coldrise, start, tmp
         slow.end()
 
 
-def test_a_published_point_is_not_forgotten_beside_a_backup(coldrise, start, tmp_path):
+def test_a_published_point_is_not_forgotten_during_a_backup(coldrise, start, tmp_path):
     point = save(coldrise, tmp_path, "db01", make_disk("db01"))["address"]
     other = save(coldrise, tmp_path, "db01", make_disk("db02"))["address"]
     running = start("web01")

@@ -57,7 +57,7 @@ def test_twenty_points_need_five_rounds(coldrise, back_up):
     assert verdicts[first_bad - 1:first_bad + 1] == ["ok", "failed"]
     status, again, _messages = bisect(coldrise)
     assert (status, again["rounds"], again["last_good"]) == (0, 0, found["last_good"])
-    # Two at once, between given ends.
+    # Two concurrently, between given ends.
     status, found, messages = bisect(coldrise, "--again", "--parallel", "2",
                                      "--good", points[0].split("/")[1])
     assert status == 0 and found["last_good"] == points[first_bad - 1], messages
@@ -81,13 +81,13 @@ def test_unproven_points_are_skipped_and_named(coldrise, back_up):
     ([BAD, BAD], "60s", "nothing good found: the oldest bad point is {0}"),
     ([SILENT], "1s", "no point is proven to be good or bad"),
 ], ids=["good", "bad", "silent"])
-def test_without_an_end_nothing_is_decided(coldrise, back_up, records, limit, said):
+def test_bisect_without_a_good_and_a_bad_point_is_undecided(coldrise, back_up, records, limit, said):
     points = back_up(records)
     done = coldrise.run("bisect", "web01", *SMALL, "--time-limit", limit)
     assert done.returncode == 14 and said.format(*points) in done.stdout, done.stderr
 
 
-def test_a_command_decides_what_is_good(coldrise, back_up):
+def test_a_user_command_decides_the_verdict(coldrise, back_up):
     points = back_up([GOOD] * 4)
     status, found, messages = bisect(
         coldrise, "--check", f'test "$COLDRISE_ADDRESS" "<" {points[2]}')
@@ -95,7 +95,7 @@ def test_a_command_decides_what_is_good(coldrise, back_up):
     assert (found["last_good"], found["first_bad"]) == (points[1], points[2])
 
 
-def test_wrong_ends_are_refused(coldrise, back_up):
+def test_invalid_bisect_ranges_are_refused(coldrise, back_up):
     points = [address.split("/")[1] for address in back_up([GOOD, BAD])]
     ends = coldrise.run("bisect", "web01", "--good", points[1], "--bad", points[0])
     assert ends.returncode == 2 and "not older" in ends.stderr

@@ -1,4 +1,4 @@
-"""Copies in a bucket of a real S3 server: they come back as they were, whatever happens on the way."""
+"""Copies in a bucket of a real S3 server: they are restored unchanged, despite any disturbance."""
 
 import contextlib
 import json
@@ -88,7 +88,7 @@ def test_latest_and_other_formats(any_bucket, coldrise, tmp_path):
     assert not (tmp_path / "none.raw").exists()
 
 
-def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
+def test_content_in_the_bucket_is_not_sent_again(bucket, coldrise, tmp_path):
     image = Image(24 * MIB)
     image.write(0, random.Random(1).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -111,7 +111,7 @@ def test_what_the_bucket_has_is_not_sent_again(bucket, coldrise, tmp_path):
     assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
 
 
-def test_nothing_readable_lies_in_the_bucket(bucket, coldrise, tmp_path):
+def test_the_bucket_contains_no_plain_text(bucket, coldrise, tmp_path):
     image = Image(MIB)
     image.fill(0, MIB, "a sentence that is easy to find")
     (tmp_path / "machine.xml").write_text("<domain><name>secretname</name></domain>", encoding="utf-8")
@@ -120,8 +120,8 @@ def test_nothing_readable_lies_in_the_bucket(bucket, coldrise, tmp_path):
     bucket.copy()
     there = bucket.server.data / bucket.server.bucket
     for path in there.rglob("*"):
-        told = str(path.relative_to(there)).encode() + (path.read_bytes() if path.is_file() else b"")
-        assert not [word for word in (b"secret", b"easy to find", b"20261") if word in told.replace(b"site a", b"")], path
+        revealed = str(path.relative_to(there)).encode() + (path.read_bytes() if path.is_file() else b"")
+        assert not [word for word in (b"secret", b"easy to find", b"20261") if word in revealed.replace(b"site a", b"")], path
 
 
 def test_wrong_addresses_are_refused(bucket, coldrise, tmp_path):
@@ -157,7 +157,7 @@ def test_wrong_keys_and_passphrases(bucket, coldrise, tmp_path):
     assert bucket.source.json("copies")["targets"] == []
 
 
-def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
+def test_space_is_returned_except_during_a_copy(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(32 * MIB)
     contents = {}
@@ -193,11 +193,11 @@ def test_space_is_returned_and_not_beside_a_copy(bucket, coldrise, tmp_path):
     target = tmp_path / "direct.raw"
     bucket.json("restore", "web01/latest", target)
     assert target.read_bytes() == contents["20261104T100000Z"]
-    # What was pruned there is not copied again.
+    # Points pruned there are not copied again.
     assert bucket.copy()["points"] == 0
 
 
-def test_a_cancelled_copy_leaves_no_mark_of_its_work(bucket, coldrise, tmp_path):
+def test_a_cancelled_copy_leaves_no_traces(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(20 * MIB)
     image.write(0, random.Random(3).randbytes(20 * MIB))
@@ -236,8 +236,8 @@ def start_of_copy(bucket, *options, **keywords):
     return copying
 
 
-def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise, tmp_path):
-    """A machine can boot while its point is fetched; what has come is kept when the copy is killed."""
+def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, tmp_path):
+    """A machine can boot while its point is fetched; received data is kept when the copy is killed."""
     bucket = any_bucket
     disk = bytearray(random.Random(3).randbytes(48 * MIB))
     disk[MIB : 3 * MIB] = bytes(2 * MIB)
@@ -252,7 +252,7 @@ def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise,
         copying = new.start(*fetch, stderr=subprocess.PIPE)
 
     def is_noted():
-        # What has come is noted from time to time.
+        # Received data is recorded periodically.
         clock.skip(10)
         found = coming(new, "web01/20261101T100000Z")
         return found and found["percent_here"] > 5
@@ -282,7 +282,7 @@ def test_a_session_over_a_point_that_comes_from_the_bucket(any_bucket, coldrise,
     assert new.json("verify")["is_clean"]
 
 
-def test_a_boot_trace_comes_with_the_machine(bucket, coldrise, nbdkit, tmp_path):
+def test_a_boot_trace_is_copied_with_the_machine(bucket, coldrise, nbdkit, tmp_path):
     image = Image(8 * MIB)
     image.fill(0, 8 * MIB, "system")
     address = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
@@ -341,7 +341,7 @@ def test_damage_is_named(bucket, coldrise, tmp_path):
     assert bucket.program.run("bucket", "verify", bucket.url, "--quick").returncode == FAILED
 
 
-def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, tmp_path):
+def test_copies_detect_removals_without_their_index(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(8 * MIB)
     image.write(0, random.Random(1).randbytes(8 * MIB))
@@ -361,7 +361,7 @@ def test_copies_know_what_was_removed_without_their_index_too(bucket, coldrise, 
     assert [found["address"] for found in json.loads(verified.stdout)["damaged"]] == [f"{first}/vda"]
 
 
-def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
+def test_damaged_and_lost_point_documents_are_reported(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(4 * MIB)
     points = []
@@ -374,9 +374,9 @@ def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
     documents[1].write_bytes(b"\0" * 100)
     (there / "points/zzz").write_bytes(b"x")
     for action in (["list"], ["verify"], ["prune", "--keep-last=1", "--dry-run"]):
-        told = bucket.program.run("bucket", action[0], bucket.url, *action[1:])
-        assert told.returncode == FAILED and documents[1].name in told.stdout and "versions" in told.stdout, told
-    # The others come back.
+        output = bucket.program.run("bucket", action[0], bucket.url, *action[1:])
+        assert output.returncode == FAILED and documents[1].name in output.stdout and "versions" in output.stdout, output
+    # The others are restored.
     new = bucket.empty()
     copied = new.run("copy", "--from", bucket.url, "--from-passphrase-file", bucket.passphrase_file)
     assert copied.returncode == INCOMPLETE and documents[1].name in copied.stderr
@@ -394,7 +394,7 @@ def test_bad_and_lost_documents_of_points(bucket, coldrise, tmp_path):
     assert refused.returncode == FAILED and "no points" in refused.stderr and bucket.sent() == size
 
 
-def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
+def test_copies_survive_a_disturbed_connection(bucket, coldrise, tmp_path):
     bucket.init()
     image = Image(20 * MIB)
     image.write(0, random.Random(3).randbytes(20 * MIB))
@@ -405,16 +405,16 @@ def test_a_way_that_is_disturbed(bucket, coldrise, tmp_path):
     assert bucket.server.proxy.has_cut()
     bucket.server.proxy.cut_after(9 * MIB)
     assert content(bucket.restored(), "web01/latest", tmp_path) == image.content
-    # A server that is away is not waited for for ever, and the next copy goes on.
+    # Waiting for an unreachable server is limited, and the next copy resumes.
     image.write(0, random.Random(4).randbytes(20 * MIB))
     coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     before = bucket.sent()
-    # The server goes away before the rest has come.
+    # The server fails before the rest has arrived.
     copying = start_of_copy(bucket, "--retry", "1s", stderr=subprocess.PIPE)
     bucket.server.kill()
     bucket.server.proxy.release()
-    _, told = copying.communicate(timeout=60)
-    assert copying.returncode != 0, told
+    _, output = copying.communicate(timeout=60)
+    assert copying.returncode != 0, output
     bucket.server.start()
     assert len(bucket.points()) == 1
     kept = bucket.sent() - before
@@ -445,7 +445,7 @@ def test_kills_at_random_moments(any_bucket, coldrise, tmp_path, request):
         machine = f"machine{number % 2}"
         address = coldrise.backup(machine, vda=image.save(tmp_path / "vda.raw"))
         contents[address] = bytes(image.content)
-        # Some come to their end.
+        # Some complete.
         bucket.server.proxy.hold_after(rng.randint(1, changed * 6 // 5 + 100 * KIB))
         copying = coldrise.start("copy", *bucket.to, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: bucket.server.proxy.is_held() or copying.poll() is not None, "the moment")

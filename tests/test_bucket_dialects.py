@@ -73,7 +73,7 @@ def test_conditional_requests_are_not_needed(bucket, coldrise, tmp_path, status,
     assert bucket.json("verify")["damaged"] == []
 
 
-def test_a_store_that_is_often_busy(bucket, coldrise, tmp_path):
+def test_a_frequently_busy_store_is_retried(bucket, coldrise, tmp_path):
     """Every seventh request is refused for now."""
     requests = bucket.server.proxy.requests
 
@@ -153,7 +153,7 @@ def other_content(request, ask):
         (other_content, "cannot be used, because it does not give back what was put just now"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_refused_at_once(bucket, dialect, words):
+def test_an_unusable_store_is_refused_immediately(bucket, dialect, words):
     bucket.server.proxy.dialect = dialect
     refused = bucket.program.run("--json", "bucket", "init", bucket.url)
     assert refused.returncode == FAILED and words in refused.stdout + refused.stderr, refused
@@ -164,7 +164,7 @@ def test_a_store_that_cannot_be_used_is_refused_at_once(bucket, dialect, words):
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (501, "NotImplemented")])
-def test_a_key_that_may_not_delete_is_enough(bucket, coldrise, tmp_path, status, code):
+def test_a_key_without_delete_permission_is_enough(bucket, coldrise, tmp_path, status, code):
     def dialect(request, ask):
         return refusal(status, code) if request.method == "DELETE" else ask(request)
 
@@ -220,12 +220,12 @@ def test_two_inits_do_not_mix(bucket):
     assert texts[0] == texts[1] and json.loads(made)["id"] in texts[0]
 
 
-def test_many_inits_at_once(bucket):
+def test_many_concurrent_inits(bucket):
     words = ["--json", "bucket", "init", bucket.url]
     inits = [bucket.program.start(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(6)]
-    told = [init.communicate(timeout=DEADLINE_S)[0] for init in inits]
-    made = [json.loads(text)["id"] for init, text in zip(inits, told, strict=True) if init.returncode == 0]
-    assert {init.returncode for init in inits} <= {0, FAILED, BUSY} and len(made) <= 1, told
+    outputs = [init.communicate(timeout=DEADLINE_S)[0] for init in inits]
+    made = [json.loads(text)["id"] for init, text in zip(inits, outputs, strict=True) if init.returncode == 0]
+    assert {init.returncode for init in inits} <= {0, FAILED, BUSY} and len(made) <= 1, outputs
     left = [name for name in bucket.server.objects() if "repository." in name]
     assert len(left) == 2 * len(made), left
     made = made or [bucket.init()["id"]]
@@ -233,7 +233,7 @@ def test_many_inits_at_once(bucket):
     assert made[0] in text
 
 
-def test_a_killed_init_is_forgotten(bucket, coldrise, tmp_path):
+def test_leftovers_of_a_killed_init_are_removed(bucket, coldrise, tmp_path):
     bucket.server.proxy.dialect = stop = Stop()
     first = bucket.program.start("bucket", "init", bucket.url)
     assert stop.has_come.wait(DEADLINE_S)

@@ -33,7 +33,7 @@ def test_a_c_program(coldrise, point, live, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_header_is_c_plus_plus_as_well(tmp_path):
+def test_the_header_is_valid_c_plus_plus(tmp_path):
     source = tmp_path / "client.cc"
     source.write_text(
         '#include "coldrise-folders.h"\nint main() { return 0; }\n', encoding="utf-8"

@@ -81,7 +81,7 @@ def test_a_disk_without_a_boot_record_is_a_failure(coldrise, small):
     assert "not a bootable disk" in checked["screen_text"] and not checked["serial_tail"]
 
 
-def test_a_silent_machine_proves_nothing(coldrise, small):
+def test_a_silent_machine_is_inconclusive(coldrise, small):
     address = small(boot_record(HALT))
     status, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "1s")
     assert status == 14
@@ -96,7 +96,7 @@ def test_a_silent_machine_proves_nothing(coldrise, small):
     assert "started   after" in done.stderr and "Booting from Hard Disk" in done.stdout
 
 
-def test_the_check_ends_at_the_rung_that_was_asked_for(coldrise, small):
+def test_the_check_ends_at_the_requested_rung(coldrise, small):
     address = small(boot_record(SAY + HALT))
     status, checked = check(coldrise, address, "--memory", "64M", "--until", "firmware")
     assert status == 0
@@ -104,7 +104,7 @@ def test_the_check_ends_at_the_rung_that_was_asked_for(coldrise, small):
     assert checked["rungs"][1]["evidence"] == "serial port: !"
 
 
-def test_a_machine_that_restarts_for_ever_is_a_failure(coldrise, small):
+def test_a_machine_in_a_restart_loop_is_a_failure(coldrise, small):
     status, checked = check(coldrise, small(boot_record(RESTART)), "--memory", "64M")
     assert status == 13 and checked["failure"] == "the machine restarted 3 times"
 
@@ -153,7 +153,7 @@ def test_endless_output_is_bounded(coldrise, small):
     ("/no/such/check", 14, "the command of --check could not run"),
     ("sleep 1000", 14, "the command of --check had not ended"),
 ], ids=["ok", "failed", "missing", "endless"])
-def test_a_command_of_the_user_judges(coldrise, small, command, status, why):
+def test_a_user_command_judges(coldrise, small, command, status, why):
     address, options = small(boot_record(LOGIN)), ("--check", command)
     if "sleep" in command:
         code, checked = check_late(coldrise, address, *options)
@@ -173,7 +173,7 @@ def test_a_command_waits_for_the_port(coldrise, small):
     assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
 
 
-def test_less_than_usual_is_worse(coldrise, small):
+def test_a_lower_rung_than_usual_is_a_regression(coldrise, small):
     good = small(boot_record(LOGIN))
     silent = small(boot_record(HALT))
     later = "--memory", "64M", "--time-limit", "1s"
@@ -216,7 +216,7 @@ exit 1
 
 @pytest.mark.encrypted
 @pytest.mark.parametrize("command", ["check-boot", "boot", "boot --headless"])
-def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
+def test_qemu_cannot_read_the_key(coldrise, small, tmp_path, command):
     address = small(boot_record(HALT))
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -240,17 +240,17 @@ def test_the_key_is_out_of_qemu_s_reach(coldrise, small, tmp_path, command):
         done = subprocess.run([PROGRAM, *command.split(), address], capture_output=True, text=True,
                               env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert done.returncode == 1 and "qemu-system-x86_64 ended" in done.stderr
-    told = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
-    assert "reached usr" in told and "variables 0" in told
-    reached = {line for line in told if line.startswith("reached ")}
-    assert reached == {"reached usr"}, told
-    assert {line for line in told if line.startswith("denied ")} == {
+    messages = [line.removeprefix("coldrise: qemu-system-x86_64: ") for line in done.stderr.splitlines()]
+    assert "reached usr" in messages and "variables 0" in messages
+    reached = {line for line in messages if line.startswith("reached ")}
+    assert reached == {"reached usr"}, messages
+    assert {line for line in messages if line.startswith("denied ")} == {
         f"denied {name}" for name in
         ["passphrase", "repository", "markers", "write", "home", "environment", "tmp", "runs", "kill", "tcp"]}
     assert not (coldrise.repository / "new").exists()
     if command != "boot":
         # What it says reaches no terminal as it is.
-        assert "title  end" in told and "\x1b" not in done.stderr
+        assert "title  end" in messages and "\x1b" not in done.stderr
 
 
 # ---------------------------------------------------------------------------- the record
@@ -325,7 +325,7 @@ def test_a_damaged_result_is_named_and_replaced(coldrise, small):
 # -------------------------------------------------------------------- before the start
 
 
-def test_what_is_missing_is_named_before_anything_starts(coldrise, small, tmp_path):
+def test_missing_requirements_are_named_before_the_start(coldrise, small, tmp_path):
     address = small(b"")
     memory = coldrise.run("check-boot", address, "--memory", "8T")
     assert memory.returncode == 3 and "not checked" in memory.stderr

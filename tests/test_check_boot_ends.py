@@ -54,7 +54,7 @@ def test_an_interrupted_check_discards_its_session(coldrise, running, send):
 @pytest.mark.parametrize("command", [["gc"], ["doctor"], ["check-boot", "web02/latest", "--memory", "64M",
                                                        "--until", "started"]],
                          ids=["gc", "doctor", "a check of another machine"])
-def test_what_a_killed_check_left_goes_by_itself(coldrise, own_tmp, running, tmp_path, command):
+def test_leftovers_of_a_killed_check_are_removed_automatically(coldrise, own_tmp, running, tmp_path, command):
     process, started = running
     (tmp_path / "other.raw").write_bytes(b"".ljust(MIB, b"\0"))
     coldrise.backup("web02", vda=tmp_path / "other.raw")
@@ -63,7 +63,7 @@ def test_what_a_killed_check_left_goes_by_itself(coldrise, own_tmp, running, tmp
     (kept / "lock").touch()
     folders = {path.name.split("-")[1] for path in own_tmp.iterdir()} - {"state"}
     assert folders == {"check", "nbdkit"}
-    # While it lives, nothing of it is touched, whoever asks.
+    # While it lives, no command touches any of it.
     coldrise.run(*command)
     (session,) = coldrise.json("sessions")["sessions"]
     assert session["session"] == SESSION and not session["is_abandoned"]
@@ -89,7 +89,7 @@ def test_a_session_of_a_running_check_cannot_be_ended(coldrise, running):
     assert coldrise.json("sessions") == {"sessions": []}
 
 
-def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
+def test_the_next_check_removes_leftovers_of_a_killed_one(coldrise, running):
     process, started = running
     process.kill()
     process.communicate(timeout=60)
@@ -100,7 +100,7 @@ def test_the_next_check_removes_what_a_killed_one_left(coldrise, running):
     assert status == 0, checked
 
 
-def test_a_crash_of_qemu_is_no_verdict(coldrise, running):
+def test_a_crash_of_qemu_is_not_a_verdict(coldrise, running):
     process, started = running
     os.kill(qemu_of(started), signal.SIGKILL)
     _output, messages = process.communicate(timeout=60)

@@ -60,7 +60,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_a_child_that_was_just_started_ends(coldrise, small, own_tmp, held_prctl, tmp_path, case):
+def test_a_child_started_just_before_the_exit_ends(coldrise, small, own_tmp, held_prctl, tmp_path, case):
     number, words = COMMANDS[case]
     small(boot_record(SAY + HALT))
     image = tmp_path / "disk.qcow2"

@@ -31,7 +31,7 @@ def test_an_empty_repository(coldrise):
 ])  # fmt: skip
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_work_begins_gets_an_answer(coldrise, tmp_path, words, number):
-    """The passphrase comes from a pipe that nobody writes, so that the command waits."""
+    """The passphrase comes from a pipe without a writer, so that the command waits."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [PROGRAM, "--repo", coldrise.repository, "--passphrase-file", pipe, "--json", *words]
@@ -62,7 +62,7 @@ def test_list_and_show(coldrise, image, point, tmp_path):
     assert point in coldrise.run("list").stdout
 
 
-def test_stats_are_honest(coldrise, tmp_path):
+def test_stats_match_the_stored_data(coldrise, tmp_path):
     image = Image(8 * MIB)
     image.fill(0, MIB, "random")
     for offset in range(2 * MIB, 3 * MIB, CHUNK):
@@ -132,7 +132,7 @@ def test_diff_of_disks_that_only_one_has(coldrise, point, tmp_path):
 
 
 def test_diff_with_captured_writes(coldrise, image, point, nbdkit, tmp_path):
-    """Contents count, not where they lie."""
+    """Contents count, not their location."""
     coldrise.publish(point, "trial")
     with nbdkit() as server:
         with server.connect("live/trial/vda") as client:
@@ -171,7 +171,7 @@ def test_doctor(coldrise, point, live):
     assert text.startswith("ok    nbdkit") and "FAIL" not in text
 
 
-def test_doctor_tells_what_nfs_needs(tmp_path):
+def test_doctor_reports_nfs_requirements(tmp_path):
     nowhere = Coldrise(tmp_path)
     checks = {"nfs-ganesha": "nfs-ganesha", "rpcbind": "rpcbind", "ip": "iproute2"}
 
@@ -237,7 +237,7 @@ def test_help_and_version(coldrise):
     assert coldrise.run("--version").stdout.startswith("coldrise ")
 
 
-def test_words_of_addresses_are_no_machines(coldrise, tmp_path):
+def test_reserved_words_are_not_machine_names(coldrise, tmp_path):
     disk = tmp_path / "vda.raw"
     disk.write_bytes(b"x" * 4096)
     for word in ("latest", "live", "latest~1"):

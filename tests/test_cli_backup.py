@@ -30,7 +30,7 @@ def restored(coldrise, address, tmp_path):
     return target.read_bytes()
 
 
-def test_what_a_backup_reports(coldrise, image, raw):
+def test_a_backup_reports_its_numbers(coldrise, image, raw):
     first = coldrise.json("backup", "web01", f"vda=raw:{raw}")
     assert first["address"] == f"{first['machine']}/{first['point']}"
     disk = first["disks"][0]
@@ -49,7 +49,7 @@ def test_what_a_backup_reports(coldrise, image, raw):
     assert disk["known_chunks"] == 2 * MIB // CHUNK + 1
 
 
-def test_several_disks_make_one_point(coldrise, tmp_path):
+def test_several_disks_form_one_point(coldrise, tmp_path):
     disks = {}
     for name in ("vda", "vdb"):
         disks[name] = Image(MIB)
@@ -101,7 +101,7 @@ def test_backing_files_are_followed_only_on_request(coldrise, image, raw, tmp_pa
     assert content[: len(image)] == bytes(image.content)
 
 
-def test_a_descriptor_opens_nothing_else(coldrise, tmp_path):
+def test_a_descriptor_opens_no_other_files(coldrise, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * MIB)
     descriptor = tmp_path / "evil.vmdk"
@@ -114,7 +114,7 @@ def test_a_descriptor_opens_nothing_else(coldrise, tmp_path):
     assert points(coldrise) == []
 
 
-def test_truncated_and_lying_images(coldrise, raw, tmp_path):
+def test_truncated_and_inconsistent_images(coldrise, raw, tmp_path):
     whole = convert(raw, tmp_path / "whole.qcow2", "qcow2").read_bytes()
     for name, content in {
         "empty": b"",
@@ -155,7 +155,7 @@ def test_configuration_is_stored(coldrise, raw, tmp_path):
     assert len(points(coldrise)) == 1
 
 
-def test_bitmap_reads_only_what_changed(coldrise, tmp_path):
+def test_bitmap_reads_only_changes(coldrise, tmp_path):
     image = Image(32 * MIB)
     image.fill(0, 32 * MIB, "content")
     path = convert(image.save(tmp_path / "disk.raw"), tmp_path / "disk.qcow2", "qcow2")
@@ -191,7 +191,7 @@ def random_disk(tmp_path, size):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_cancelled_and_run_again(coldrise, tmp_path, number):
+def test_a_cancelled_run_can_be_repeated(coldrise, tmp_path, number):
     disk = random_disk(tmp_path, 24 * MIB)
     with slow_server(disk) as (uri, _server):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
@@ -202,7 +202,7 @@ def test_cancelled_and_run_again(coldrise, tmp_path, number):
     assert points(coldrise) == []
     address = coldrise.backup("web01", vda=disk)
     assert points(coldrise) == [address]
-    # Nothing is there twice.
+    # Nothing is listed twice.
     assert coldrise.json("stats")["chunks"] == 24 * MIB // CHUNK
     assert restored(coldrise, f"{address}/vda", tmp_path) == disk.read_bytes()
 
@@ -219,7 +219,7 @@ def test_killed_and_run_again(coldrise, tmp_path):
     assert restored(coldrise, f"{address}/vda", tmp_path) == disk.read_bytes()
 
 
-def test_a_source_that_vanishes(coldrise, tmp_path):
+def test_a_vanished_source_is_reported(coldrise, tmp_path):
     disk = random_disk(tmp_path, 24 * MIB)
     with slow_server(disk) as (uri, server):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
@@ -232,7 +232,7 @@ def test_a_source_that_vanishes(coldrise, tmp_path):
     coldrise.backup("web01", vda=disk)
 
 
-def test_commands_beside_a_backup(coldrise, point, tmp_path):
+def test_commands_during_a_backup(coldrise, point, tmp_path):
     # It takes longer than all the other commands, whose starts may take seconds each.
     disk = random_disk(tmp_path, 96 * MIB)
     with slow_server(disk) as (uri, _server):
@@ -256,10 +256,10 @@ def test_progress_is_printed_at_a_limited_rate(coldrise, tmp_path):
         running = RunningBackup(coldrise, "web01", f"vda={uri}")
         code, last, messages = running.end()
     assert code == 0 and "address" in last and messages == ""
-    told = running.lines[:-1]
-    assert all(line["event"] == "progress" for line in told)
-    storing = [line for line in told if line["phase"] == "storing"]
-    assert storing and len(told) <= 4 * last["elapsed_ms"] / 1000 + 4
+    events = running.lines[:-1]
+    assert all(line["event"] == "progress" for line in events)
+    storing = [line for line in events if line["phase"] == "storing"]
+    assert storing and len(events) <= 4 * last["elapsed_ms"] / 1000 + 4
     assert all(line["total_bytes"] == 24 * MIB for line in storing)
     done = [line["done_bytes"] for line in storing]
     assert done == sorted(done)

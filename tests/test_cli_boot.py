@@ -112,7 +112,7 @@ def test_a_broken_configuration_does_not_keep_a_machine_from_booting(coldrise, t
     assert "warning" in done.stderr
 
 
-def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
+def test_a_boot_without_qemu_publishes_nothing(coldrise, machine, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     os.symlink("/bin/sh", tools / "sh")
@@ -125,7 +125,7 @@ def test_nothing_is_published_in_vain(coldrise, machine, tmp_path):
 
 @pytest.fixture
 def idle_machine(coldrise, tmp_path):
-    """The address of a point whose machine says "!" and does nothing for ever."""
+    """The address of a point whose machine says "!" and then idles."""
     path = tmp_path / "idle.raw"
     # mov dx,0x3f8; mov al,'!'; out dx,al; hlt; jmp to it
     code = bytes.fromhex("baf803b021eef4ebfd")
@@ -144,7 +144,7 @@ def start(coldrise, address, protocol):
 def descendants(process):
     """Processes that a process has started, and theirs: what each runs, by its id."""
     found, children = {}, []
-    # A thread or a process may end during the look-up: the others count all the same.
+    # A thread or a process may end during the look-up: the others still count.
     ended = contextlib.suppress(FileNotFoundError, ProcessLookupError)
     with ended:
         # QEMU is the child of a thread of its own.
@@ -178,7 +178,7 @@ def test_an_interrupted_machine_leaves_its_session(coldrise, idle_machine, proto
 
 
 @pytest.mark.parametrize("protocol, servers", [("nbd", ["nbdkit"]), ("nfs", ["ganesha", "rpcbind"])])
-def test_nothing_outlives_a_killed_boot(coldrise, idle_machine, protocol, servers):
+def test_a_killed_boot_leaves_no_processes(coldrise, idle_machine, protocol, servers):
     process = start(coldrise, idle_machine, protocol)
     started = descendants(process.pid)
     for server in servers:
@@ -219,8 +219,8 @@ def test_a_boot_is_one_run_and_is_cancelled_as_ctrl_c_does(coldrise, idle_machin
     assert len(recorded.json("runs")["runs"]) == 1
 
 
-def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nfs):
-    """Each finds its own server, beside one that serves the network that they start in."""
+def test_machines_over_nfs_do_not_interfere(coldrise, idle_machine, nfs):
+    """Each finds its own server, although another one serves the network in which they start."""
     server = nfs()
     inside = server.network.command(PROGRAM, "boot", idle_machine, "--over", "nfs",
                                     "--memory", "64M")
@@ -243,7 +243,7 @@ def test_machines_over_nfs_are_not_in_each_others_way(coldrise, idle_machine, nf
     assert live == ["web01-1", "web01-2", "web01-3"]
 
 
-def test_what_boot_over_nfs_needs_is_named(coldrise, machine, tmp_path):
+def test_missing_requirements_of_boot_over_nfs_are_named(coldrise, machine, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     packages = {"ip": "iproute2", "ganesha.nfsd": "nfs-ganesha", "rpcbind": "rpcbind",

@@ -1,4 +1,4 @@
-"""Mistakes and damage: exit codes, and messages that say what, where and what to do."""
+"""Mistakes and damage: exit codes, and messages with cause, place and advice."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_a_wrong_passphrase_changes_nothing(coldrise, tmp_path):
     assert not (tmp_path / "out.raw").exists()
 
 
-def test_of_two_inits_at_once_one_makes_the_repository(tmp_path):
+def test_only_one_of_two_concurrent_inits_succeeds(tmp_path):
     source = Image(MIB).save(tmp_path / "vda.raw")
     for number in range(8):
         repository = Coldrise(tmp_path / f"repository{number}")
@@ -84,7 +84,7 @@ def test_of_two_inits_at_once_one_makes_the_repository(tmp_path):
         assert repository.json("verify")["is_clean"]
 
 
-def test_directories_that_a_copy_left_out_are_made_again(coldrise, tmp_path):
+def test_directories_missing_in_a_copy_are_recreated(coldrise, tmp_path):
     image = Image(MIB)
     image.fill(0, MIB // 2, "content")
     source = image.save(tmp_path / "vda.raw")
@@ -97,7 +97,7 @@ def test_directories_that_a_copy_left_out_are_made_again(coldrise, tmp_path):
     coldrise.publish(point, "trial")
     for name in ("layers", "live"):
         shutil.rmtree(coldrise.repository / name)
-    # What was in there is missed.
+    # Its content is missing.
     assert coldrise.run("verify").returncode == 1
     assert coldrise.run("gc").returncode == 1
     coldrise.json("unpublish", "trial", "--discard")
@@ -126,7 +126,7 @@ def test_an_answer_that_cannot_be_written_leaves_a_point(coldrise, point, image,
     assert process.returncode == 1 and f"made restore point {made['address']}" in message, message
 
 
-def test_no_passphrase(coldrise):
+def test_a_missing_passphrase_is_reported(coldrise):
     message = refused(Coldrise(coldrise.repository), 12, "wrong_passphrase", "list")
     assert "--passphrase-file" in message
 
@@ -187,7 +187,7 @@ def test_foreign_repository(coldrise):
     assert coldrise.json("list") == {"machines": [], "lost": []}
 
 
-def test_init_leaves_what_is_there_alone(coldrise, tmp_path):
+def test_init_does_not_change_existing_files(coldrise, tmp_path):
     message = refused(coldrise, 1, "already_exists", "init")
     assert "already holds a repository" in message
     foreign = tmp_path / "foreign"
@@ -201,18 +201,18 @@ def test_init_leaves_what_is_there_alone(coldrise, tmp_path):
     ["--chunk-size", "5K"], ["--chunk-size", "2K"], ["--chunk-size", "512K"], ["--chunk-size", "x"],
     ["--compression", "gzip"], ["--compression", "zstd:20"], ["--no-encryption"],
 ])
-def test_init_refuses_what_is_not_possible(coldrise, tmp_path, options):
+def test_init_refuses_impossible_settings(coldrise, tmp_path, options):
     other = Coldrise(tmp_path / "other", coldrise.passphrase_file)
     refused(other, 2, "invalid_input", "init", *options)
     assert not other.repository.exists()
 
 
-def test_init_wants_a_passphrase(tmp_path):
+def test_init_requires_a_passphrase(tmp_path):
     message = refused(Coldrise(tmp_path / "other"), 2, "invalid_input", "init")
     assert "--no-encryption" in message
 
 
-def test_unknown_addresses_name_what_there_is(coldrise, point):
+def test_unknown_addresses_list_the_existing_ones(coldrise, point):
     assert "web01" in refused(coldrise, 1, "not_found", "show", "db01/latest")
     assert "web01" in refused(coldrise, 1, "not_found", "list", "db01")
     exact = point.split("/")[1]
@@ -245,7 +245,7 @@ def test_unknown_addresses_name_what_there_is(coldrise, point):
     ["serve", "nbd", "--listen", "0.0.0.0:10809"], ["serve", "nbd", "--listen", "localhost"],
     ["serve", "nbd", "--cache", "lots"],
 ])
-def test_what_makes_no_sense_is_refused(coldrise, point, arguments):
+def test_invalid_requests_are_refused(coldrise, point, arguments):
     refused(coldrise, 2, "invalid_input", *arguments)
     assert coldrise.json("sessions") == {"sessions": []}
 
@@ -264,7 +264,7 @@ def test_wrong_usage(coldrise, arguments):
     assert done.stderr.startswith("coldrise: ") or "Usage:" in done.stderr
 
 
-def test_no_repository_named(coldrise):
+def test_a_missing_repository_option_is_reported(coldrise):
     environment = coldrise.environment()
     del environment["COLDRISE_REPO"]
     done = subprocess.run([PROGRAM, "list"], env=environment, capture_output=True, text=True,
@@ -293,8 +293,8 @@ def test_damage_is_reported_and_never_returned(coldrise, nbdkit, tmp_path):
     with nbdkit() as server, server.connect(f"{point}/vda") as client:
         with pytest.raises(nbd.Error):
             read_all(client)
-    told = [line for line in server.messages().splitlines() if "chunk" in line]
-    assert told and all(f"{point}/vda: chunk " in line for line in told), told
+    logged = [line for line in server.messages().splitlines() if "chunk" in line]
+    assert logged and all(f"{point}/vda: chunk " in line for line in logged), logged
 
 
 def test_a_missing_layer_is_reported(coldrise, point, live, nbdkit):
@@ -325,13 +325,13 @@ def test_wrong_sizes_and_formats_are_refused_with_the_choices(coldrise, argument
     assert done.returncode == 2 and all(word in done.stderr for word in words), done.stderr
 
 
-def test_a_usage_line_shows_no_option_that_the_environment_gives(coldrise):
+def test_a_usage_line_hides_options_set_by_the_environment(coldrise):
     done = coldrise.run("backup")
     assert done.returncode == 2 and "Usage: coldrise backup" in done.stderr
     assert "--repo" not in done.stderr
 
 
-def test_the_doctor_tells_a_wrong_passphrase(coldrise, tmp_path):
+def test_doctor_detects_a_wrong_passphrase(coldrise, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("battery staple\n", encoding="utf-8")
     done = Coldrise(coldrise.repository, wrong).run("doctor")

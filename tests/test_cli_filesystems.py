@@ -27,7 +27,7 @@ def test_a_file_system_of_several_hosts_is_refused(coldrise, tmp_path, kind):
                 assert "local file system" in done.stderr
 
 
-def test_a_part_of_a_repository_on_such_a_file_system_is_refused(coldrise, tmp_path):
+def test_a_repository_partly_on_an_unsupported_file_system_is_refused(coldrise, tmp_path):
     (coldrise.repository / "layers").rmdir()
     with fuse_mount(coldrise.repository / "layers", "fuse.s3fs"):
         done = coldrise.run("--json", "list")

@@ -75,7 +75,7 @@ def test_every_point_restores_as_before_and_the_space_is_returned(
     assert layers(coldrise) == {}
 
 
-def test_readers_and_a_running_session_go_on(coldrise, sealed, image, nbdkit, tmp_path):
+def test_readers_and_a_running_session_continue(coldrise, sealed, image, nbdkit, tmp_path):
     server, viewer = nbdkit(), nbdkit(options=["--readonly"])
     with server.connect("live/trial/vda") as live, viewer.connect("live/trial/vda") as view, \
             server.connect(f"{sealed[0][0]}/vda") as old:  # fmt: skip
@@ -96,7 +96,7 @@ def test_readers_and_a_running_session_go_on(coldrise, sealed, image, nbdkit, tm
         address = coldrise.json("seal", "trial")["address"]
     with server.connect("live/trial/vda") as live:
         coldrise.json("fold")
-        # A server lets go of layers a moment after their reader has left; then the next writer removes them.
+        # A server closes layers a moment after their reader has left; then the next writer removes them.
         wait_until(lambda: len(layers(coldrise)) == 1 or not coldrise.json("gc"), "the end of the folded layers")
         assert live.pread(len(image), 0) == bytes(image.content)
     for old_address, content in [*sealed, (address, bytes(image.content))]:
@@ -104,7 +104,7 @@ def test_readers_and_a_running_session_go_on(coldrise, sealed, image, nbdkit, tm
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_what_cannot_be_folded_is_told(coldrise, sealed, point):
+def test_points_that_cannot_be_folded_are_reported(coldrise, sealed, point):
     for address, message in [
         (point, "is a backup: it has no layers"),
         ("live/trial", "seal it (coldrise seal trial)"),
@@ -117,7 +117,7 @@ def test_what_cannot_be_folded_is_told(coldrise, sealed, point):
 
 
 def test_a_kill_at_any_moment_loses_nothing(coldrise, nbdkit, tmp_path):
-    """A larger disk, so that there is something to be killed in."""
+    """A larger disk, so that the fold takes long enough to be killed."""
     numbers = random.Random(17)
     image = Image(32 * MIB)
     image.fill(0, 8 * MIB, "base")
@@ -194,7 +194,7 @@ def is_being_written(coldrise):
 
 @pytest.fixture
 def captured(coldrise, nbdkit, tmp_path):
-    """A point sealed over another one: what was captured takes a while to fold."""
+    """A point sealed over another one: its captured writes take a while to fold."""
     disk = Image(160 * MIB)
     disk.fill(0, 1 * MIB, "disk")
     coldrise.publish(coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial")
@@ -206,7 +206,7 @@ def captured(coldrise, nbdkit, tmp_path):
     return coldrise.json("seal", "trial")["address"], disk
 
 
-def test_a_fold_in_the_background_gives_way_and_gets_done(coldrise, captured, watching, tmp_path):
+def test_a_background_fold_yields_and_completes(coldrise, captured, watching, tmp_path):
     address, disk = captured
     small = Image(1 * MIB)
     small.fill(0, 1 * MIB, "small")
@@ -214,17 +214,17 @@ def test_a_fold_in_the_background_gives_way_and_gets_done(coldrise, captured, wa
     watching()
     for _ in range(3):
         until(lambda: is_being_written(coldrise) or layers_of(coldrise, address) == 0)
-        # Never refused with 11, though somebody else writes.
+        # Never refused with 11, though another process writes.
         coldrise.backup("db01", sda=tmp_path / "small.raw")
     until(lambda: layers_of(coldrise, address) == 0)
     assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)
-    # What is sealed later is folded as well.
+    # Points sealed later are folded as well.
     coldrise.publish("db01/latest", "second")
     sealed = coldrise.json("seal", "second")["address"]
     until(lambda: layers_of(coldrise, sealed) == 0)
 
 
-def test_a_fold_in_the_background_may_be_killed(coldrise, captured, watching, tmp_path):
+def test_a_background_fold_may_be_killed(coldrise, captured, watching, tmp_path):
     address, disk = captured
     for number in range(3):
         process = watching()

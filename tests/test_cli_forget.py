@@ -20,7 +20,7 @@ TIMES = ["20261101T100000Z", "20261102T100000Z", "20261103T100000Z"]
 
 @pytest.fixture
 def history(coldrise, tmp_path):
-    """Three points of web01 and one of db01; what each disk was."""
+    """Three points of web01 and one of db01; the content of each disk."""
     disk = Image(8 * MIB)
     contents = {}
     for number, time in enumerate(TIMES):
@@ -43,7 +43,7 @@ def failure(coldrise, code, *arguments):
     return json.loads(done.stdout.splitlines()[-1])["error"]["message"]
 
 
-def test_a_forgotten_point_is_gone_and_the_others_are_as_they_were(coldrise, history, tmp_path):
+def test_a_forgotten_point_is_gone_and_others_are_unchanged(coldrise, history, tmp_path):
     first, second, third = history
     done = coldrise.json("forget", second)
     assert done["points"] == [second] and not done["is_dry_run"]
@@ -59,7 +59,7 @@ def test_a_forgotten_point_is_gone_and_the_others_are_as_they_were(coldrise, his
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_machine_goes_with_its_last_point_and_may_come_again(coldrise, history, tmp_path):
+def test_a_machine_is_removed_with_its_last_point_and_can_return(coldrise, history, tmp_path):
     assert "--all" in failure(coldrise, USAGE, "forget", "web01")
     assert "one restore point" in failure(coldrise, USAGE, "forget", "--all", "web01/latest")
     coldrise.json("forget", "web01/latest", "web01/latest~1", f"web01/{TIMES[2]}")
@@ -72,7 +72,7 @@ def test_a_machine_goes_with_its_last_point_and_may_come_again(coldrise, history
     assert points(coldrise, "web01") == [again]
 
 
-def test_all_of_them_or_none(coldrise, history):
+def test_forget_is_all_or_nothing(coldrise, history):
     first, second, third = history
     coldrise.json("protect", second)
     before = points(coldrise)
@@ -83,10 +83,10 @@ def test_all_of_them_or_none(coldrise, history):
     assert points(coldrise) == before
 
 
-def test_protection_shows_and_can_be_taken_back(coldrise, history):
+def test_protection_is_shown_and_can_be_removed(coldrise, history):
     first, _, third = history
     assert coldrise.json("protect", third, first)["points"] == [first, third]
-    # Once more is no mistake.
+    # A repetition is not an error.
     coldrise.json("protect", first)
     listed = coldrise.json("list", "web01")["machines"][0]["points"]
     assert [point["is_protected"] for point in listed] == [True, False, True]
@@ -98,7 +98,7 @@ def test_protection_shows_and_can_be_taken_back(coldrise, history):
     assert not coldrise.json("show", first)["is_protected"]
     coldrise.json("forget", first)
     assert failure(coldrise, FAILED, "protect", first)
-    # What it protects is the point: all else of it is as it was.
+    # It protects only the point: everything else is unchanged.
     assert coldrise.json("verify")["is_clean"]
 
 
@@ -144,7 +144,7 @@ def test_a_session_continues_without_the_points_that_it_sealed(coldrise, history
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_dry_run_changes_nothing_and_tells_the_space(coldrise, history):
+def test_a_dry_run_changes_nothing_and_reports_the_space(coldrise, history):
     before = points(coldrise)
     first, second, third = history
     said = coldrise.json("forget", "--dry-run", first, second, third)
@@ -160,7 +160,7 @@ def test_a_dry_run_changes_nothing_and_tells_the_space(coldrise, history):
 
 
 def test_a_running_server_and_mount_see_it_and_readers_continue(coldrise, history, nbdkit, mount):
-    """Nothing is restarted: names vanish, and what is open stays readable."""
+    """Nothing is restarted: names vanish, and open files stay readable."""
     first, second, third = history
     mounted = mount()
     with nbdkit() as server, server.connect(f"{first}/vda") as handle:
@@ -190,8 +190,8 @@ def nbd_names(server):
     return [export["export-name"] for export in json.loads(found)["exports"]]
 
 
-def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
-    """What changed between it and the forgotten one would be missing."""
+def test_a_bitmap_is_not_used_with_an_older_backup(coldrise, tmp_path):
+    """The changes between it and the forgotten one would be missing."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
     write = ["qemu-io", "-f", "qcow2", "-c"]
@@ -204,7 +204,7 @@ def test_a_bitmap_does_not_count_from_an_older_backup(coldrise, tmp_path):
     coldrise.json("forget", newest)
     message = failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
     assert newest.split("/")[1] in message and "without --bitmap" in message
-    # An old image that is taken in afterwards is no base either.
+    # An old image that is imported afterwards is not a base either.
     coldrise.json("backup", "web01", f"vda=qcow2:{image}", "--time", "20200101T000000Z")
     failure(coldrise, FAILED, "backup", "web01", f"vda=qcow2:{image}", "--bitmap", "daily")
     coldrise.json("backup", "web01", f"vda=qcow2:{image}")
@@ -220,8 +220,8 @@ def newest_marker(coldrise):
     return max(markers, key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise, tmp_path):
-    """A database of before was put back: the last backup is lost, and that it was the last."""
+def test_a_bitmap_is_not_used_across_a_lost_point(coldrise, tmp_path):
+    """An older database was restored: the last backup is lost, and the record of it too."""
     image = tmp_path / "vda.qcow2"
     tool("qemu-img", "create", "-f", "qcow2", image, "8M")
     tool("qemu-img", "bitmap", "--add", "-g", "65536", image, "daily")
@@ -239,7 +239,7 @@ def test_a_bitmap_does_not_count_from_a_backup_before_one_that_is_lost(coldrise,
     shutil.rmtree(database)
     shutil.copytree(tmp_path / "before", database)
     assert "coldrise repair" in failure(coldrise, FAILED, "forget", lost)
-    # Its document comes back from the marker, its content does not.
+    # Its document is restored from the marker, its content is not.
     assert coldrise.run("repair").returncode == FAILED
     change(2, 2)
     backup = ("backup", "web01", f"vda=qcow2:{image}")
@@ -262,7 +262,7 @@ def cut_log(coldrise):
     log.write_bytes(log.read_bytes()[:-5])
 
 
-def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
+def test_protection_survives_a_truncated_log(coldrise, point):
     coldrise.json("protect", point)
     cut_log(coldrise)
     (machine,) = coldrise.json("list")["machines"]
@@ -276,7 +276,7 @@ def test_protection_outlives_a_log_that_lost_its_end(coldrise, point):
     coldrise.json("forget", point)
 
 
-def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
+def test_a_quarantined_point_stays_quarantined(coldrise, point):
     coldrise.json("quarantine", point)
     cut_log(coldrise)
     (machine,) = coldrise.json("list")["machines"]
@@ -290,7 +290,7 @@ def test_a_point_that_was_set_aside_stays_aside(coldrise, point):
 
 
 def test_lost_points_are_named_where_points_are_chosen(coldrise, image, point, tmp_path):
-    """Who boots an older point because the newest is lost has to know it."""
+    """A user who boots an older point because the newest is lost gets a warning."""
     lost = coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
     cut_log(coldrise)
     assert coldrise.json("list")["lost"] == [lost]

@@ -1,4 +1,4 @@
-"""A full disk under the repository: nothing is lost, and it works again with more room."""
+"""A full disk under the repository: nothing is lost, and it works again with more space."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def empty(request, tmp_path):
 
 @pytest.fixture
 def others(empty):
-    """What else lies on that file system, and leaves 24 MiB."""
+    """Other files on that file system, which leave 24 MiB."""
     path = empty.repository.parent / "others"
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, available(path.parent) - 24 * MIB)
@@ -44,7 +44,7 @@ def others(empty):
 
 @pytest.fixture
 def small(empty, others):
-    """A repository with little room."""
+    """A repository with little free space."""
     return empty
 
 
@@ -65,13 +65,13 @@ def test_backup_onto_a_full_disk(small, others, tmp_path):
     done = small.run("--json", "backup", "db01", f"vda=raw:{large}")
     assert done.returncode == 1 and error_kind(done) == "no_space", done.stderr
 
-    # Everything that only reads goes on.
+    # All readers continue.
     assert [m["machine"] for m in small.json("list")["machines"]] == ["web01"]
     target = tmp_path / "out.raw"
     small.json("restore", f"{point}/vda", target)
     assert target.read_bytes() == first.read_bytes()
 
-    # What the failed backup left is cleared by the next one.
+    # The next backup removes the leftovers of the failed one.
     little = disk(tmp_path, "little", 4)
     kept = small.backup("db02", vda=little)
     others.unlink()
@@ -130,8 +130,8 @@ def assert_room_can_be_made(coldrise, folder, expected_bytes):
 
 
 @pytest.mark.parametrize("free_kib", (6200, 7200, 9000))
-def test_a_small_backup_leaves_what_a_gc_needs(empty, tmp_path, free_kib):
-    """What is only in the log needs its space once more, in a file."""
+def test_a_small_backup_leaves_enough_space_for_a_gc(empty, tmp_path, free_kib):
+    """Data that is only in the log needs its space once more, in a file."""
     folder = empty.repository.parent
     before = available(folder)
     empty.backup("web01", vda=disk(tmp_path, "first", 1))
@@ -144,7 +144,7 @@ def test_a_small_backup_leaves_what_a_gc_needs(empty, tmp_path, free_kib):
     assert_room_can_be_made(empty, folder, before - size - MIB)
 
 
-def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
+def test_six_concurrent_backups_fill_it_and_it_is_emptied(empty, tmp_path):
     folder, numbers = empty.repository.parent, random.Random(3)
     before = available(folder)
     for _ in range(2):
@@ -165,8 +165,8 @@ def test_six_backups_at_once_fill_it_and_it_is_emptied(empty, tmp_path):
         assert_room_can_be_made(empty, folder, before - 2 * MIB)
 
 
-def test_a_gc_without_much_room_rewrites_small_files_first(empty, tmp_path):
-    """What one rewritten file frees makes room for the next, larger one."""
+def test_a_gc_with_little_free_space_rewrites_small_files_first(empty, tmp_path):
+    """The space freed by one rewritten file is enough for the next, larger one."""
     folder, numbers = empty.repository.parent, random.Random(4)
     points, kept = [], bytearray()
     for number, size in enumerate((40, 20, 10)):
@@ -229,7 +229,7 @@ def write_until_full(small, directory, model, numbers, piece=256 << 10):
                 handle.flush()
             except nbd.Error as error:
                 assert error.errno == "ENOSPC", error
-                # What was taken before is flushed all the same.
+                # Writes accepted before can still be flushed.
                 handle.flush()
                 for offset, content in pieces:
                     model.write(offset, content)
@@ -238,7 +238,7 @@ def write_until_full(small, directory, model, numbers, piece=256 << 10):
                 model.write(offset, content)
 
 
-def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
+def test_it_works_after_a_full_disk_is_freed(empty, tmp_path):
     """Backups and a session fill it; forget, prune and gc give the space back."""
     numbers, target = random.Random(8), tmp_path / "out.raw"
     model = Image(128 * MIB)
@@ -257,7 +257,7 @@ def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
                 break
             made[json.loads(done.stdout.splitlines()[-1])["address"]] = image
         assert len(made) >= 5, made
-        # The rest goes to a session, once a point has made room for one.
+        # The rest goes to a session, once a point has freed space for one.
         address, image = made.popitem()
         empty.json("forget", address)
         empty.json("gc")
@@ -288,7 +288,7 @@ def test_filled_to_the_brim_and_freed_it_works_on(empty, tmp_path):
     empty.json("restore", f"{base}/vda", target, "--force")
     assert target.read_bytes() == model.content
 
-def test_seals_and_publishes_leave_room_for_a_gc(empty, tmp_path):
+def test_seals_and_publishes_leave_space_for_a_gc(empty, tmp_path):
     point = empty.backup("web01", vda=disk(tmp_path, "web01", 4))
     with open(empty.repository.parent / "filler", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, available(empty.repository) - 3 * MIB)

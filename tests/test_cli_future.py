@@ -12,7 +12,7 @@ def named(point):
     return datetime.datetime.strptime(point.partition("/")[2], "%Y%m%dT%H%M%SZ")
 
 
-def test_latest_passes_over_a_point_from_the_future(coldrise, point, mount, tmp_path):
+def test_latest_skips_a_point_from_the_future(coldrise, point, mount, tmp_path):
     raw = f"vda=raw:{tmp_path / 'vda.raw'}"
     future = coldrise.json("backup", "web01", raw, "--time", FUTURE)
     assert any(FUTURE in warning for warning in future["warnings"])
@@ -24,7 +24,7 @@ def test_latest_passes_over_a_point_from_the_future(coldrise, point, mount, tmp_
     mounted = mount()
     assert os.readlink(mounted / "web01/latest") == FUTURE
     newest = coldrise.json("backup", "web01", raw)
-    # What is open sees it at once.
+    # Open readers see it immediately.
     assert os.readlink(mounted / "web01/latest") == newest["point"]
     assert any(FUTURE in warning for warning in newest["warnings"])
     assert newest["point"] < FUTURE
@@ -56,7 +56,7 @@ def test_an_old_image_that_is_stored_last_is_not_latest(coldrise, point, tmp_pat
     assert coldrise.json("show", "web01/latest")["address"] == point
 
 
-def test_a_backup_beside_a_clock_that_is_a_little_ahead(coldrise, point, tmp_path):
+def test_a_backup_with_a_clock_slightly_ahead(coldrise, point, tmp_path):
     raw = f"vda=raw:{tmp_path / 'vda.raw'}"
     ahead = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=120)
     first = coldrise.json("backup", "web01", raw, "--time", f"{ahead:%Y%m%dT%H%M%SZ}")
@@ -66,7 +66,7 @@ def test_a_backup_beside_a_clock_that_is_a_little_ahead(coldrise, point, tmp_pat
     assert coldrise.json("show", "web01/latest")["address"] == second["address"]
 
 
-def test_a_bitmap_counts_from_the_last_backup_beside_a_point_from_the_future(coldrise, tmp_path):
+def test_a_bitmap_is_used_despite_a_point_from_the_future(coldrise, tmp_path):
     image = tmp_path / "disk.qcow2"
     tool("qemu-img", "create", "-q", "-f", "qcow2", image, "4M")
     coldrise.json("backup", "web01", f"vda={image}", "--time", FUTURE)

@@ -43,8 +43,8 @@ def database_bytes(coldrise):
     return sum(path.stat().st_size for path in (coldrise.repository / "db").glob("*.sst"))
 
 
-def without_time(told):
-    return {name: value for name, value in told.items() if name in NOTHING}
+def without_time(result):
+    return {name: value for name, value in result.items() if name in NOTHING}
 
 
 def assert_restores(coldrise, contents, tmp_path):
@@ -54,7 +54,7 @@ def assert_restores(coldrise, contents, tmp_path):
         assert target.read_bytes() == content, address
 
 
-def test_the_space_of_a_forgotten_machine_comes_back(coldrise, disk, save, tmp_path):
+def test_the_space_of_a_forgotten_machine_is_returned(coldrise, disk, save, tmp_path):
     kept = save("web01", disk)
     content = bytes(disk.content)
     disk.fill(4 * MIB, 16 * MIB, "second")
@@ -65,13 +65,13 @@ def test_the_space_of_a_forgotten_machine_comes_back(coldrise, disk, save, tmp_p
     coldrise.json("forget", gone)
     before = database_bytes(coldrise)
     assert before > 40 * MIB
-    told = coldrise.json("gc", "--dry-run")
-    assert told["is_dry_run"] and told["chunks_to_delete"] == 16 * MIB // (16 * KIB)
+    estimate = coldrise.json("gc", "--dry-run")
+    assert estimate["is_dry_run"] and estimate["chunks_to_delete"] == 16 * MIB // (16 * KIB)
     assert database_bytes(coldrise) == before
     done = coldrise.json("gc")
-    assert done["chunks_deleted"] == told["chunks_to_delete"]
+    assert done["chunks_deleted"] == estimate["chunks_to_delete"]
     assert done["pages_deleted"] > 0
-    assert 0.9 * told["bytes_to_return"] < done["bytes_returned"]
+    assert 0.9 * estimate["bytes_to_return"] < done["bytes_returned"]
     assert database_bytes(coldrise) < before - 16 * MIB
     assert_restores(coldrise, {kept: content}, tmp_path)
     stats = coldrise.json("stats")
@@ -93,7 +93,7 @@ def deleted_files(process):
     return [name for name in held if name.endswith(".sst (deleted)")]
 
 
-def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, save):
+def test_a_server_releases_space_freed_by_a_gc(coldrise, nbdkit, disk, save):
     kept = save("web01", disk)
     content = bytes(disk.content)
     disk.fill(0, 24 * MIB, "second")
@@ -105,7 +105,7 @@ def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, sav
     with server.connect(export) as handle:
         assert handle.pread(MIB, 4 * MIB) == content[4 * MIB:5 * MIB]
         coldrise.json("forget", gone)
-        # The server lets go of a point a moment after its reader has left.
+        # The server closes a point a moment after its reader has left.
         chunks = 24 * MIB // (16 * KIB)
         wait_until(lambda: coldrise.json("gc")["chunks_deleted"] == chunks, "the end of the chunks")
         # No client sends a request meanwhile.
@@ -113,7 +113,7 @@ def test_a_server_holds_no_space_that_a_gc_gave_back(coldrise, nbdkit, disk, sav
         assert handle.pread(len(content), 0) == content
 
 
-def test_what_lies_among_chunks_in_use_stays_and_is_used_again(coldrise, disk, save, tmp_path):
+def test_unreferenced_chunks_among_used_ones_are_kept_and_reused(coldrise, disk, save, tmp_path):
     first = save("web01", disk)
     forgotten = bytes(disk.content)
     disk.fill(0, 4 * MIB, "second")
@@ -130,7 +130,7 @@ def test_what_lies_among_chunks_in_use_stays_and_is_used_again(coldrise, disk, s
 
 @pytest.fixture
 def scattered(coldrise, tmp_path):
-    """A file of chunks of which less than half is of no use: 10 MiB of 24. Returns the point
+    """A file of chunks of which less than half is unreferenced: 10 MiB of 24. Returns the point
     that is left, and its content."""
     disk = Image(24 * MIB)
     disk.fill(0, 24 * MIB, "first")
@@ -144,16 +144,16 @@ def scattered(coldrise, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("gc",), ("prune", "--keep-last", "1", "--gc")])
-def test_how_much_may_stay_is_a_choice(coldrise, scattered, tmp_path, command):
+def test_the_unreferenced_share_is_configurable(coldrise, scattered, tmp_path, command):
     kept, content = scattered
     waiting = coldrise.json("stats")
     assert waiting["reclaimable_bytes"] == 0
     assert 10 * MIB <= waiting["kept_unreferenced_bytes"] < 10.5 * MIB
-    # It is no failure of deduplication.
+    # It is not a failure of deduplication.
     assert waiting["unique_bytes"] == waiting["recoverable_bytes"] == 24 * MIB
     assert waiting["deduplication_percent"] == 0
-    told = coldrise.json("gc", "--dry-run", "--max-unused", 0)
-    assert (told["chunks_to_delete"], told["chunks_kept_unreferenced"]) == (640, 0)
+    estimate = coldrise.json("gc", "--dry-run", "--max-unused", 0)
+    assert (estimate["chunks_to_delete"], estimate["chunks_kept_unreferenced"]) == (640, 0)
     assert coldrise.json("gc", "--max-unused", 60)["chunks_deleted"] == 0
     done = coldrise.json(*command, "--max-unused", 0)
     done = done.get("gc", done)
@@ -180,7 +180,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
 
     refused = coldrise.run("gc")
     assert refused.returncode == FAILED and "coldrise repair" in refused.stderr
-    # The rest is counted all the same.
+    # The rest is still counted.
     done = coldrise.run("--json", "stats")
     stats = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == FAILED
@@ -188,7 +188,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
     assert stats["points"] == 1 and stats["recoverable_bytes"] == 24 * MIB
     one = coldrise.run("stats", "web01")
     assert one.returncode == FAILED and kept in one.stdout and lost in one.stderr
-    # Its document comes back from the marker, its content does not.
+    # Its document is restored from the marker, its content is not.
     done = coldrise.run("repair")
     assert done.returncode == FAILED and lost in done.stdout
 
@@ -198,7 +198,7 @@ def test_a_lost_point_stops_a_gc_until_it_is_repaired_and_forgotten(coldrise, di
     assert_restores(coldrise, {kept: content}, tmp_path)
 
 
-def test_layers_go_with_their_points(coldrise, disk, save, nbdkit):
+def test_layers_are_removed_with_their_points(coldrise, disk, save, nbdkit):
     point = save("web01", disk)
     coldrise.publish(point, "trial")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
@@ -216,7 +216,7 @@ def test_layers_go_with_their_points(coldrise, disk, save, nbdkit):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_served_point_is_read_on_after_it_was_forgotten(coldrise, disk, save, nbdkit):
+def test_a_served_point_stays_readable_after_forget(coldrise, disk, save, nbdkit):
     other = Image(32 * MIB)
     other.fill(0, 12 * MIB, "other")
     kept = save("web02", other)
@@ -236,7 +236,7 @@ def test_a_served_point_is_read_on_after_it_was_forgotten(coldrise, disk, save, 
     assert coldrise.json("gc")["chunks_deleted"] == chunks
 
 
-def test_a_machine_runs_on_beside_a_gc(coldrise, disk, save, nbdkit):
+def test_a_machine_keeps_running_during_a_gc(coldrise, disk, save, nbdkit):
     gone = save("web01", disk)
     coldrise.publish(gone, "trial")
     other = Image(32 * MIB)
@@ -266,7 +266,7 @@ def test_a_second_writer_is_refused_and_a_dry_run_is_not(coldrise, disk, save):
         assert coldrise.json("gc", "--dry-run")["chunks_to_delete"] == 0
 
 
-def test_a_damaged_file_is_named_and_everything_else_is_done(coldrise, disk, save, tmp_path):
+def test_a_damaged_file_is_named_and_all_others_are_restored(coldrise, disk, save, tmp_path):
     kept = save("web01", disk)
     content = bytes(disk.content)
     files = set((coldrise.repository / "db").glob("*.sst"))
@@ -301,8 +301,8 @@ def test_a_damaged_file_is_named_and_everything_else_is_done(coldrise, disk, sav
     assert_restores(coldrise, {save("web01", disk): bytes(disk.content)}, tmp_path)
 
 
-def test_readers_come_and_go_beside_gcs(coldrise, disk, save, tmp_path):
-    """Who opens the database finds all its files, whatever is being deleted."""
+def test_readers_open_and_close_during_gcs(coldrise, disk, save, tmp_path):
+    """A reader that opens the database finds all its files, despite concurrent deletions."""
     kept = save("web01", disk)
     content = bytes(disk.content)
     failures, is_over = [], threading.Event()
@@ -331,7 +331,7 @@ def test_readers_come_and_go_beside_gcs(coldrise, disk, save, tmp_path):
     assert failures == []
 
 
-def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
+def test_a_killed_gc_loses_nothing(coldrise, tmp_path, request):
     disk = Image(20 * MIB)
     disk.fill(0, 16 * MIB, "first")
     rounds = request.config.getoption("--gc-kills")
@@ -353,7 +353,7 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
     save()
     for _ in range(rounds):
         if forgotten and chance.random() < 0.3:
-            # Content that is being deleted comes back.
+            # Content that is being deleted is stored again.
             disk.content[:] = chance.choice(forgotten)
         else:
             length = chance.choice([64 * KIB, 9 * MIB, 12 * MIB])
@@ -392,8 +392,8 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
         coldrise.json("forget", address)
     coldrise.json("gc")
     coldrise.json("gc")
-    told = coldrise.json("gc", "--dry-run")
-    assert (told["chunks_to_delete"], told["bytes_to_return"]) == (0, 0)
+    estimate = coldrise.json("gc", "--dry-run")
+    assert (estimate["chunks_to_delete"], estimate["bytes_to_return"]) == (0, 0)
     needed = sum(
         any(contents[newest][at : at + 16 * KIB]) for at in range(0, len(disk), 16 * KIB)
     )
@@ -403,11 +403,11 @@ def test_a_gc_that_is_killed_loses_nothing(coldrise, tmp_path, request):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_leases_that_cannot_be_looked_for_hold_a_gc_back(coldrise, point):
-    """What a front end serves may be named there."""
+def test_unreadable_leases_delay_a_gc(coldrise, point):
+    """The served points may be named there."""
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)
-    # To ask whether this is there fails, as it does on a failing drive.
+    # A check for its existence fails, as it does on a failing drive.
     leases.symlink_to(leases.name)
     done = coldrise.run("gc")
     assert done.returncode == FAILED and str(leases) in done.stderr, done.stderr

@@ -72,7 +72,7 @@ def test_bad_requests_are_refused_and_change_nothing(coldrise, tmp_path):
     ]
 
 
-def test_rotating_and_adding_keep_what_a_guess_costs(tmp_path):
+def test_rotating_and_adding_keep_the_cost_of_a_guess(tmp_path):
     passphrase = tmp_path / "first"
     passphrase.write_text("first\n", encoding="utf-8")
     refused = Coldrise(tmp_path / "costly", passphrase).run("init", "--no-encryption", "--guess-ms", 400)

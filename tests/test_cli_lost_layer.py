@@ -115,7 +115,7 @@ def test_an_idle_session_without_a_layer_is_read_at_once(coldrise, point, live):
         assert any(is_quick(command) for _ in range(3)), command
 
 
-def test_repair_advises_what_to_do_with_a_session(coldrise, layers):
+def test_repair_gives_advice_for_a_session(coldrise, layers):
     layers[1].unlink()
     done = coldrise.run("repair")
     assert done.returncode == 1 and "lost: live/trial/vda" in done.stdout, done.stdout

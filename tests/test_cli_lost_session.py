@@ -1,4 +1,4 @@
-"""A session's document is lost: the points that were sealed from it are restored, the rest is given up."""
+"""A session's document is lost: the points that were sealed from it are restored, the rest is dropped."""
 
 import json
 
@@ -11,7 +11,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def sealed(coldrise, live, nbdkit):
-    """Two points that no writer has entered into the catalog, and writes that nobody sealed."""
+    """Two points that no writer has entered into the catalog, and unsealed writes."""
     points = []
     with nbdkit() as server, server.connect(live) as handle:
         for round_number in (1, 2):
@@ -64,11 +64,11 @@ def answer(coldrise, *arguments, code):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_sealed_points_are_restored_and_the_session_is_given_up(
+def test_sealed_points_are_restored_and_the_session_is_dropped(
     coldrise, sealed, image, loss, tmp_path
 ):
     LOSSES[loss](coldrise)
-    # Every command says what is lost, and what to do.
+    # Every command names the lost data and the next step.
     assert answer(coldrise, "list", code=0)["lost"] == sealed
     listed = coldrise.run("list").stderr
     assert "coldrise repair" in listed and "forget" not in listed, listed
@@ -80,7 +80,7 @@ def test_sealed_points_are_restored_and_the_session_is_given_up(
     assert "nothing is lost" not in examined.stdout
     refused = coldrise.run("gc")
     assert refused.returncode == 1 and "coldrise repair" in refused.stderr, refused.stderr
-    # Points that only markers hold are not given up with the session.
+    # Points that only markers hold are not dropped with the session.
     early = coldrise.run("unpublish", "trial", "--discard")
     assert early.returncode == 1 and "coldrise repair" in early.stderr, early.stderr
 
@@ -100,20 +100,20 @@ def test_sealed_points_are_restored_and_the_session_is_given_up(
     assert answer(coldrise, "repair", code=0)["restored_points"] == 0
     coldrise.json("forget", sealed[0])
     coldrise.json("gc")
-    # Those of the second point: the layer with the writes that nobody sealed is gone.
+    # Those of the second point: the layer with the unsealed writes is gone.
     assert len(list((coldrise.repository / "layers").iterdir())) == 2
     assert coldrise.run("doctor").returncode == 0
     coldrise.publish(sealed[1], "trial")
 
 
-def test_a_damaged_session_keeps_no_other_from_being_sealed(coldrise, sealed, point):
+def test_a_damaged_session_does_not_block_seals_of_others(coldrise, sealed, point):
     damage_document(coldrise)
     coldrise.publish(point, "other")
     made = coldrise.json("seal", "other")["address"]
     assert made not in sealed and made.endswith("+3")
 
 
-def test_sealed_points_are_not_called_restored(coldrise, sealed):
+def test_sealed_points_are_not_reported_as_restored(coldrise, sealed):
     repaired = answer(coldrise, "repair", code=0)
     assert repaired["restored_points"] == 0 and repaired["is_clean"]
 
@@ -163,7 +163,7 @@ def test_repair_names_a_disk_with_two_lost_layers_once(coldrise, live, nbdkit):
     assert len(lost) == 1, lines
 
 
-def test_one_warning_of_a_damaged_session(coldrise, sealed):
+def test_a_damaged_session_is_reported_once(coldrise, sealed):
     damage_document(coldrise)
     said = coldrise.run("list").stderr
     assert said.count("session.json") == 1, said

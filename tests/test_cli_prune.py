@@ -1,4 +1,4 @@
-"""coldrise prune: the rules keep what they say, and nothing else goes."""
+"""coldrise prune: the rules keep the right points, and nothing else is removed."""
 
 import contextlib
 import datetime
@@ -42,7 +42,7 @@ def decisions(pruned):
             for machine in pruned["machines"]}  # fmt: skip
 
 
-def test_what_is_kept_is_what_a_model_keeps(coldrise, tmp_path):
+def test_retention_matches_a_model(coldrise, tmp_path):
     """Random histories are compared with a model in server/store/src/retention/tests.rs."""
     path = Image(64 << 10).save(tmp_path / "vda.raw")
     points = {machine: list(times) for machine, times in HISTORIES.items()}
@@ -89,7 +89,7 @@ def reasons(pruned, machine="web01"):
     return {point["point"]: point["reasons"] for point in found["points"]}
 
 
-def test_what_stays_says_why(coldrise, week):
+def test_kept_points_have_a_reason(coldrise, week):
     coldrise.json("protect", f"web01/{week[1]}")
     coldrise.publish(f"web01/{week[2]}", "trial")
     pruned = coldrise.json("prune", "web01", "--keep-daily", "2", "--keep-weekly", "2",
@@ -114,7 +114,7 @@ def test_what_stays_says_why(coldrise, week):
     }  # fmt: skip
 
 
-def test_people_see_what_goes_and_what_returns(coldrise, week):
+def test_prune_lists_forgotten_points_and_returned_space(coldrise, week):
     text = coldrise.run("prune", "-n", "--keep-last", "3").stdout
     lines = text.splitlines()
     assert lines[0].split() == ["ADDRESS", "AGE", "BECAUSE"]
@@ -129,7 +129,7 @@ def test_people_see_what_goes_and_what_returns(coldrise, week):
     assert "coldrise backup" in coldrise.run("prune", "--keep-last", "1").stdout
 
 
-def test_the_space_returns_at_once_if_asked_for(coldrise, week):
+def test_the_space_is_returned_immediately_on_request(coldrise, week):
     def occupied():
         return coldrise.json("stats")["occupied_bytes"]
 
@@ -150,8 +150,8 @@ def test_the_space_returns_at_once_if_asked_for(coldrise, week):
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_what_returns_is_told_as_it_is_asked_for(coldrise, tmp_path):
-    """Of a file that is mostly in use nothing returns, unless somebody wants all of it."""
+def test_returned_space_is_reported_for_the_requested_mode(coldrise, tmp_path):
+    """A file that is mostly in use returns no space, unless all of it is requested."""
     disk = Image(24 * MIB)
     for time, name in (("20261101T100000Z", "first"), ("20261102T100000Z", "second")):
         disk.fill(0, 24 * MIB if name == "first" else 4 * MIB, name)
@@ -165,7 +165,7 @@ def test_what_returns_is_told_as_it_is_asked_for(coldrise, tmp_path):
     assert 0.9 * everything < returned < 1.1 * everything
 
 
-def test_any_number_of_periods_is_a_rule_and_none_is_an_error(coldrise, week):
+def test_large_counts_are_accepted_and_invalid_counts_are_refused(coldrise, week):
     kept = coldrise.json("prune", "--keep-last", "9" * 30, "--dry-run")
     assert kept["forgotten"] == 0
     for number in ("0", "-1", "+1", "", "1.5", "many"):
@@ -189,7 +189,7 @@ def test_without_a_rule_nothing_is_pruned(coldrise, week):
     assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 7
 
 
-def test_a_prune_that_is_killed_did_all_or_nothing(coldrise, tmp_path):
+def test_a_killed_prune_is_atomic(coldrise, tmp_path):
     path = Image(64 << 10).save(tmp_path / "vda.raw")
     times = [f"202611{day:02}T100000Z" for day in range(1, 4)]
     for number in range(8):
@@ -210,13 +210,13 @@ def test_a_prune_that_is_killed_did_all_or_nothing(coldrise, tmp_path):
     assert len(coldrise.json("list")["machines"]) == 8
 
 
-def test_a_dry_run_works_beside_a_backup_and_a_prune_waits_its_turn(coldrise, week, nbdkit):
-    """A plan needs nothing of the writer's; the deed is refused while there is one."""
+def test_a_dry_run_works_during_a_backup_and_a_prune_waits(coldrise, week, nbdkit):
+    """A dry run does not need the writer lock; a prune is refused while another process holds it."""
     coldrise.publish("web01/latest", "trial")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)
         sealed = coldrise.json("seal", "trial")["address"]
-        # It waits in its session's document, and counts all the same.
+        # It waits in its session's document, and still counts.
         planned = reasons(coldrise.json("prune", "-n", "--keep-last", "1"))
         assert planned[sealed.split("/")[1]] == ["last 1"]
         assert planned[week[6]] == ["published as trial", "newest backup"]

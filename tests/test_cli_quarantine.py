@@ -1,4 +1,4 @@
-"""quarantine: untrusted points are set aside, and everything else works."""
+"""quarantine: untrusted points are quarantined, and everything else works."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @pytest.fixture
 def points(coldrise, tmp_path):
-    """Two points of two disks; what only the second one has of vda is damaged."""
+    """Two points of two disks; the chunks of vda that only the second one has are damaged."""
     disk, other = Image(16 * MIB), Image(1 * MIB)
     # Enough for a file of the database of its own.
     disk.fill(0, 12 * MIB, "first")
@@ -47,7 +47,7 @@ def reasons(coldrise, *rules):
     return [point["reasons"] for point in pruned["machines"][0]["points"]]
 
 
-def test_a_damaged_point_is_set_aside_and_comes_back_when_it_is_whole(
+def test_a_damaged_point_is_quarantined_until_it_is_repaired(
     coldrise, points, nbdkit, mount, tmp_path
 ):
     good, bad = points
@@ -74,7 +74,7 @@ def test_a_damaged_point_is_set_aside_and_comes_back_when_it_is_whole(
     refused = coldrise.run("publish", bad)
     assert refused.returncode == 1 and "quarantined (damaged)" in refused.stderr
     assert coldrise.run("boot", bad).returncode == 1
-    # What it still holds can be had.
+    # Its intact content can be restored.
     assert coldrise.run("restore", f"{bad}/vdb", tmp_path / "vdb-out.raw").returncode == 0
     assert (tmp_path / "vdb-out.raw").read_bytes() == (tmp_path / "vdb.raw").read_bytes()
     assert coldrise.run("publish", bad, "--force", "--name", "rescue").returncode == 0
@@ -92,7 +92,7 @@ def test_a_damaged_point_is_set_aside_and_comes_back_when_it_is_whole(
     assert bad.split("/")[1] in {path.name for path in machine.iterdir()}
 
 
-def test_what_somebody_has_chosen_only_somebody_takes_back(coldrise, tmp_path):
+def test_a_manual_quarantine_is_only_released_manually(coldrise, tmp_path):
     disk = Image(2 * MIB)
     disk.fill(0, 1 * MIB, "disk")
     path = disk.save(tmp_path / "vda.raw")
@@ -109,7 +109,7 @@ def test_what_somebody_has_chosen_only_somebody_takes_back(coldrise, tmp_path):
     coldrise.json("release", only)
     assert states(coldrise) == [None]
     assert coldrise.json("show", "web01/latest")["address"] == only
-    # latest reaches over those set aside, however many there are.
+    # latest skips any number of quarantined points.
     more = [coldrise.backup("web01", vda=path) for _ in range(3)]
     coldrise.json("quarantine", *more[:2], more[2])
     assert coldrise.json("show", "web01/latest")["address"] == only
@@ -117,7 +117,7 @@ def test_what_somebody_has_chosen_only_somebody_takes_back(coldrise, tmp_path):
     coldrise.json("forget", more[2])
 
 
-def test_release_takes_the_address_that_quarantine_took(coldrise, tmp_path):
+def test_release_accepts_the_address_given_to_quarantine(coldrise, tmp_path):
     disk = Image(MIB)
     disk.fill(0, MIB // 2, "disk")
     path = disk.save(tmp_path / "vda.raw")
@@ -143,7 +143,7 @@ def test_protect_and_quarantine_can_be_repeated(coldrise, tmp_path):
             assert coldrise.json(command, "web01/latest")["points"] == [newer], command
 
 
-def test_a_bitmap_does_not_count_from_a_point_that_is_set_aside(coldrise, tmp_path):
+def test_a_bitmap_is_not_used_with_a_quarantined_point(coldrise, tmp_path):
     raw, path = Image(4 * MIB), tmp_path / "vda.qcow2"
     raw.fill(0, 3 * MIB, "disk")
     raw.save(tmp_path / "vda.raw")

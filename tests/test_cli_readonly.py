@@ -1,4 +1,4 @@
-"""A repository on a file system that cannot be written is read and served all the same."""
+"""A repository on a file system that cannot be written can be read and served."""
 
 import contextlib
 import json

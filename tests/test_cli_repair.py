@@ -1,4 +1,4 @@
-"""repair: damage heals from whatever still holds the content."""
+"""repair: damage is repaired from any source that still has the content."""
 
 import json
 import random
@@ -56,7 +56,7 @@ def answer(coldrise, *arguments, code):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_a_sound_repository_needs_no_repair(coldrise, disk):
+def test_an_intact_repository_is_not_repaired(coldrise, disk):
     assert coldrise.run("repair").stdout.startswith("nothing to repair in 640 chunks (")
 
 
@@ -79,10 +79,10 @@ def test_the_next_backup_heals(coldrise, disk, nbdkit, tmp_path):
     assert coldrise.run("repair").returncode == 0
 
 
-def test_an_image_heals_what_it_still_holds(coldrise, disk, tmp_path):
+def test_an_image_restores_chunks_it_still_contains(coldrise, disk, tmp_path):
     address, image, path = disk
     damage(coldrise, 8)
-    # The machine went on: of the first half nothing is as it was.
+    # The machine kept running: its first half has changed completely.
     later = Image(12 * MIB)
     later.write(0, image.content[: 10 * MIB])
     later.fill(0, 5 * MIB, "later")
@@ -100,7 +100,7 @@ def test_an_image_heals_what_it_still_holds(coldrise, disk, tmp_path):
     assert coldrise.json("stats")["chunks"] == stored, "nothing but the healed chunks is stored"
 
 
-def test_a_missing_source_is_told_before_anything_is_read_or_mended(coldrise, disk, tmp_path):
+def test_a_missing_source_is_reported_before_any_read_or_repair(coldrise, disk, tmp_path):
     address, image, path = disk
     damage(coldrise, 2)
     before = database(coldrise)
@@ -117,7 +117,7 @@ def database(coldrise):
     return {path.name: path.read_bytes() for path in (coldrise.repository / "db").glob("*.sst")}
 
 
-def test_damage_that_nothing_refers_to_is_given_up(coldrise, disk, tmp_path):
+def test_unreferenced_damage_is_dropped(coldrise, disk, tmp_path):
     """No later backup trusts it."""
     address, image, path = disk
     small = Image(4 * MIB)
@@ -156,7 +156,7 @@ def other(tmp_path):
 
 
 @pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
-def test_another_repository_heals(coldrise, disk, other, tmp_path, chunk_size):
+def test_another_repository_restores_content(coldrise, disk, other, tmp_path, chunk_size):
     """Its newest point holds half of it in the same places; the rest is an older one's."""
     address, image, path = disk
     second = other(chunk_size)
@@ -178,7 +178,7 @@ def test_another_repository_heals(coldrise, disk, other, tmp_path, chunk_size):
 
 
 @pytest.mark.parametrize("chunk_size", ["4K", "16K", "64K"])
-def test_another_repository_heals_wherever_it_holds_the_content(
+def test_any_repository_with_the_content_restores_it(
     coldrise, disk, other, tmp_path, chunk_size
 ):
     """On another machine's disk, elsewhere; and with damage of its own."""
@@ -194,7 +194,7 @@ def test_another_repository_heals_wherever_it_holds_the_content(
         "--from-passphrase-file", second.passphrase_file,
     )  # fmt: skip
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    # What is damaged in both stays, at most four chunks of ours for each of theirs.
+    # Chunks damaged in both stay damaged, at most four chunks of ours for each of theirs.
     assert found["damaged_chunks"] - 12 <= found["healed_chunks"] > 0
     is_healed = found["healed_chunks"] == found["damaged_chunks"]
     assert done.returncode == (0 if is_healed else 1)
@@ -203,7 +203,7 @@ def test_another_repository_heals_wherever_it_holds_the_content(
 
 
 def family(path):
-    """Of a file of the database: the family stands in its properties, at the end."""
+    """The column family of a database file: it is in the properties at the end."""
     end = path.read_bytes()[-4000:]
     names = (b"dedup", b"maps_copy", b"maps", b"catalog", b"default")
     return next((name.decode() for name in names if name in end), "chunks")
@@ -261,7 +261,7 @@ def wipe_end(path):
     ("chunks", cut), ("chunks", wipe_end), ("maps", cut), ("maps_copy", wipe_end), ("catalog", cut), ("default", wipe_end),
     ("dedup", cut), ("dedup", wipe_end),
 ])  # fmt: skip
-def test_of_a_file_that_has_lost_its_end_nothing_else_is_lost(
+def test_a_truncated_file_loses_only_its_end(
     coldrise, disk, tmp_path, name, how
 ):
     address, image, path = disk
@@ -280,7 +280,7 @@ def test_of_a_file_that_has_lost_its_end_nothing_else_is_lost(
     assert answer(coldrise, "repair", code=0)["mended_files"] == 0
 
 
-def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, tmp_path):
+def test_a_lost_chunk_file_is_dropped_and_its_content_is_restored(coldrise, tmp_path):
     image = Image(20 * MIB)
     image.fill(0, 17 * MIB, "disk")
     path = image.save(tmp_path / "vda.raw")
@@ -311,7 +311,7 @@ def test_a_lost_file_of_chunks_is_given_up_and_its_content_heals(coldrise, tmp_p
 def test_a_damaged_map_page_is_read_from_its_copy(coldrise, disk, tmp_path):
     address, image, path = disk
     for family_name in ("maps", "maps_copy"):
-        # A page, which stands at the beginning.
+        # A page, at the beginning of the file.
         damaged = files_of(coldrise, family_name)[0]
         content = damaged.read_bytes()
         damaged.write_bytes(content[:100] + b"damage" + content[106:])
@@ -353,7 +353,7 @@ def older_or_other(files):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_file_in_the_place_of_another_is_named_and_repaired(coldrise, disk, tmp_path, name):
+def test_a_misplaced_file_is_named_and_repaired(coldrise, disk, tmp_path, name):
     address, image, path = disk
     older = files_of(coldrise, name)[0].read_bytes()
     other = Image(4 * MIB)
@@ -384,7 +384,7 @@ def wipe(path):
     ("chunks", garble), ("chunks", wipe), ("maps", remove), ("maps_copy", garble), ("catalog", wipe), ("default", remove),
     ("dedup", garble),
 ])  # fmt: skip
-def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk, tmp_path, name, how):
+def test_damage_in_any_database_file_is_repairable(coldrise, disk, tmp_path, name, how):
     address, _, path = disk
     other = Image(4 * MIB)
     other.fill(0, 3 * MIB, "other")
@@ -419,7 +419,7 @@ def test_damage_in_no_file_of_the_database_stops_backups_for_good(coldrise, disk
     coldrise.json("gc")
 
 
-def test_a_repair_that_was_interrupted_has_to_be_finished(coldrise, disk, tmp_path):
+def test_an_interrupted_repair_must_be_completed(coldrise, disk, tmp_path):
     address, image, path = disk
     garble(files_of(coldrise, "default")[0])
     # The state after a kill in the middle of a repair.

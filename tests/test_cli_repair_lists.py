@@ -68,7 +68,7 @@ def addresses(coldrise):
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
-def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
+def test_a_damaged_log_is_never_continued(coldrise, filled, tmp_path, how):
     points, content = filled
     path = one_of(coldrise.repository, "db/*.log")
     damaged = bytearray(path.read_bytes())
@@ -89,12 +89,12 @@ def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
     examined = coldrise.run("--json", "doctor")
     assert examined.returncode == 1, examined.stdout
     findings = json.loads(examined.stdout.splitlines()[-1])["findings"]
-    told = [finding["message"] for finding in findings if finding["status"] == "fail"]
+    failures = [finding["message"] for finding in findings if finding["status"] == "fail"]
     if how == "flipped":
-        assert len(told) == 1 and "run coldrise repair" in told[0], told
+        assert len(failures) == 1 and "run coldrise repair" in failures[0], failures
     else:
-        assert f"coldrise: {told[0]}" == refused.stderr.strip()
-    # What does not match its checksum no reader opens.
+        assert f"coldrise: {failures[0]}" == refused.stderr.strip()
+    # No reader opens a file with a wrong checksum.
     verified = coldrise.run("verify")
     assert verified.returncode == 1 and "run coldrise repair" in verified.stdout + verified.stderr
     assert coldrise.run("repair").returncode == 0
@@ -104,7 +104,7 @@ def test_a_writer_goes_on_with_no_damaged_log(coldrise, filled, tmp_path, how):
     check(coldrise, [*points, later], content, tmp_path)
 
 
-def test_a_lost_name_of_the_list_of_files_is_told(coldrise, filled, tmp_path):
+def test_a_lost_entry_of_the_file_list_is_reported(coldrise, filled, tmp_path):
     points, content = filled
     (coldrise.repository / "db/CURRENT").unlink()
     done = coldrise.run("list")
@@ -115,7 +115,7 @@ def test_a_lost_name_of_the_list_of_files_is_told(coldrise, filled, tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("how", ["removed", "flipped"])
-def test_one_of_both_high_water_marks_is_enough(coldrise, filled, tmp_path, number, how):
+def test_one_of_two_high_water_marks_is_enough(coldrise, filled, tmp_path, number, how):
     points, _ = filled
     path = coldrise.repository / f"high-water.{number}"
     if how == "removed":
@@ -192,7 +192,7 @@ def check(coldrise, points, content, tmp_path):
 
 def test_a_truncated_list_is_recreated(coldrise, filled, tmp_path):
     points, content = filled
-    # What is in the log gets into files, some of which replace others.
+    # The content of the log is written to files, some of which replace others.
     coldrise.json("gc")
     points.append(coldrise.backup("web01", vda=tmp_path / "vda.raw"))
     coldrise.json("gc")
@@ -211,7 +211,7 @@ def test_a_truncated_list_is_recreated(coldrise, filled, tmp_path):
     assert recreated
 
 
-def test_a_lost_description_is_told_from_no_repository(coldrise, filled):
+def test_a_lost_description_is_distinguished_from_a_missing_repository(coldrise, filled):
     assert filled
     (coldrise.repository / "repository.json").unlink()
     done = coldrise.run("list")

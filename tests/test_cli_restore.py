@@ -63,7 +63,7 @@ def test_latest_and_the_only_disk(coldrise, image, point, tmp_path):
     assert target.read_bytes() == bytes(image.content)
 
 
-def test_a_session_while_it_is_served(coldrise, image, live, nbdkit, tmp_path):
+def test_a_served_session_is_mounted(coldrise, image, live, nbdkit, tmp_path):
     server = nbdkit()
     with server.connect(live) as client:
         image.fill(2 * MIB, 8192, "captured")
@@ -109,6 +109,6 @@ def test_a_full_target(coldrise, tmp_path):
         tool("umount", small)
 
 
-def test_no_directory(coldrise, point, tmp_path):
+def test_a_missing_target_directory_is_reported(coldrise, point, tmp_path):
     done = coldrise.run("restore", f"{point}/vda", tmp_path / "absent" / "out.raw")
     assert done.returncode == 1 and "absent" in done.stderr

@@ -17,7 +17,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 FORMATS = [name for name in WRITABLE + COMPACT if name != "raw"]
 COMPANIONS = {"vmdk-esxi": "-flat.vmdk", "vmdk-hosted": "-flat.vmdk", "qcow2-external": ".raw"}
-# What a backup takes as an image on the command line: it names no second qcow2 file.
+# The argument for an image on the command line of a backup: it names no second qcow2 file.
 IMPORTED = [name for name in FORMATS if name != "qcow2-external"]
 
 
@@ -58,7 +58,7 @@ def test_every_reader_sees_the_disk(backed_up, tmp_path, image_format):
 
 
 @pytest.mark.parametrize("image_format", IMPORTED)
-def test_a_backup_of_a_restored_image_is_the_same_point(coldrise, image, point, tmp_path, image_format):
+def test_backup_of_a_restored_image_has_the_same_content(coldrise, image, point, tmp_path, image_format):
     made = restored(coldrise, f"{point}/vda", tmp_path / "out", image_format)
     family = image_format.partition("-")[0]
     again = coldrise.json("backup", "copy", f"vda={family}:{made.path}")["address"]
@@ -117,10 +117,10 @@ def test_ctrl_c_leaves_nothing(large, tmp_path, image_format):
         try:
             return os.listdir(tmp_path / ".out.coldrise-part")
         except FileNotFoundError:
-            # Not yet, or not any more.
+            # Not yet, or no longer.
             return False
 
-    # On a busy machine one may be done before the signal comes, now and then.
+    # On a busy machine one may occasionally complete before the signal arrives.
     for _ in range(5):
         running = program.start("restore", address, tmp_path / "out", "--format", image_format,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_nothing(large, tmp_path, image_format):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_format_cannot_hold(coldrise, tmp_path):
+def test_disks_too_large_for_a_format_are_refused(coldrise, tmp_path):
     raw = save(tmp_path, 3 << 40, [(0, 512)])
     address = coldrise.backup("web01", vda=raw)
     done = coldrise.run("restore", f"{address}/vda", tmp_path / "out.vhd")

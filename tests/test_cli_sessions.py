@@ -83,7 +83,7 @@ def served(coldrise, tmp_path):
             server.stop()
 
 
-def test_publish_and_what_sessions_tell(coldrise, image, point):
+def test_publish_and_the_output_of_sessions(coldrise, image, point):
     began = time.monotonic()
     published = coldrise.json("publish", point, "--name", "trial")
     took_ms = (time.monotonic() - began) * 1000
@@ -148,7 +148,7 @@ def stands(server):
     return stopped(pid)
 
 
-def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
+def test_an_abandoned_seal_never_appears(coldrise, point, served):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
@@ -158,12 +158,12 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
         seal = coldrise.start("--json", "seal", "trial", "--wait", "6",
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         waits = seal.stderr.readline()
-        # It says so after 2 s of waiting, long before its end; its start may take some seconds, too.
-        told = time.monotonic()
+        # It reports this after 2 s of waiting, long before its end; its start may take some seconds, too.
+        reported = time.monotonic()
         assert str(pid) in waits and "trial" in waits
         output, _ = seal.communicate(timeout=30)
         ended = time.monotonic()
-        assert ended - began > 5.9 and 1 < ended - told < 20
+        assert ended - began > 5.9 and 1 < ended - reported < 20
         assert seal.returncode == 11 and json.loads(output)["error"]["kind"] == "busy"
         # The seal of a killed command is withdrawn like that, too.
         killed = coldrise.start("seal", "trial", stderr=subprocess.PIPE)
@@ -178,7 +178,7 @@ def test_a_seal_that_was_given_up_never_appears(coldrise, point, served):
     assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 3
 
 
-def test_a_seal_of_a_stopped_server_that_continues_in_time(coldrise, point, served):
+def test_a_seal_succeeds_if_a_paused_server_resumes_in_time(coldrise, point, served):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
@@ -252,7 +252,7 @@ def test_unpublish_seals_or_discards(coldrise, image, point, served):
     assert image.read(0, 4096) != b"x" * 4096
 
 
-def test_a_sealed_point_outlives_the_next_backup(coldrise, image, point, served, tmp_path):
+def test_a_sealed_point_survives_the_next_backup(coldrise, image, point, served, tmp_path):
     coldrise.publish(point, "trial")
     server = served()
     client = server.connect("live/trial/vda")
@@ -308,7 +308,7 @@ def test_serve_read_only(coldrise, point, live, served):
     assert len(client.pread(4096, 0)) == 4096
 
 
-def test_serve_ends_although_a_client_stays(coldrise, image, live, served, tmp_path):
+def test_serve_exits_although_a_client_stays_connected(coldrise, image, live, served, tmp_path):
     server = served()
     client = server.connect(live)
     image.fill(MIB, 65536, "not flushed")
@@ -331,7 +331,7 @@ def test_serve_ends_with_its_parent(coldrise, point, served):
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "nbdkit's end")
 
 
-def test_serve_minds_the_socket(coldrise, point, served, tmp_path):
+def test_serve_refuses_a_used_socket_and_replaces_a_stale_one(coldrise, point, served, tmp_path):
     server = served()
     second = coldrise.run("serve", "nbd", "--socket", server.socket)
     assert second.returncode == 11 and str(server.socket) in second.stderr
@@ -381,10 +381,10 @@ def test_a_server_without_its_repository_ends(coldrise, point, served, tmp_path)
     assert not server.socket.exists()
 
 
-def test_serve_that_cannot_serve_is_never_ready(coldrise, point, tmp_path):
+def test_a_failing_serve_never_reports_ready(coldrise, point, tmp_path):
     leases = coldrise.repository / "leases"
     shutil.rmtree(leases)
-    # As on a failing drive: only the plugin, in nbdkit, comes upon it.
+    # As on a failing drive: only the plugin, in nbdkit, reads it.
     leases.symlink_to(leases.name)
     done = coldrise.run("serve", "nbd", "--socket", tmp_path / "socket", timeout_s=30)
     assert (done.returncode, done.stdout) == (1, "") and str(leases) in done.stderr, done
@@ -418,7 +418,7 @@ def test_published_while_served(coldrise, point, served):
     client.shutdown()
 
 
-def test_a_point_that_was_sealed_just_now_is_not_called_lost(coldrise, point, served, tmp_path):
+def test_a_point_just_sealed_is_not_reported_as_lost(coldrise, point, served, tmp_path):
     """It is on its way into the catalog until the next backup."""
     machine = point.split("/")[0]
     served()
@@ -431,14 +431,14 @@ def test_a_point_that_was_sealed_just_now_is_not_called_lost(coldrise, point, se
     older = coldrise.run("restore", f"{machine}/latest~1/vda", tmp_path / "older.raw")
     for done in (listed, older):
         assert done.returncode == 0 and "lost" not in done.stderr, done.stderr
-    # It is noticed all the same where it is gone.
+    # Its absence is still noticed.
     for session in (coldrise.repository / "live").iterdir():
         if session.is_dir():
             shutil.rmtree(session)
     assert json.loads(coldrise.run("--json", "list").stdout)["lost"] == sealed
 
 
-def test_seals_at_once_make_different_points(coldrise, point, served):
+def test_concurrent_seals_create_different_points(coldrise, point, served):
     coldrise.publish(point, "trial")
     client = served().connect("live/trial/vda")
     client.pwrite(b"z" * 4096, 0)
@@ -456,13 +456,13 @@ def test_seals_at_once_make_different_points(coldrise, point, served):
     client.shutdown()
 
 
-def test_points_sealed_one_after_the_other_do_not_pile_up(coldrise, point, live):
+def test_consecutively_sealed_points_do_not_accumulate(coldrise, point, live):
     document = next((coldrise.repository / "live").glob("*/session.json"))
     longest = 0
     for _ in range(70):
         coldrise.json("seal", "trial")
         longest = max(longest, document.stat().st_size)
-    # They went into the catalog on the way, and all are there.
+    # They entered the catalog meanwhile, and none is missing.
     assert document.stat().st_size < longest / 5
     points = coldrise.json("list", "web01")["machines"][0]["points"]
     assert len(points) == 71
@@ -485,7 +485,7 @@ def test_one_damaged_copy_is_named_until_it_heals(coldrise, live, nbdkit):
 
 
 @pytest.mark.parametrize("name", ["progress", "progress-copy"])
-def test_a_folder_in_place_of_a_copy_is_damage(coldrise, point, live, name):
+def test_a_folder_in_place_of_a_copy_is_reported_as_damage(coldrise, point, live, name):
     (copy,) = (coldrise.repository / "live").glob(f"*/{name}")
     for _ in range(2):
         copy.unlink()

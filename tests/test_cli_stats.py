@@ -1,4 +1,4 @@
-"""coldrise stats: what each machine and each point holds, and what would return."""
+"""coldrise stats: the space of each machine and each point, and the reclaimable space."""
 
 import random
 
@@ -45,7 +45,7 @@ def contents(coldrise, tmp_path):
                 length = chooser.randrange(1, 64) * CHUNK
                 disk.fill(at, length, chooser.random())
             if machine == "db01" and day > 2:
-                # What web01 has, too.
+                # The content of web01, too.
                 disk.write(20 * MIB, disks["web01"].read(0, MIB))
             path = disk.save(tmp_path / f"{machine}.raw")
             time = f"202611{day:02}T100000Z"
@@ -54,7 +54,7 @@ def contents(coldrise, tmp_path):
     return contents
 
 
-def test_unique_is_what_no_other_point_has(coldrise, contents):
+def test_unique_counts_chunks_of_no_other_point(coldrise, contents):
     stats = coldrise.json("stats")
     found = by_address(stats)
     assert set(found) == set(contents)
@@ -89,7 +89,7 @@ def test_unique_is_what_no_other_point_has(coldrise, contents):
     assert coldrise.run("stats", "web02").returncode == 1
 
 
-def test_what_stats_promise_a_gc_returns(coldrise, contents):
+def test_a_gc_returns_the_space_that_stats_report(coldrise, contents):
     before = coldrise.json("stats")
     assert before["reclaimable_bytes"] == 0
     machine = next(m for m in before["by_machine"] if m["machine"] == "web01")
@@ -97,7 +97,7 @@ def test_what_stats_promise_a_gc_returns(coldrise, contents):
     after = coldrise.json("stats")
     assert [m["machine"] for m in after["by_machine"]] == ["db01"]
     promised = machine["unique_stored_bytes"]
-    # Gc leaves alone what lies among more that is in use.
+    # Gc keeps unreferenced chunks among a larger share of used ones.
     assert 0 < after["reclaimable_bytes"] <= promised * 1.1
     collected = coldrise.json("gc")
     assert collected["bytes_returned"] == pytest.approx(after["reclaimable_bytes"], rel=0.2)
@@ -117,7 +117,7 @@ def test_sessions_and_captured_writes_count(coldrise, contents, nbdkit):
     first = max(found, key=lambda address: found[address]["unique_stored_bytes"])
     assert found[first]["unique_stored_bytes"] > 0
     coldrise.publish(first, "trial")
-    # What the session is read from does not return with the point.
+    # The data under the session is not returned with the point.
     stats = coldrise.json("stats")
     assert stats["sessions"] == 1 and by_address(stats)[first]["unique_stored_bytes"] == 0
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
@@ -134,7 +134,7 @@ def test_sessions_and_captured_writes_count(coldrise, contents, nbdkit):
     assert coldrise.json("stats")["reclaimable_bytes"] >= 8 * MIB
 
 
-def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
+def test_stats_of_an_empty_and_of_a_full_repository(coldrise, contents):
     stats = coldrise.json("stats")
     parts = stats["database_bytes"] + stats["captured_bytes"] + stats["other_bytes"]
     assert stats["occupied_bytes"] == parts
@@ -151,7 +151,7 @@ def test_the_whole_of_an_empty_and_of_a_full_repository(coldrise, contents):
         assert word in text
 
 
-def test_a_plan_takes_the_size_alone(tmp_path):
+def test_a_plan_needs_only_the_size(tmp_path):
     coldrise = Coldrise(tmp_path / "none")
     alone, named = (coldrise.json("plan", *size) for size in (["1.5T"], ["--protect", "1.5T"]))
     assert alone == named and alone["protect_bytes"] == 3 << 39
@@ -163,7 +163,7 @@ def planned(coldrise, *arguments):
     return coldrise.json("plan", "--protect", *arguments)
 
 
-def test_a_plan_follows_from_what_is_assumed(tmp_path):
+def test_a_plan_follows_from_its_assumptions(tmp_path):
     """Without a repository; the shares are those of docs/decisions/0005."""
     coldrise = Coldrise(tmp_path / "nowhere")
     plan = planned(coldrise, "10T", "--change", "2%", "--keep", "11")
@@ -178,7 +178,7 @@ def test_a_plan_follows_from_what_is_assumed(tmp_path):
     assert found["writer_memory_bytes"] == pytest.approx(chunks * 1.64, rel=1e-6)
     saved = 100 * (1 - found["occupied_bytes"] / plan["recoverable_bytes"])
     assert found["reduction_percent"] == pytest.approx(saved, abs=0.01)
-    # The decision says so, too: 0.374 with what belongs to the index.
+    # The same as in the decision: 0.374 with the index.
     one = planned(coldrise, "1T", "--keep", "1", "--chunk-size", "16K")["chunk_sizes"]
     assert [entry["occupied_bytes"] / (1 << 40) for entry in one] == [pytest.approx(0.374, abs=0.001)]
     best = planned(coldrise, "1T", "--keep", "1", "--compression", "zstd:9")["chunk_sizes"]

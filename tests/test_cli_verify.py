@@ -54,7 +54,7 @@ def flip(path, offset):
         file.write(bytes([byte ^ 0x10]))
 
 
-def test_a_sound_repository_is_verified_whole(coldrise, full, nbdkit):
+def test_an_intact_repository_is_verified_completely(coldrise, full, nbdkit):
     coldrise.publish(full[0], "trial")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 64 * KIB, 7 * MIB)
@@ -78,7 +78,7 @@ def test_a_sound_repository_is_verified_whole(coldrise, full, nbdkit):
 
 
 def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, nbdkit, tmp_path):
-    """Nothing wrong is served, and what cannot be read is what verify names."""
+    """No wrong data is served, and verify names exactly the unreadable parts."""
     # As long as all files of chunks are small and few, RocksDB reads from each of them for any
     # chunk, and damage to one costs the others, too.
     large = Image(9 * MIB)
@@ -116,7 +116,7 @@ def test_every_flipped_byte_of_a_chunk_file_is_found_and_named(coldrise, full, n
                 }
                 assert named == unreadable, (path, offset)
         flip(path, offset)
-    # What to do about it stands beside what was found, and only there.
+    # The advice follows each finding, and appears only there.
     flip(path, offset)
     text = coldrise.run("verify").stdout
     assert "restore from a point that is not affected" in text and "coldrise repair" in text
@@ -157,7 +157,7 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
     assert repaired.returncode == 1
     lost = {disk["disk"] for disk in json.loads(repaired.stdout.splitlines()[-1])["lost"]}
     assert lost == {f"{sealed}/vda", "live/trial/vda"}
-    # What does not refer to it is sound.
+    # Points that do not refer to it are intact.
     assert verify(coldrise, full[0])["is_clean"]
     # A layer that is gone: everything of the disk may be wrong.
     layer.unlink()
@@ -170,7 +170,7 @@ def test_a_damaged_layer_is_named_with_its_point(coldrise, full, nbdkit):
         assert repaired.returncode == 1 and f"lost: {sealed}/vda" in repaired.stdout
 
 
-def test_a_damaged_session_document_hides_no_other(coldrise, full):
+def test_a_damaged_session_document_does_not_hide_others(coldrise, full):
     coldrise.publish(full[0], "trial")
     coldrise.publish(full[1], "second")
     document = sorted((coldrise.repository / "live").glob("*/session.json"))[0]
@@ -182,7 +182,7 @@ def test_a_damaged_session_document_hides_no_other(coldrise, full):
 
 
 def moment_after(coldrise, address):
-    """The first full second after a point was stored, once it has come."""
+    """Waits for the first full second after a point was stored, and returns it."""
     (point,) = [point for machine in coldrise.json("list")["machines"]
                 for point in machine["points"] if point["address"] == address]  # fmt: skip
     second = point["created_at_ms"] // 1000 + 1
@@ -191,7 +191,7 @@ def moment_after(coldrise, address):
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
 
 
-def test_only_what_is_new_is_read(coldrise, full, nbdkit, tmp_path):
+def test_only_new_data_is_read(coldrise, full, nbdkit, tmp_path):
     coldrise.publish(full[0], "old")
     with nbdkit() as server, server.connect("live/old/vda") as handle:
         handle.pwrite(random.Random(2).randbytes(64 * KIB), 7 * MIB)
@@ -274,7 +274,7 @@ WRITE = {"x86_64": 1, "aarch64": 64}[platform.machine()]
 
 @pytest.mark.parametrize("arguments", [["verify"], ["verify", "--since", "1d"],
                                        ["repair", "--quarantine"]])  # fmt: skip
-def test_ctrl_c_ends_it_at_once(coldrise, full, arguments):
+def test_ctrl_c_ends_it_immediately(coldrise, full, arguments):
     code, last, messages = Stuck(coldrise, *arguments).interrupt()
     assert (code, last["error"]["kind"]) == (130, "interrupted"), messages
     assert verify(coldrise)["is_clean"]
@@ -282,8 +282,8 @@ def test_ctrl_c_ends_it_at_once(coldrise, full, arguments):
 
 def progress_of(coldrise, *arguments):
     lines = coldrise.run("--json", *arguments).stdout.splitlines()
-    told = [json.loads(line) for line in lines]
-    return [line for line in told if line.get("event") == "progress"]
+    events = [json.loads(line) for line in lines]
+    return [line for line in events if line.get("event") == "progress"]
 
 
 def test_captured_blocks_count_in_the_progress(coldrise, full, nbdkit):
@@ -305,7 +305,7 @@ def test_the_smallest_sample_reads_something(coldrise, full):
         assert 0 < found["chunks"] <= 32, percent
 
 
-def test_since_a_time_to_come_is_refused(coldrise, full):
+def test_since_in_the_future_is_refused(coldrise, full):
     later = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + 3600))
     done = coldrise.run("verify", "--since", later)
     assert done.returncode == 2 and "is in the future" in done.stderr
@@ -354,7 +354,7 @@ def test_a_session_ends_with_a_folder_in_place_of_its_marker(coldrise, full):
     (marker / "kept").mkdir(parents=True)
     assert "the marker of live/trial: it is a folder (move it away" in coldrise.run("verify").stdout
     coldrise.json("unpublish", "trial")
-    # What it holds stays, out of the way.
+    # Its content is kept under another name.
     marker.with_suffix(".new").joinpath("kept").rmdir()
     coldrise.publish(full[0], "trial")
     coldrise.json("unpublish", "trial")
@@ -379,7 +379,7 @@ def test_a_damaged_marker_of_a_sealed_point_is_named_and_recreated(coldrise, ful
         assert len(marker.read_bytes()) == len(content)
 
 
-def test_markers_that_a_crash_left_on_their_way_are_no_damage(coldrise, full):
+def test_half_written_markers_after_a_crash_are_not_damage(coldrise, full):
     there = markers(coldrise)
     for path in there:
         path.rename(path.with_suffix(".new"))
@@ -390,7 +390,7 @@ def test_markers_that_a_crash_left_on_their_way_are_no_damage(coldrise, full):
     assert markers(coldrise) == there
 
 
-def test_verifies_beside_what_comes_and_goes_find_no_damage(coldrise, full, tmp_path):
+def test_verify_finds_no_damage_during_concurrent_changes(coldrise, full, tmp_path):
     """Points and sessions have their markers at every moment that a verify may see them."""
     disk = tmp_path / "vda.raw"
     done = threading.Event()

@@ -36,7 +36,7 @@ def history(coldrise, nbdkit, tmp_path):
 
 
 @pytest.mark.encrypted
-def test_every_point_is_there_in_other_chunks_and_reads_the_same(coldrise, far, history, tmp_path):
+def test_every_point_reads_the_same_from_other_chunks(coldrise, far, history, tmp_path):
     copied = copy(coldrise, far)
     (machine,) = copied["machines"]
     assert [point["point"] for point in machine["points"]] == [
@@ -60,7 +60,7 @@ def test_every_point_is_there_in_other_chunks_and_reads_the_same(coldrise, far, 
     assert far.json("seal", "there")["address"].startswith("web01/")
 
 
-def test_what_was_pruned_there_is_not_copied_again(coldrise, far, history, tmp_path):
+def test_points_pruned_there_are_not_copied_again(coldrise, far, history, tmp_path):
     copy(coldrise, far, "web01")
     far.json("forget", "web01/20261102T100000Z")
     again = copy(coldrise, far, "web01")
@@ -76,7 +76,7 @@ def test_what_was_pruned_there_is_not_copied_again(coldrise, far, history, tmp_p
 
 
 @pytest.mark.encrypted
-def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history, tmp_path):
+def test_mutual_copies_of_two_sites_terminate(coldrise, far, history, tmp_path):
     coldrise_as_far = to(coldrise)
     far.backup("db01", vda=Image(MIB).save(tmp_path / "db.raw"))
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history
     for site in (coldrise, far):
         (target,) = site.json("copies")["targets"]
         assert (target["state"], target["points_behind"]) == ("current", 0), target
-    # What is written there goes back, and so does a machine that is named.
+    # New points there are copied back, and so is a named machine.
     far.publish("berlin-web01/latest", "there")
     with open(tmp_path / "new.raw", "wb") as new:
         new.truncate(MIB)
@@ -99,8 +99,8 @@ def test_two_sites_that_copy_to_each_other_come_to_an_end(coldrise, far, history
     assert far.json("copy", *coldrise_as_far, "berlin-web01", "--as", "back", "--all")["points"] == 5
 
 
-def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
-    """Neither their own points go round and round, nor those that came from a site outside."""
+def test_copies_in_a_ring_of_sites_terminate(coldrise, far, tmp_path):
+    """Neither their own points nor those from an outside site circulate forever."""
     sites = {"a": coldrise, "b": far}
     for name in ("c", "outside"):
         sites[name] = FarSite.repository(tmp_path, f"ring-{name}", "--chunk-size", "16K")
@@ -115,7 +115,7 @@ def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
     assert sent("outside", "a") == 1
     ways = [("a", "b"), ("b", "c"), ("c", "a")]
     rounds = [[sent(*way) for way in ways] for _ in range(3)]
-    # What a site has got from the one before it, and its own; after the first round only the last link's share is new.
+    # The points from the previous site, and its own; after the first round only the last link's share is new.
     assert rounds == [[2, 3, 2], [1, 0, 0], [0, 0, 0]]
     # The other way round, each has everything under one more name, and it ends.
     back = [[sent(*reversed(way)) for way in ways] for _ in range(3)]
@@ -127,7 +127,7 @@ def test_sites_in_a_ring_come_to_an_end(coldrise, far, tmp_path):
 
 
 @pytest.mark.encrypted
-def test_names_of_machines_there(coldrise, far, history, tmp_path):
+def test_names_of_remote_machines(coldrise, far, history, tmp_path):
     point = "20261103T100000Z"
     assert copy(coldrise, far, "--prefix", "site-b-", "--last", "1")["machines"][0]["to_machine"] == "site-b-web01"
     assert copy(coldrise, far, "web01", "--as", "spare", "--last", "1")["points"] == 1
@@ -143,7 +143,7 @@ def test_names_of_machines_there(coldrise, far, history, tmp_path):
 
 
 @pytest.mark.encrypted
-def test_refusals_leave_the_other_side_alone(coldrise, far, tmp_path):
+def test_refusals_do_not_change_the_other_side(coldrise, far, tmp_path):
     coldrise.backup("web01", vda=Image(MIB).save(tmp_path / "vda.raw"))
     nowhere = tmp_path / "nowhere"
     for arguments, code, words in (
@@ -190,7 +190,7 @@ class Held:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, how):
+def test_an_interrupted_copy_resumes(coldrise, far, large, tmp_path, how):
     process = Held(tmp_path, coldrise, *to(far)).process
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
@@ -203,14 +203,14 @@ def test_a_copy_that_ends_early_goes_on_later(coldrise, far, large, tmp_path, ho
     assert far.json("verify")["is_clean"]
 
 
-def test_backups_and_a_second_copy_run_beside_a_copy(coldrise, far, large, tmp_path):
+def test_backups_and_a_second_copy_run_during_a_copy(coldrise, far, large, tmp_path):
     held = Held(tmp_path, coldrise, *to(far))
     # Another machine is backed up there meanwhile, and a copy of this one is refused.
     image = Image(MIB).save(tmp_path / "other.raw")
     far.json("backup", "other", f"vda=raw:{image}")
     second = coldrise.run("copy", *to(far), "db01")
     assert second.returncode == INCOMPLETE and "another backup or copy of db01 is running" in second.stdout, second
-    # A point forgotten here while it is copied is copied whole: it is leased.
+    # A point forgotten here while it is copied is copied completely: it is leased.
     coldrise.json("forget", "db01/20261101T000000Z")
     coldrise.json("gc")
     assert held.process.poll() is None
@@ -220,7 +220,7 @@ def test_backups_and_a_second_copy_run_beside_a_copy(coldrise, far, large, tmp_p
     assert "db01/20261101T000000Z" in addresses(far)
 
 
-def test_a_copy_goes_on_when_the_backup_that_stores_for_it_is_killed(coldrise, far, large, tmp_path):
+def test_a_copy_continues_after_the_storing_backup_is_killed(coldrise, far, large, tmp_path):
     # This backup holds the writer there.
     source = tmp_path / "host.raw"
     source.write_bytes(os.urandom(40 * MIB))

@@ -1,4 +1,4 @@
-"""Copies over a line beside what else happens at both sites: gc, prune, backups."""
+"""Copies over a line during gc, prune and backups at both sites."""
 
 import random
 
@@ -13,7 +13,7 @@ def pruned(coldrise, keep):
     return coldrise.json("prune", "--keep-last", str(keep), "--gc", "--max-unused", "0")
 
 
-def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, site, tmp_path):
+def test_gc_and_prune_at_both_sites_during_a_copy(coldrise, site, tmp_path):
     far = site()
     far.put_gate()
     far.pair(coldrise)
@@ -22,7 +22,7 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, site, tmp_path):
     expected = {}
     for number in range(POINTS):
         for disk in disks.values():
-            # What a base had and its successor has not is what a gc takes.
+            # A gc removes the chunks of a base that its successor does not have.
             at = pieces.randrange(0, len(disk) - 900 * KIB, 4 * KIB)
             disk[at : at + 900 * KIB] = pieces.randbytes(900 * KIB)
         for name, disk in disks.items():
@@ -60,6 +60,6 @@ def test_gc_and_prune_at_both_sites_beside_a_copy(coldrise, site, tmp_path):
             for disk, bytes_of_disk in expected[address].items():
                 assert content(program, f"{address}/{disk}", tmp_path) == bytes_of_disk, (address, disk)
         assert program.json("verify")["is_clean"]
-        # And once more, when nothing runs beside it.
+        # And once more, without concurrent commands.
         program.json("gc", "--max-unused", "0")
         assert program.json("verify")["is_clean"]

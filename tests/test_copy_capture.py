@@ -1,4 +1,4 @@
-"""What somebody sees who reads the line between two sites: no content, no names."""
+"""An eavesdropper on the line between two sites sees neither content nor names."""
 
 import contextlib
 import random
@@ -33,7 +33,7 @@ with socket.create_connection((sys.argv[1], 7000)) as taken:
 """
 
 
-def test_hashes_are_those_of_the_paper():
+def test_hashes_match_the_paper():
     # From its test vectors: byte number n is n modulo 251.
     expected = {0: "af1349b9f5f9a1a6a0404dea36dcc949", 1: "2d3adedff11b61f14c886e35afa03673",
                 1024: "42214739f095a406f3fc83deb889744a", 1025: "d00278ae47eb27b34faecf67b4fe263f",
@@ -42,9 +42,9 @@ def test_hashes_are_those_of_the_paper():
         assert blake3(bytes(at % 251 for at in range(length)))[:16].hex() == begin, length
 
 
-def test_a_reader_of_the_line_sees_neither_content_nor_names(tmp_path):
+def test_an_eavesdropper_sees_neither_content_nor_names(tmp_path):
     pieces = random.Random(19)
-    # As it is, and what compression leaves as it is; text that compression would show in parts.
+    # Raw, and incompressible content; text that compression would reveal in parts.
     content = pieces.randbytes(MIB // 2) + b"the salary of the director is 4,211. " * 4000
     content += bytes(-len(content) % PIECE)
     later = bytearray(content)

@@ -28,7 +28,7 @@ ADDRESS = f"web01/{POINT}"
 
 @pytest.fixture
 def clock(tmp_path):
-    """Of the site that receives, and of the front ends there."""
+    """The processes of the receiving site and of its front ends."""
     return BothClocks(tmp_path)
 
 
@@ -77,7 +77,7 @@ def copied(coldrise):
 
 
 def shown(program, address=ADDRESS):
-    """What `show` says while it is coming; None before."""
+    """The output of `show` while it arrives; None before."""
     done = program.run("--json", "show", address)
     if done.returncode != 0:
         return None
@@ -111,14 +111,14 @@ def fails(handle, offset, clock):
 
 
 @pytest.mark.parametrize("percent", [0, 20])
-def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
+def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
     copy = far.held(coldrise, 2 * MIB if percent == 0 else 9 * MIB, "--to", "far")
     coming = shown(far.program)
     assert coming["size_bytes"] == len(disk) and coming["is_reachable"]
     if percent:
         far.let_note(clock, percent)
-    # It is no restore point: nothing but publish and boot sees it.
+    # It is not a restore point: only publish and boot see it.
     assert addresses(far.program) == set()
     listed = far.program.json("list")["coming"]
     assert [point["address"] for point in listed] == [ADDRESS]
@@ -132,7 +132,7 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served
         far.beside_hold(lambda: handle.pwrite(b"\x5a" * 5000, 7 * MIB + 300))
         handle.flush()
         disk[7 * MIB + 300 : 7 * MIB + 5300] = b"\x5a" * 5000
-        # What it captured is not sealed before the point is complete.
+        # Its captured writes are not sealed before the point is complete.
         for command in (["seal", "early"], ["unpublish", "early"]):
             refused = far.program.run(*command)
             assert refused.returncode == 11, refused.stderr
@@ -155,7 +155,7 @@ def test_a_session_over_a_coming_point_reads_as_its_source(coldrise, far, served
     assert list((far.program.repository / "begun").iterdir()) == []
 
 
-def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, tmp_path):
+def test_commands_report_that_a_point_is_incomplete(coldrise, far, tmp_path):
     earlier, unknown = "20261031T100000Z", "20261130T100000Z"
     disk = tmp_path / "other.raw"
     disk.write_bytes(random.Random(8).randbytes(MIB))
@@ -176,14 +176,14 @@ def test_what_needs_a_restore_point_says_that_it_is_on_its_way(coldrise, far, tm
         assert refused.returncode == 1 and "is incomplete" in refused.stderr, refused.stderr
     answer = json.loads(far.program.run("--json", "protect", ADDRESS).stdout)
     assert answer["error"]["kind"] == "not_found"
-    # Other points, and machines of which nothing comes, are not here and not on their way.
+    # Other points, and machines without incoming data, are neither here nor in transit.
     for address in (f"web01/{unknown}", "web01/latest~1", f"web03/{unknown}"):
         refused = far.program.run("protect", address)
         assert refused.returncode == 1 and "on its way" not in refused.stderr, refused.stderr
     assert shown(far.program)["percent_here"] < 100
 
 
-def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
+def test_a_point_that_will_not_arrive_is_dropped(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path)
     copy = far.held(coldrise, 6 * MIB, "--to", "far")
     lose_source(far, copy)
@@ -209,7 +209,7 @@ def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
     assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and shown(far.program)
     assert sorted(far.program.json("forget", kept, ADDRESS, ADDRESS)["points"]) == sorted([kept, ADDRESS])
     assert "coming" not in far.program.json("list") and shown(far.program) is None
-    # It is no point that was there, and what had arrived is returned.
+    # It is not an existing point, and the space of the received data is returned.
     assert far.program.run("forget", ADDRESS).returncode == 1
     far.program.json("gc", "--max-unused", "0")
     assert far.program.json("verify")["is_clean"]
@@ -225,8 +225,8 @@ def test_a_point_that_comes_no_more_is_given_up(coldrise, far, tmp_path):
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
 
-def test_what_was_fetched_is_not_sent_again(coldrise, far, served, tmp_path):
-    # More than the names that are under way at once. Its pieces compress to a tenth.
+def test_fetched_content_is_not_sent_again(coldrise, far, served, tmp_path):
+    # More than the names in flight. Its pieces compress to a tenth.
     pieces = random.Random(3)
     disk = b"".join(pieces.randbytes(6 * KIB) + bytes(58 * KIB) for _ in range(144 * MIB // (64 * KIB)))
     (tmp_path / "vda.raw").write_bytes(disk)
@@ -239,13 +239,13 @@ def test_what_was_fetched_is_not_sent_again(coldrise, far, served, tmp_path):
     far.gate.go_on()
     sent_bytes = finish(copy)["line"]["sent_bytes"]
     random_bytes = len(disk) * 6 // 64
-    # What was fetched is 5.6 percent.
+    # The fetched part is 5.6 percent.
     assert random_bytes < sent_bytes < 1.04 * random_bytes
     assert content(far.program, f"{ADDRESS}/vda", tmp_path) == disk
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
-def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served, clock, tmp_path, prefix):
+def test_local_parts_are_read_without_the_source(coldrise, site, served, clock, tmp_path, prefix):
     first = back_up(coldrise, tmp_path, point="20261101T090000Z")
     far = site()
     far.put_gate()
@@ -271,9 +271,9 @@ def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served,
         far.beside_hold(lambda: handle.pwrite(b"mine", 10 * MIB))
         handle.flush()
         lose_source(far, copy, address)
-        told = far.program.run("sessions").stdout
-        assert "early" in told and "the other site is not connected" in told, told
-        # What the base has, what was fetched, what was written.
+        output = far.program.run("sessions").stdout
+        assert "early" in output and "the other site is not connected" in output, output
+        # Content of the base, fetched content, new writes.
         assert handle.pread(4 * MIB, 2 * MIB) == second[2 * MIB : 6 * MIB]
         assert handle.pread(256 * KIB, 8 * MIB) == second[8 * MIB : 8 * MIB + 256 * KIB]
         assert handle.pread(4096, 10 * MIB)[:4] == b"mine"
@@ -292,7 +292,7 @@ def test_parts_that_are_here_are_read_without_the_source(coldrise, site, served,
     assert far.program.json("verify")["is_clean"]
 
 
-def test_the_receiver_is_killed_and_comes_back(coldrise, far, served, tmp_path):
+def test_the_receiver_is_killed_and_restarted(coldrise, far, served, tmp_path):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
     copy = far.held(coldrise, 2 * MIB, "--to", "far")
     far.program.json("publish", ADDRESS, "--name", "early")
@@ -310,7 +310,7 @@ def test_the_receiver_is_killed_and_comes_back(coldrise, far, served, tmp_path):
         far.stop(signal.SIGKILL)
         far.gate.go_on()
         far.start()
-        # The source connects again by itself, after a second. A read waits for it.
+        # The source reconnects automatically after a second. A read waits for it.
         assert read_all(handle) == disk
         finish(copy)
     far.program.json("unpublish", "early")
@@ -337,9 +337,9 @@ def test_a_session_stays_when_another_point_begins(coldrise, far, served, clock,
     assert far.program.json("verify")["is_clean"]
 
 
-# What both read: 16 sectors, to 0x1000.
+# Both read 16 sectors to 0x1000.
 PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
-# 16-bit code: reads at every MiB of the first 8 MiB, writes "kept" to the second sector, and says so.
+# 16-bit code: reads at every MiB of the first 8 MiB, writes "kept" to the second sector, and reports it.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
 #   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],2048; cmp dword [0x7c68],0x4000; jb next
 #   mov dword [0x1000],"kept"; mov dword [0x7c68],1; mov byte [0x7c62],1; mov ax,0x4300; mov dl,[0x500]; mov si,0x7c60; int 0x13
@@ -347,7 +347,7 @@ PLACE = bytes.fromhex("1000100000100000").ljust(0x10, b"\0")
 BOOTER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00080000" "66813e687c00400000" "72e1"
                        "66c70600106b657074" "66c706687c01000000" "c606627c01" "b80043" "8a160005" "be607c" "cd13"
                        "baf803" "be707c" "ac" "84c0" "7403" "ee" "ebf8" "f4" "ebfd").ljust(0x60, b"\0") + PLACE + b"kept\n\0"  # fmt: skip
-# 16-bit code: for ever, read at every 128 KiB of the first 16 MiB.
+# 16-bit code: in a loop, read at every 128 KiB of the first 16 MiB.
 #   xor ax,ax; mov ds,ax; mov es,ax; mov [0x500],dl
 #   next: mov si,0x7c60; mov ah,0x42; mov dl,[0x500]; int 0x13; add dword [0x7c68],256; and dword [0x7c68],0x7fff; jmp next
 READER = bytes.fromhex("31c08ed88ec088160005" "be607c" "b442" "8a160005" "cd13" "668106687c00010000" "668126687cff7f0000"
@@ -360,7 +360,7 @@ def back_up_machine(coldrise, tmp_path, code, size, *options):
     coldrise.json("backup", "web01", f"vda=raw:{disk}", *options, "--time", POINT)
 
 
-def test_a_machine_boots_from_nothing_over_a_slow_line(coldrise, tmp_path):
+def test_a_machine_boots_over_a_slow_line_before_any_data_arrived(coldrise, tmp_path):
     # For 50 s of the line.
     back_up_machine(coldrise, tmp_path, BOOTER, 48 * MIB)
     with contextlib.closing(Line(tmp_path, mbit=8)) as line:
@@ -380,7 +380,7 @@ def test_a_machine_boots_from_nothing_over_a_slow_line(coldrise, tmp_path):
             copy.kill()
 
 
-def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missing(coldrise, far, clock, own_tmp, tmp_path):
+def test_a_machine_is_recovered_from_an_incomplete_point_and_waits_for_missing_data(coldrise, far, clock, own_tmp, tmp_path):
     xml = tmp_path / "web01.xml"
     xml.write_text(XML, encoding="utf-8")
     back_up_machine(coldrise, tmp_path, READER, 16 * MIB, "--config", xml)
@@ -408,13 +408,13 @@ def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missin
             lose_source(far, copy)
 
             def waits():
-                # For the line, and then for somebody.
+                # For the line, and then for an administrator.
                 clock.skip(10)
                 return "I/O error" in libvirt.state("web01")
 
             wait_until(waits, "the machine waits")
             copied(coldrise)
-            # It goes on by itself, and reads all that it could not.
+            # It continues automatically, and completes the failed reads.
             before = reads()
             wait_until(lambda: reads() > before + 64 and libvirt.state("web01").startswith("running"), "the machine goes on")
             assert far.program.json("recover", f"live/{session}", "--undo")["machine_ended"]
@@ -425,7 +425,7 @@ def test_a_machine_is_recovered_from_a_coming_point_and_waits_for_what_is_missin
 
 
 @pytest.mark.encrypted
-def test_only_who_knows_the_key_is_answered(coldrise, tmp_path):
+def test_only_key_holders_get_an_answer(coldrise, tmp_path):
     back_up(coldrise, tmp_path)
     with contextlib.closing(FarSite(tmp_path, is_encrypted=True)) as far:
         far.put_gate()

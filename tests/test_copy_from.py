@@ -58,21 +58,21 @@ def test_points_are_fetched_and_then_only_changes(source, here, history, tmp_pat
     assert here.json("verify")["is_clean"]
     again = here.json("copy", "--from", "source")
     assert (again["points"], again["machines"][0]["already_there"], again["line"]["content_bytes"]) == (0, 4, 0)
-    # Under another name; what is here already does not travel again.
+    # Under another name; existing content is not sent again.
     text = here.run("copy", "--from", "source", "web01", "--as", "spare", "--last", "1")
     assert text.returncode == 0 and "web01 as spare" in text.stdout and "received" in text.stdout, text
     prefixed = here.json("copy", "--from", "source", "--prefix", "berlin-")
     assert prefixed["machines"][0]["to_machine"] == "berlin-web01"
     check(here, history, tmp_path, "berlin-web01")
     assert here.json("copy", "--from", "source", "--prefix", "berlin-")["points"] == 0
-    # What was pruned here does not come again.
+    # Points pruned here are not fetched again.
     here.json("forget", "web01/20261102T100000Z")
     passed = here.json("copy", "--from", "source", "web01")
     assert (passed["points"], passed["machines"][0]["passed_over"]) == (0, ["20261102T100000Z"])
     assert here.json("copy", "--from", "source", "web01", "--all")["points"] == 1
 
 
-def test_a_link_may_fetch_its_machines_and_nothing_else(source, coldrise, here, tmp_path):
+def test_a_link_may_fetch_only_its_machines(source, coldrise, here, tmp_path):
     path = Image(MIB).save(tmp_path / "vda.raw")
     for machine in ("web01", "web02", "db01"):
         back_up(coldrise, machine, path)
@@ -84,7 +84,7 @@ def test_a_link_may_fetch_its_machines_and_nothing_else(source, coldrise, here, 
         refused = here.run("copy", "--from", "source", machine)
         assert refused.returncode == 1 and machine in refused.stderr, refused
         refusals.append(refused.stderr.replace(machine, "X"))
-    # Whether it is there is not told.
+    # Whether it exists is not revealed.
     assert refusals[0] == refusals[1] and "may be fetched" in refusals[0]
     sending = here.run("copy", "--to", "source")
     assert sending.returncode == 1 and "may not send" in sending.stderr, sending
@@ -105,7 +105,7 @@ def test_a_link_may_fetch_its_machines_and_nothing_else(source, coldrise, here, 
     wait_until(lambda: "may not fetch" in here.run("copy", "--from", "source").stderr, "the end of the right")
 
 
-def test_a_site_that_sends_may_not_fetch(source, coldrise, here, tmp_path):
+def test_a_sending_site_may_not_fetch(source, coldrise, here, tmp_path):
     back_up(coldrise, "web01", Image(MIB).save(tmp_path / "vda.raw"))
     source.pair(here, "source")
     refused = here.run("copy", "--from", "source")
@@ -140,12 +140,12 @@ def gate(source):
 
 
 def held(source, here):
-    """A fetch, of which only the first disk arrives, and half of the second one: less than what is stored at once."""
+    """A fetch of which only the first disk arrives, and half of the second one: less than one stored batch."""
     return source.held(here, 6 * MIB, "--from", "source")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, large, tmp_path, how):
+def test_a_fetch_continues_after_the_other_site_returns(source, gate, here, large, tmp_path, how):
     source.pair(here, "source", "--may", "fetch")
     process = held(source, here)
     # Twice: in the first point, and in the second. A site that was never reached is not waited for.
@@ -153,7 +153,7 @@ def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, larg
         gate.wait_for_hold()
         wait_for_beginning(here, point)
         source.process.send_signal(how)
-        # What is held would keep its end waiting.
+        # Held data would delay its end.
         gate.cut()
         assert source.process.wait(timeout=DEADLINE_S) in (0, -how)
         gate.hold_after(count)
@@ -169,7 +169,7 @@ def test_a_fetch_goes_on_when_the_other_site_comes_back(source, gate, here, larg
     assert here.json("verify")["is_clean"]
 
 
-def test_a_fetch_that_is_cancelled_goes_on_later(source, gate, here, large, tmp_path):
+def test_a_cancelled_fetch_resumes(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
     clock = BothClocks(tmp_path)
     here.more = clock.environment()
@@ -189,7 +189,7 @@ def test_a_fetch_that_is_cancelled_goes_on_later(source, gate, here, large, tmp_
     check(here, large, tmp_path)
 
 
-def test_the_end_of_a_link_ends_a_fetch(source, gate, coldrise, here, large):
+def test_removing_a_link_ends_a_fetch(source, gate, coldrise, here, large):
     source.pair(here, "source", "--may", "fetch")
     (link,) = coldrise.json("link", "list")["links"]
     process = held(source, here)
@@ -201,7 +201,7 @@ def test_the_end_of_a_link_ends_a_fetch(source, gate, coldrise, here, large):
     assert addresses(here) == set()
 
 
-def test_several_sites_fetch_at_once(source, here, large, tmp_path):
+def test_several_sites_fetch_concurrently(source, here, large, tmp_path):
     programs, gates, fetches = [here, FarSite.repository(tmp_path, "second")], [], []
     for program in programs:
         source.put_gate()
@@ -238,12 +238,12 @@ def test_copies_from_a_directory(coldrise, here, history, tmp_path):
         assert refused.returncode == 2 and words in refused.stderr, refused
 
 
-def test_a_machine_that_is_busy_here_is_said(source, gate, here, large, tmp_path):
+def test_a_busy_machine_is_reported(source, gate, here, large, tmp_path):
     source.pair(here, "source", "--may", "fetch")
     process = held(source, here)
     second = here.run("copy", "--from", "source")
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
-    # Backups of others run beside it.
+    # Backups of others run concurrently.
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
     gate.go_on()
     finish(process)

@@ -14,16 +14,16 @@ from support.nbdserver import DEADLINE_S
 
 PEER = PROGRAM.parent / "examples" / "hostile_peer"
 KIB, MIB = 1 << 10, 1 << 20
-# What the server may have in memory while one line attacks: the credit of the line, a message of 128 MiB and what
+# The server's memory limit while one line attacks: the credit of the line, a message of 128 MiB and what
 # 16 MiB of it become, and the batches. Without attacks it has about 100.
 MOST_KIB = 640 * KIB
 
-# What the other side says last to each attack.
+# The last message of the other side to each attack.
 SAID = {
     "content of another name": "does not have its name",
     "content twice": "duplicate chunk content",
     "content that was not wanted": "duplicate chunk content",
-    # Passed over: they may be of a disk that was given up.
+    # Skipped: they may belong to a cancelled disk.
     "content for unknown batches": "applied",
     "content for unknown places": "no such piece",
     "a bomb": "another length",
@@ -38,7 +38,7 @@ SAID = {
     "more runs than names": "too many names",
     "pieces in reverse": "not in chunks",
     "batches in reverse": "not in chunks",
-    # The second comes before or after the first is applied.
+    # The second arrives before or after the first is applied.
     "a batch twice": "not in chunks|duplicate chunk content",
     "pieces between pieces": "not in chunks",
     "a piece at the end of all numbers": "out of range",
@@ -49,7 +49,7 @@ SAID = {
     "disks that are never finished": "nothing",
     "finish before content": "was not sent",
     "a made-up base": "the base disk is not in the retained point",
-    # It is as long as was said: the rest is zeroes.
+    # It has the announced length: the rest is zeroes.
     "a base of another size": "added",
     "another disk begun beside an open one": "added|nothing has begun",
     "a point whose disks were not sent": "was not sent",
@@ -75,7 +75,7 @@ class Hostile:
         assert self.process.stdout.readline() == "paired\n"
 
     def attack(self):
-        """The next one: its name, what was said, and the most memory that the server had in it, in KiB."""
+        """The next one: its name, the messages, and the peak memory of the server during it, in KiB."""
         process = pathlib.Path(f"/proc/{self.far.process.pid}")
         (process / "clear_refs").write_text("5")
         self.process.stdin.write("\n")
@@ -105,7 +105,7 @@ def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):
             assert name == expected
             assert all(re.search(word, said) for word in words.split("; ")), (name, said)
             assert highest_kib < MOST_KIB, name
-        # There are no others.
+        # These are all.
         assert hostile.process.wait(timeout=DEADLINE_S) == 0
     finally:
         hostile.close()
@@ -117,7 +117,7 @@ def test_a_hostile_site_is_refused_and_harms_nothing(coldrise, far, tmp_path):
     coldrise.json("backup", "web01", f"vda=raw:{path}")
     assert coldrise.json("copy", "--to", "far", "web01", "--as", "web02")["points"] == 2
     assert content(far.program, "web02/latest/vda", tmp_path) == path.read_bytes()
-    # It has added points to its own machine, as it may. They can be read; all others are as they were.
+    # It has added points to its own machine, as it may. They can be read; all others are unchanged.
     added = addresses(far.program) - before
     assert {address for address in added if not address.startswith("web0")} == set()
     for point in far.program.json("list", "web01")["machines"][0]["points"]:

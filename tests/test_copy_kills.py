@@ -1,7 +1,7 @@
 """Copies over a line that are disturbed at random moments: the far points are equal or absent.
 
-Each round backs up a new point, copies it over an emulated line, and lets one thing happen in the middle. Then all that
-is there is read and compared, and the next copy brings the rest. `make test-copy-kills` does it 500 times.
+Each round backs up a new point, copies it over an emulated line, and lets one disturbance happen in the middle. Then all stored
+data is read and compared, and the next copy completes it. `make test-copy-kills` does it 500 times.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ DISKS = {"vda": 3 * MIB, "vdb": 512 * KIB + 4096}
 # Backups of one machine before the next one begins.
 POINTS_OF_MACHINE = 8
 JUMPS_S = [-400 * 86400, -3600, -30, 30, 3600, 400 * 86400]
-# What happens to a copy, and how often.
+# Disturbances of a copy, and their frequency.
 DECK = ["source"] * 4 + ["far"] * 3 + ["both", "cut", "cut", "full", "full", "rollback", "rollback", "clock", "clock"]
-# A copy that was cut off, and killed before it was told: the far side waits for it for half a minute.
+# A copy that was cut off, and killed before it noticed: the far side waits for it for half a minute.
 RARE = "silence"
 RARE_EVERY = 60
 
@@ -114,10 +114,10 @@ class Disturbed:
         # The far side may still hold the machine for a copy that was killed.
         wait_until(is_done, "the last copy")
 
-    # What is there.
+    # The points at the far site.
 
     def check(self, everything):
-        """All that is there is equal; `everything`: nothing is missing."""
+        """All copied points are equal; `everything`: none is missing."""
         there = addresses(self.far.program) & self.expected.keys()
         for address in sorted(there if everything is None else there - self.checked):
             for disk, expected in self.expected[address].items():
@@ -130,7 +130,7 @@ class Disturbed:
             verified = self.far.program.json("verify")
             assert verified["is_clean"], verified
 
-    # What happens.
+    # The disturbance.
 
     def happen(self, kind):
         """One copy, disturbed. Returns the moment."""
@@ -154,7 +154,7 @@ class Disturbed:
         goes_on = kind not in ("source", "both", "full", RARE) and self.random.random() < 0.5
         moment_s = self.random.uniform(0, 1.1 * self.usual_s)
         copy = self.start_copy("60s" if goes_on else "0s")
-        # A random moment is what is asked for.
+        # A random moment is intended.
         time.sleep(moment_s)
         pause_s = self.random.uniform(0, 0.7)
         with contextlib.ExitStack() as afterwards:
@@ -185,7 +185,7 @@ class Disturbed:
                     self.far.stop(signal.SIGKILL)
                     shutil.rmtree(self.far.program.repository)
                     shutil.copytree(self.folder / "older", self.far.program.repository, symlinks=True)
-                    # What was there is not there any more.
+                    # The old content is gone.
                     self.checked.clear()
                     self.far.start()
                 case "clock":
@@ -232,7 +232,7 @@ def disturbed(request, drive, tmp_path):
             yield disturbed
 
 
-def test_disturbed_copies_leave_equal_points_or_none(request, disturbed):
+def test_disturbed_copies_leave_complete_points_or_none(request, disturbed):
     count = request.config.getoption("--copy-kills")
     deck = []
     begin = time.monotonic()

@@ -40,13 +40,13 @@ def history(coldrise, nbdkit, tmp_path):
     return make_history(coldrise, nbdkit, tmp_path)
 
 
-def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, history, tmp_path):
+def test_copied_points_are_identical_and_only_changes_are_sent(coldrise, far, history, tmp_path):
     copied = coldrise.json("copy", "--to", "far")
     (machine,) = copied["machines"]
     first, second, third, sealed = machine["points"]
     assert first["base"] is None and [p["base"] for p in (second, third, sealed)] == [
         first["point"], second["point"], first["point"]]
-    # Seven MiB of text compress, and a piece goes once.
+    # Seven MiB of text compress, and a piece is sent once.
     line = copied["line"]
     assert line["content_bytes"] <= 8 * MIB and line["sent_bytes"] < line["content_bytes"] + MIB
     # Each byte of the disks is in one of the counters, and the only machine has them all.
@@ -59,7 +59,7 @@ def test_points_are_the_same_there_and_only_changes_are_sent(coldrise, far, hist
     assert far.program.json("verify")["is_clean"]
     again = coldrise.json("copy", "--to", "far")
     assert (again["points"], again["line"]["content_bytes"]) == (0, 0)
-    # What is there under another name is not sent again.
+    # Content stored there under another name is not sent again.
     coldrise.json("copy", "web01", "--as", "other", "--to", "far", "--last", "1")
     line = coldrise.json("copy", "web01", "--as", "third", "--to", "far", "--last", "1")["line"]
     assert line["content_bytes"] == 0 and line["sent_bytes"] < 64 * 1024
@@ -76,7 +76,7 @@ def write_small(disk, pieces, random_bytes, stride=128 * 1024):
 
 
 @pytest.mark.parametrize("chunk", ["4K", "64K"])
-def test_of_a_small_write_only_what_changed_is_sent(coldrise, site, tmp_path, chunk):
+def test_a_small_write_sends_only_the_changed_part(coldrise, site, tmp_path, chunk):
     far = site("far", "--chunk-size", chunk)
     far.pair(coldrise, "far", "--prefix", "north-")
     pieces = random.Random(13)
@@ -100,7 +100,7 @@ def test_of_a_small_write_only_what_changed_is_sent(coldrise, site, tmp_path, ch
     # Text, which can.
     changed = write_small(disk, pieces, lambda: " ".join(pieces.choices(["here", "there", "elsewhere"], k=2000)).encode()[:6144])
     assert copied(3)["sent_bytes"] < changed * 0.6
-    # A larger disk, with an end that is not a multiple of anything: what lies behind the base is whole.
+    # A larger disk, with an unaligned end: the content behind the base is complete.
     disk += pieces.randbytes(MIB + 512)
     write_small(disk, pieces, lambda: pieces.randbytes(6144))
     copied(4)
@@ -108,7 +108,7 @@ def test_of_a_small_write_only_what_changed_is_sent(coldrise, site, tmp_path, ch
     assert far.program.json("verify")["is_clean"]
 
 
-def test_a_copy_that_goes_on_sends_only_what_changed(coldrise, gated, tmp_path):
+def test_a_resumed_copy_sends_only_changes(coldrise, gated, tmp_path):
     clock = BothClocks(tmp_path)
     far = gated(environment=clock.environment())
     pieces = random.Random(17)
@@ -141,7 +141,7 @@ def test_a_copy_that_goes_on_sends_only_what_changed(coldrise, gated, tmp_path):
     check(far.program, expected, tmp_path)
 
 
-def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_path):
+def test_a_link_with_a_prefix_sees_only_its_own_machines(coldrise, site, tmp_path):
     far = site()
     far.pair(coldrise, "mine", "--prefix", "north-")
     secret = Image(4 * MIB)
@@ -150,16 +150,16 @@ def test_a_link_with_a_prefix_sees_its_own_machines_only(coldrise, site, tmp_pat
     far.program.json("backup", "south-web01", f"vda=raw:{path}")
     coldrise.json("backup", "web01", f"vda=raw:{path}")
     copied = coldrise.json("copy", "--to", "mine")
-    # That the other machine has the same content is not told: all of it is sent, and stored once.
+    # The equal content of the other machine is not revealed: all of it is sent, and stored once.
     assert copied["line"]["content_bytes"] == 4 * MIB and copied["stored_bytes"] == 0
     assert {a.split("/")[0] for a in addresses(far.program)} == {"south-web01", "north-web01"}
-    # Of its own machines it is told.
+    # That of its own machines is known to it.
     coldrise.json("backup", "web02", f"vda=raw:{path}")
     assert coldrise.json("copy", "web02", "--to", "mine")["line"]["content_bytes"] == 0
     assert content(far.program, "north-web02/latest/vda", tmp_path) == path.read_bytes()
 
 
-def test_a_site_has_one_link_of_a_kind(coldrise, site, tmp_path):
+def test_a_site_has_one_link_per_kind(coldrise, site, tmp_path):
     """Else a removed link with a prefix would leave an older one without."""
     far = site()
     far.pair(coldrise, "all")
@@ -197,7 +197,7 @@ def test_mistakes_are_named(coldrise, far):
             assert f"{prefix}x" not in refused.stderr
 
 
-def test_progress_of_a_slow_copy_is_what_is_there(coldrise, far, tmp_path):
+def test_progress_of_a_slow_copy_matches_the_stored_data(coldrise, far, tmp_path):
     disk = tmp_path / "disk.raw"
     disk.write_bytes(random.Random(2).randbytes(18 * MIB))
     coldrise.backup("web01", vda=disk)
@@ -205,14 +205,14 @@ def test_progress_of_a_slow_copy_is_what_is_there(coldrise, far, tmp_path):
     assert done.returncode == 0 and "trying again" not in done.stderr, done.stderr
     *progress, copied = map(json.loads, done.stdout.splitlines())
     assert copied["elapsed_ms"] > 4000 and copied["line"]["offered_bytes"] == 18 * MIB
-    # Only what is there is done, though the names of all were sent in the first second.
-    told = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
-    assert all(done <= MIB + 4 * MIB * elapsed_ms // 1000 for done, elapsed_ms in told), told
+    # Only stored data counts as done, though the names of all were sent in the first second.
+    measured = [(event["done_bytes"], event["elapsed_ms"]) for event in progress if event["event"] == "progress"]
+    assert all(done <= MIB + 4 * MIB * elapsed_ms // 1000 for done, elapsed_ms in measured), measured
     # Two connections carry a batch of 4 MiB each, and often both end at the same time.
-    assert len({done for done, _ in told}) >= 3 and told[-1][0] == 18 * MIB, told
+    assert len({done for done, _ in measured}) >= 3 and measured[-1][0] == 18 * MIB, measured
 
 
-def test_only_paired_sites_get_in(coldrise, far, site, tmp_path):
+def test_only_paired_sites_are_admitted(coldrise, far, site, tmp_path):
     refused = coldrise.run("link", "add", "second", far.address, "--code", "0000-0000-0000-0000")
     assert refused.returncode != 0 and "code" in refused.stderr
     taken = coldrise.run("link", "add", "far", far.address, "--code", far.invite("again"))
@@ -244,7 +244,7 @@ def test_links_are_sealed(coldrise, tmp_path):
     assert {path.name for path in (coldrise.repository / "links").iterdir()} == {"identity", "far.link"}
 
 
-def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, gated, tmp_path):
+def test_a_copy_continues_after_a_lost_connection(coldrise, gated, tmp_path):
     far = gated()
     pieces = random.Random(8)
     path = tmp_path / "vda.raw"
@@ -267,7 +267,7 @@ def test_a_copy_goes_on_over_a_line_that_was_lost(coldrise, gated, tmp_path):
     assert copy.returncode == 0, message
     assert message.count("trying again for") >= 2, message
     copied = json.loads(printed.splitlines()[-1])
-    # Each point is told once, and a point that is there is not sent again.
+    # Each point is announced once, and an existing point is not sent again.
     assert copied["points"] == 2 and copied["machines"][0]["already_there"] == 0
     assert 16 * MIB < copied["line"]["sent_bytes"] < 16 * MIB + 8 * MIB
     check(far.program, expected, tmp_path)
@@ -279,7 +279,7 @@ def test_disks_that_shrink_and_grow_are_copied(coldrise, site, tmp_path, chunk):
     far = site("far", "--chunk-size", chunk)
     far.pair(coldrise)
     content_bytes, expected = bytearray(pieces.randbytes(6 * MIB)), {}
-    # The disk's new size, and what is written to it: also in what a smaller one does not have.
+    # The disk's new size, and writes to it: also beyond the end of the smaller one.
     for day, size in enumerate([6 * MIB, 3 * MIB + 4096, 5 * MIB, 5 * MIB - 512, 512 * KIB], 1):
         content_bytes = content_bytes[:size] + bytes(max(0, size - len(content_bytes)))
         content_bytes[size // 2 : size // 2 + 9000] = pieces.randbytes(9000)
@@ -291,7 +291,7 @@ def test_disks_that_shrink_and_grow_are_copied(coldrise, site, tmp_path, chunk):
     check(far.program, expected, tmp_path)
 
 
-def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, gated, tmp_path):
+def test_a_connection_lost_at_the_start_of_a_copy_is_retried(coldrise, gated, tmp_path):
     far, clock = gated(), BothClocks(tmp_path)
     coldrise.more = clock.environment()
     disk = tmp_path / "disk.raw"
@@ -317,7 +317,7 @@ def test_a_line_that_is_lost_while_a_copy_begins_is_tried_again(coldrise, gated,
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
 @pytest.mark.parametrize("victim", ["source", "far"])
-def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, gated, tmp_path, prefix, victim):
+def test_a_partly_copied_point_resumes(coldrise, gated, tmp_path, prefix, victim):
     clock = BothClocks(tmp_path)
     far = gated(*(["--prefix", prefix] if prefix else []), environment=clock.environment())
     pieces = random.Random(11)
@@ -331,7 +331,7 @@ def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, gated, tmp_path, 
     if victim == "source":
         copy.kill()
     else:
-        # What has arrived is noted now and then.
+        # The received data is recorded periodically.
         far.let_note(clock)
         far.stop(signal.SIGKILL)
         far.start()
@@ -348,7 +348,7 @@ def test_a_point_that_has_begun_goes_on_where_it_was(coldrise, gated, tmp_path, 
     assert far.program.json("verify")["is_clean"]
 
 
-def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
+def test_a_full_drive_at_the_other_site_is_reported(coldrise, site, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M", "small", small], check=True)
@@ -369,7 +369,7 @@ def test_a_full_drive_there_is_said(coldrise, site, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "north-"])
-def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, gated, tmp_path, prefix):
+def test_received_parts_of_a_point_are_not_sent_again(coldrise, gated, tmp_path, prefix):
     far = gated(*(["--prefix", prefix] if prefix else []))
     path = tmp_path / "vda.raw"
     path.write_bytes(random.Random(12).randbytes(12 * MIB))
@@ -383,7 +383,7 @@ def test_what_has_arrived_of_a_point_is_not_sent_again(coldrise, gated, tmp_path
     assert far.process.wait(timeout=DEADLINE_S) == 0
     far.start()
     line = finish(copy)["line"]
-    # What was on its way, in the buffers of the network.
+    # Data in flight, in the buffers of the network.
     assert line["sent_bytes"] < 12 * MIB + 2.5 * MIB
     check(far.program, {"20261101T100000Z": {"vda": path.read_bytes()}}, tmp_path, f"{prefix}web01")
     assert far.program.json("verify")["is_clean"]

@@ -26,7 +26,7 @@ def copy_at_once(copies):
         finish(copy)
 
 
-def test_two_sources_into_one_repository_at_once(coldrise, site, tmp_path):
+def test_two_sources_are_copied_into_one_repository_concurrently(coldrise, site, tmp_path):
     common = random.Random(0).randbytes(4 * MIB)
     far, other = site(), FarSite.repository(tmp_path, "other")
     disks = [make_disk(tmp_path / f"{seed}.raw", seed, common) for seed in (1, 2)]
@@ -40,13 +40,13 @@ def test_two_sources_into_one_repository_at_once(coldrise, site, tmp_path):
     assert {a.split("/")[0] for a in addresses(far.program)} == {"north-web01", "south-web01"}
     for name, disk in zip(("north", "south"), disks, strict=True):
         assert content(far.program, f"{name}-web01/latest/vda", tmp_path) == disk.read_bytes()
-    # What both have is stored once, though neither was told that it is there.
+    # Common content is stored once, though neither learned that it existed.
     stored = far.program.json("stats")["stored_bytes"]
     assert 12 * MIB <= stored < 13 * MIB, stored
     assert far.program.json("verify")["is_clean"]
 
 
-def test_one_source_to_two_sites_at_once(coldrise, site, tmp_path):
+def test_one_source_is_copied_to_two_sites_concurrently(coldrise, site, tmp_path):
     disk = make_disk(tmp_path / "vda.raw", 1, bytes(4 * MIB))
     point = "20261101T100000Z"
     coldrise.json("backup", "web01", f"vda=raw:{disk}", "--time", point)
@@ -101,7 +101,7 @@ def test_the_first_copy_is_carried_on_a_drive(coldrise, site, tmp_path):
     assert (back["points"], back["machines"][0]["already_there"]) == (0, 2)
 
 
-def test_what_the_far_site_pruned_is_not_sent_again(coldrise, site, tmp_path):
+def test_points_pruned_at_the_far_site_are_not_sent_again(coldrise, site, tmp_path):
     far = site()
     far.pair(coldrise)
     for day in range(1, 7):
@@ -116,7 +116,7 @@ def test_what_the_far_site_pruned_is_not_sent_again(coldrise, site, tmp_path):
     again = coldrise.json("copy", "--to", "far")
     assert (again["points"], again["line"]["content_bytes"]) == (0, 0)
     assert again["machines"][0]["passed_over"] == [f"2026110{day}T100000Z" for day in (1, 2, 3, 4)]
-    # What is forgotten here stays there.
+    # Points forgotten here stay there.
     coldrise.json("forget", "web01/20261106T100000Z")
     coldrise.json("copy", "--to", "far")
     assert addresses(far.program) == kept

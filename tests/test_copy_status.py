@@ -55,11 +55,11 @@ def recorded(coldrise, far, folder):
     return copy, far.step_until(lambda: (target := only(coldrise))["remaining_ms"] and target, clock), clock
 
 
-def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_path):
+def test_lag_is_counted_against_the_current_points(coldrise, far, tmp_path):
     first = random_mib(4)
     back_up(coldrise, tmp_path, "web01", 1, first)
     never = only(coldrise)
-    # A link alone is no evidence of anything.
+    # A link alone proves nothing.
     assert (never["target"], never["state"], never["last_cut_ms"], never["points_behind"]) == ("far", "never", None, None)
     assert "never" in coldrise.run("link", "list").stdout
     copied = coldrise.json("copy", "--to", "far")
@@ -75,7 +75,7 @@ def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_
     (link,) = coldrise.json("link", "list")["links"]
     assert link["last_cut_ms"] == current["last_cut_ms"] == web01["last_cut"]["created_at_ms"]
 
-    # No copy runs, and it falls behind: by the two changed MiB and no more.
+    # No copy runs, and it falls behind: by only the two changed MiB.
     back_up(coldrise, tmp_path, "web01", 2, random_mib(1) + first[MIB:])
     back_up(coldrise, tmp_path, "web01", 3, random_mib(1) + first[MIB:])
     back_up(coldrise, tmp_path, "web02", 3, first)
@@ -99,7 +99,7 @@ def test_what_is_behind_is_counted_against_the_points_of_now(coldrise, far, tmp_
     assert machine_of(after)["last"]["points"] == 2 and machine_of(after)["total"]["points"] == 3
 
 
-def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_path):
+def test_a_point_from_the_future_does_not_block_later_copies(coldrise, far, tmp_path):
     disk = tmp_path / "web01.raw"
     disk.write_bytes(random_mib(1))
     coldrise.backup("web01", vda=disk)
@@ -116,13 +116,13 @@ def test_a_point_dated_in_the_future_keeps_no_later_one_here(coldrise, far, tmp_
     assert coldrise.json("copy", "--to", "far")["points"] == 0
 
 
-def test_older_points_that_are_wanted_are_behind_until_they_are_there(coldrise, tmp_path):
+def test_selected_older_points_count_as_behind_until_copied(coldrise, tmp_path):
     there = local(coldrise, tmp_path)
     for day in (1, 2, 3):
         back_up(coldrise, tmp_path, "web01", day, bytes(MIB))
     to = ["--to", there.repository]
     coldrise.json("copy", *to, "--last", "1")
-    # What was passed over is not wanted.
+    # Skipped points are not wanted.
     assert only(coldrise)["state"] == "current"
     coldrise.json("copy", *to, "--all")
     assert machine_of(only(coldrise))["points_there"] == 3
@@ -140,12 +140,12 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     far.stop()
     assert coldrise.run("copy", "--to", "far").returncode != 0
     failing = only(coldrise)
-    # What is there is still known.
+    # The existing copies are still known.
     assert failing["state"] == "failing" and far.dialled in failing["failure"]["message"]
     assert machine_of(failing)["state"] == "current" and failing["last_cut_ms"]
     doctor = coldrise.run("doctor")
     assert any("warn" in line and "copies" in line and "far" in line for line in doctor.stdout.splitlines()), doctor.stdout
-    # A machine that came meanwhile is missing there, and one that there is not is no machine.
+    # A new machine is missing there, and an unknown name is not a machine.
     back_up(coldrise, tmp_path, "new01", 1, random_mib(1))
     assert coldrise.run("copy", "--to", "far", "new01", "mistyped").returncode != 0
     failing = only(coldrise)
@@ -156,7 +156,7 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     coldrise.json("forget", "new01/20261101T100000Z")
     coldrise.json("copy", "--to", "far")
     assert only(coldrise)["state"] == "current"
-    # Another machine of that name is there: that machine fails, and the others do not.
+    # Another machine of that name exists there: only that machine fails.
     back_up(coldrise, tmp_path, "web02", 1, random_mib(1))
     back_up(far.program, tmp_path, "web02", 1, random_mib(1))
     assert coldrise.run("copy", "--to", "far").returncode == 3
@@ -169,7 +169,7 @@ def test_failures_are_shown_until_a_copy_succeeds(coldrise, far, tmp_path):
     assert names == {"web01": "current", "web02": "failing", "web02-copy": "current", "other": "current"}
 
 
-def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldrise, far, tmp_path):
+def test_a_running_copy_shows_its_rate_and_a_killed_one_does_not(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(24))
     copy, target, clock = recorded(coldrise, far, tmp_path)
     running = machine_of(target)["running"]
@@ -178,14 +178,14 @@ def test_a_copy_that_runs_shows_its_rate_and_one_that_was_killed_does_not(coldri
     assert 0 < target["sent_bytes_per_second"] < 4 * MIB and target["remaining_ms"] > 1000
     assert "left" in coldrise.run("copies", "far").stdout
     copy.kill()
-    # Its record ends by itself: nobody writes it any more.
+    # Its record ends automatically: it has no writer left.
     assert only(coldrise)["state"] == "copying"
     clock.skip(40)
     killed = only(coldrise)
     assert (killed["state"], machine_of(killed)["running"]) == ("never", None)
 
 
-def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
+def test_holes_are_not_counted_as_remaining(coldrise, far, tmp_path):
     """Else a thin disk seems to take as long as a full one."""
     first = bytearray(random_mib(20) + bytes(200 * MIB) + random_mib(4))
     back_up(coldrise, tmp_path, "web01", 1, first)
@@ -197,12 +197,12 @@ def test_holes_are_not_among_what_is_left(coldrise, far, tmp_path):
     left_s = (24 * MIB - running["done_bytes"]) / running["bytes_per_second"]
     assert 0.5 * left_s < target["remaining_ms"] / 1000 < 2 * left_s, target
     far.gate.go_on()
-    told = copy.communicate(timeout=120)[0]
+    output = copy.communicate(timeout=120)[0]
     assert copy.returncode == 0
-    events = [event for event in map(json.loads, told.splitlines()) if event.get("event") == "progress"]
+    events = [event for event in map(json.loads, output.splitlines()) if event.get("event") == "progress"]
     assert {event["total_bytes"] for event in events} == {24 * MIB}
     assert events[-1]["done_bytes"] == 24 * MIB
-    # What became zeroes since takes no time either, and what is new does, wherever it is.
+    # New zeroes take no time either, and new content does, wherever it is.
     second = first.copy()
     second[MIB : 5 * MIB] = bytes(4 * MIB)
     second[100 * MIB : 102 * MIB] = random_mib(2)
@@ -225,7 +225,7 @@ def test_records_are_sealed_and_a_damaged_one_is_unknown(coldrise, tmp_path):
     record.write_bytes(stored[:-1])
     unknown = only(coldrise)
     assert unknown["state"] == "unknown" and unknown["points_behind"] is None
-    # It is in nobody's way.
+    # It blocks nothing.
     coldrise.json("copy", "--to", there.repository)
     assert only(coldrise)["state"] == "current"
     coldrise.json("copies", there.repository, "--forget")
@@ -241,13 +241,13 @@ def test_a_removed_link_has_no_status(coldrise, far, tmp_path):
     assert coldrise.json("copies")["targets"] == [] and json.loads(coldrise.run("--json", "link", "list").stdout)["links"] == []
 
 
-def test_a_link_that_is_removed_beside_its_copy_has_no_status(coldrise, far, tmp_path):
+def test_a_link_removed_during_its_copy_has_no_status(coldrise, far, tmp_path):
     back_up(coldrise, tmp_path, "web01", 1, random_mib(8))
     copy = far.held(coldrise, 2 * MIB, "--to", "far")
     assert only(coldrise)["state"] == "copying"
     coldrise.json("link", "remove", "far")
     far.gate.go_on()
-    # It goes on, and records its end.
+    # It continues, and records its end.
     finish(copy)
     assert coldrise.json("copies")["targets"] == []
 

@@ -1,4 +1,4 @@
-"""Strangers at the port for copies: they take a bounded share of everything, and a copy goes on beside them."""
+"""Strangers at the port for copies: they take a bounded share of everything, and a copy continues meanwhile."""
 
 import contextlib
 import json
@@ -96,7 +96,7 @@ class Crowd:
             stranger.close()
 
 
-def test_strangers_are_bounded_and_a_copy_goes_on(coldrise, far, count, tmp_path):
+def test_strangers_are_bounded_and_a_copy_continues(coldrise, far, count, tmp_path):
     path = tmp_path / "vda.raw"
     path.write_bytes(random.Random(29).randbytes(12 * MIB))
     coldrise.json("backup", "web01", f"vda=raw:{path}")
@@ -114,11 +114,11 @@ def test_strangers_are_bounded_and_a_copy_goes_on(coldrise, far, count, tmp_path
         print(f"{count} strangers: {crowd.open()} open, {most_open} descriptors, {most_threads - threads} threads and "
               f"{(most_kib - before_kib) >> 10} MiB more")
         wait_until(lambda: crowd.open() <= MOST, "the end of those beyond the limit")
-        # The socket, its copy, and what copies open at this moment.
+        # The socket, its copy, and files that copies have open at this moment.
         assert most_open <= 2 * MOST + 300
         # The line's own, too.
         assert most_threads - threads <= MOST + 32
-        # What the copy takes in this time is in it.
+        # It includes the memory of the copy.
         assert most_kib - before_kib < 160 * KIB
         said, warned = copy.communicate(timeout=120)
         assert copy.returncode == 0, warned

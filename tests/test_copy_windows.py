@@ -49,7 +49,7 @@ MORNING, NOON, AFTERNOON = -3600, 60, 5400
 
 
 class Copy:
-    """A running copy; what it says on stderr is kept."""
+    """A running copy; its stderr is kept."""
 
     def __init__(self, program, clock, *arguments):
         environment = program.environment() | clock.environment() | {"TZ": "UTC"}
@@ -82,7 +82,7 @@ class Copy:
 
 
 @pytest.mark.parametrize("way", ["to", "from"])
-def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far, disk, tmp_path, way):
+def test_an_off_window_closes_the_connection_and_the_copy_resumes(coldrise, source, far, disk, tmp_path, way):
     clock = WallClock(tmp_path)
     if way == "to":
         far.pair(coldrise, "far")
@@ -105,7 +105,7 @@ def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far
         (target,) = coldrise.json("copies")["targets"]
         assert target["state"] in ("never", "behind") and not target["failure"], target
         assert not any(machine["failure"] for machine in target["machines"]), target
-    # The machine is free meanwhile: nobody holds it, once the far side has seen the end of the line.
+    # The machine is unlocked meanwhile, once the far side has seen the end of the line.
     wait_until(lambda: receiver.run("backup", "web01", f"vda=raw:{tmp_path / 'vda.raw'}", "--time",
                                     "20261001T100000Z").returncode == 0, "the machine is free")
     receiver.json("forget", "web01/20261001T100000Z")
@@ -119,7 +119,7 @@ def test_off_closes_the_line_and_the_copy_goes_on_after_it(coldrise, source, far
     check(receiver, disk, tmp_path)
 
 
-def test_a_rate_holds_from_the_minute_at_which_its_window_begins(source, far, disk, tmp_path):
+def test_a_rate_applies_from_the_start_of_its_window(source, far, disk, tmp_path):
     source.pair(far.program, "source", "--may", "fetch")
     clock = WallClock(tmp_path)
     clock.set_to_noon(MORNING)
@@ -158,7 +158,7 @@ def test_a_wait_can_be_cancelled(coldrise, far, disk, tmp_path):
     assert copy.end() == 130, copy.said
 
 
-def test_windows_that_are_wrong_are_named(coldrise, tmp_path):
+def test_invalid_windows_are_named(coldrise, tmp_path):
     for window, words in (("mon-fry 08:00-18:00=5M", '"fry" is not a weekday'), ("08:00-25:00=5M", '"08:00-25:00" is not a window'),
                           ("08:00-18:00=quick", "quick"), ("08:00-18:00", "has no rate"), ("mon-sun=off", "nothing would ever be sent")):
         refused = coldrise.run("copy", "--to", tmp_path, "--window", window)

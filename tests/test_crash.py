@@ -1,4 +1,4 @@
-"""Kills and power cuts under load: what was flushed is there, nothing else is made up.
+"""Kills and power cuts under load: flushed data is present, nothing else is invented.
 
 The short form runs with all tests; `make test-crash` runs the long one. Every
 number comes from one seed, which is printed; --crash-seed repeats it (the
@@ -49,8 +49,8 @@ def reporter():
 
 
 def tell(counts, began):
-    told = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    print(f"{told}; {time.monotonic() - began:.0f} s", flush=True)
+    scenario = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    print(f"{scenario}; {time.monotonic() - began:.0f} s", flush=True)
 
 
 def test_kills(request, seed):
@@ -96,254 +96,254 @@ def loop(tmp_path):
 
 @pytest.fixture
 def story(tmp_path, seed):
-    """Begins a story in a folder; what still runs at the end is ended."""
-    told = []
+    """Begins a story in a folder; remaining processes are ended at the end."""
+    scenario = []
 
     def begin(place=tmp_path):
         one = Story(random.Random(seed), tmp_path, place, collections.Counter())
-        told.append(one)
+        scenario.append(one)
         one.begin()
         return one
 
     yield begin
-    for one in told:
+    for one in scenario:
         if one.load is not None:
             one.load.connections.close()
         one.close()
 
 
-def test_a_server_that_only_says_it_synced_is_found(tmp_path, loop, story):
+def test_a_server_that_falsely_reports_syncs_is_detected(tmp_path, loop, story):
     """The test of the test: this server loses flushed writes when the power fails."""
     syncs = Syncs(tmp_path)
     disk = loop(1 << 30)
     with syncs.preloaded():
-        told = story(disk.mount_point)
-        told.start_server()
-        told.start_load()
-        told.run_load(0.1)
-        told.load.settle()
+        scenario = story(disk.mount_point)
+        scenario.start_server()
+        scenario.start_load()
+        scenario.run_load(0.1)
+        scenario.load.settle()
         syncs.lie()
         for block in range(100):
-            assert told.load.write(told.disks[0], block)
-        assert told.load.flush(told.disks[0])
+            assert scenario.load.write(scenario.disks[0], block)
+        assert scenario.load.flush(scenario.disks[0])
     disk.cut_power()
-    told.kill_server()
+    scenario.kill_server()
     disk.power_up()
-    told.start_server()
+    scenario.start_server()
     with pytest.raises(CrashViolation, match="after a crash: disk vda"):
-        told.check_crash()
+        scenario.check_crash()
 
 
 def loaded(tmp_path, story, seconds):
     """A story under load whose server's syncs can be made to fail, at a quiet moment."""
     syncs = Syncs(tmp_path)
-    told = story()
+    scenario = story()
     with syncs.preloaded():
-        told.start_server()
-    told.start_load()
-    told.run_load(seconds)
-    told.load.settle()
-    return told, syncs
+        scenario.start_server()
+    scenario.start_load()
+    scenario.run_load(seconds)
+    scenario.load.settle()
+    return scenario, syncs
 
 
 def test_no_flush_succeeds_after_a_failed_one(tmp_path, story):
     """The kernel reports a failed sync once; the next fsync would succeed and
     mean nothing."""
-    told, syncs = loaded(tmp_path, story, 0.2)
-    first, second = told.disks
-    assert told.load.flush(first) and told.load.flush(second)
-    assert told.load.write(first, 5)
+    scenario, syncs = loaded(tmp_path, story, 0.2)
+    first, second = scenario.disks
+    assert scenario.load.flush(first) and scenario.load.flush(second)
+    assert scenario.load.write(first, 5)
     syncs.fail()
-    assert not told.load.flush(first)
+    assert not scenario.load.flush(first)
     syncs.work()
     for _ in range(10):
-        assert not told.load.flush(first), "a flush succeeded after a failed one"
-        assert not told.load.flush(second), "a flush of the session's other disk succeeded"
-        assert not told.load.write(first, 6, is_fua=True)
-    assert told.load.later_flushes_refused >= 20
-    sealed = told.coldrise.run("--json", "seal", told.session)
+        assert not scenario.load.flush(first), "a flush succeeded after a failed one"
+        assert not scenario.load.flush(second), "a flush of the session's other disk succeeded"
+        assert not scenario.load.write(first, 6, is_fua=True)
+    assert scenario.load.later_flushes_refused >= 20
+    sealed = scenario.coldrise.run("--json", "seal", scenario.session)
     assert sealed.returncode == 1, f"sealed after a failed sync: {sealed.stdout}"
 
     # Everything flushed is still read, then and after the session is opened again.
-    told.check_crash(look_at_list=True)
-    told.kill_server()
-    told.start_server()
-    told.check_crash()
-    told.start_load()
-    assert told.load.write(first, 7, is_fua=True)
-    assert told.load.flush(first) and told.load.flush(second)
-    told.kill_server()
-    told.end_session()
+    scenario.check_crash(look_at_list=True)
+    scenario.kill_server()
+    scenario.start_server()
+    scenario.check_crash()
+    scenario.start_load()
+    assert scenario.load.write(first, 7, is_fua=True)
+    assert scenario.load.flush(first) and scenario.load.flush(second)
+    scenario.kill_server()
+    scenario.end_session()
 
 
 def test_a_session_is_reopened_after_a_failed_flush_without_a_restart(tmp_path, story):
     """The last connection closes the session, the next one reopens it."""
-    told, syncs = loaded(tmp_path, story, 0.1)
-    first, second = told.disks
+    scenario, syncs = loaded(tmp_path, story, 0.1)
+    first, second = scenario.disks
     # Nothing older is left that a thread of the server would flush before this client does.
-    assert told.load.flush(first) and told.load.flush(second)
+    assert scenario.load.flush(first) and scenario.load.flush(second)
     # Written before syncs fail: such a thread may meet that first, and then writes fail, too.
-    assert told.load.write(first, 5)
+    assert scenario.load.write(first, 5)
     syncs.fail()
-    assert not told.load.flush(first)
-    told.finish_load()
+    assert not scenario.load.flush(first)
+    scenario.finish_load()
     syncs.work()
     # The server closes a session a moment after its last client has left: who connects before that shares it.
-    told.wait_until_closed()
-    told.start_load()
-    for disk in told.disks:
+    scenario.wait_until_closed()
+    scenario.start_load()
+    for disk in scenario.disks:
         disk.crashed()
-    assert told.load.write(first, 6)
-    assert told.load.flush(first) and told.load.flush(second)
-    told.check_crash()
-    told.kill_server()
-    told.start_server()
-    told.check_crash()
+    assert scenario.load.write(first, 6)
+    assert scenario.load.flush(first) and scenario.load.flush(second)
+    scenario.check_crash()
+    scenario.kill_server()
+    scenario.start_server()
+    scenario.check_crash()
 
 
-def session_folder(told):
-    (document,) = (told.coldrise.repository / "live").glob("*/session.json")
+def session_folder(scenario):
+    (document,) = (scenario.coldrise.repository / "live").glob("*/session.json")
     return document.parent
 
 
-def captured(told):
-    """What was written to each layer file, without the head that openings change."""
-    layers = (told.coldrise.repository / "layers").iterdir()
+def captured(scenario):
+    """The content of each layer file, without the header, which opening changes."""
+    layers = (scenario.coldrise.repository / "layers").iterdir()
     return {path: path.read_bytes()[LAYER_HEAD_BYTES:] for path in layers}
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_a_seal_that_fails_late_stops_the_session(tmp_path, story, is_restarted):
-    """session.json is replaced, but its folder's sync fails: nobody knows whether the
+    """session.json is replaced, but its folder's sync fails: it is unknown whether the
     captured writes belong to a restore point from now on, so none may be added."""
-    told, syncs = loaded(tmp_path, story, 0.2)
-    assert all(told.load.flush(disk) for disk in told.disks)
-    flushed, layers = told.read_session(), captured(told)
+    scenario, syncs = loaded(tmp_path, story, 0.2)
+    assert all(scenario.load.flush(disk) for disk in scenario.disks)
+    flushed, layers = scenario.read_session(), captured(scenario)
 
-    syncs.fail_at(session_folder(told))
-    began = told.clock.tick()
-    failed = told.coldrise.run("--json", "seal", told.session)
-    # The rename has happened and no power was cut: the point is there, whole.
-    told.perhaps = PointOracle(told.disks, began, told.clock.tick())
+    syncs.fail_at(session_folder(scenario))
+    began = scenario.clock.tick()
+    failed = scenario.coldrise.run("--json", "seal", scenario.session)
+    # The rename has happened and no power was cut: the point is complete.
+    scenario.perhaps = PointOracle(scenario.disks, began, scenario.clock.tick())
     assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
-    assert f"syncing {session_folder(told)}: {os.strerror(errno.EIO)}" in failed.stderr
+    assert f"syncing {session_folder(scenario)}: {os.strerror(errno.EIO)}" in failed.stderr
     syncs.work()
 
-    for disk in told.disks:
-        assert not told.load.write(disk, 5), "a write succeeded after a seal that failed late"
-        assert not told.load.write(disk, 6, is_fua=True)
-        assert not told.load.flush(disk)
-    assert {error for _, error in told.load.errors} == {errno.EIO}
-    assert told.coldrise.run("seal", told.session).returncode == 1, "sealed again"
-    now = captured(told)
-    assert len(now) == len(layers) + len(told.disks), "a layer file was removed"
+    for disk in scenario.disks:
+        assert not scenario.load.write(disk, 5), "a write succeeded after a seal that failed late"
+        assert not scenario.load.write(disk, 6, is_fua=True)
+        assert not scenario.load.flush(disk)
+    assert {error for _, error in scenario.load.errors} == {errno.EIO}
+    assert scenario.coldrise.run("seal", scenario.session).returncode == 1, "sealed again"
+    now = captured(scenario)
+    assert len(now) == len(layers) + len(scenario.disks), "a layer file was removed"
     for path, content in layers.items():
         assert now[path].startswith(content), f"{path} was written to after its seal"
 
-    told.finish_load()
+    scenario.finish_load()
     if is_restarted:
-        told.server.stop()
-        told.start_server()
+        scenario.server.stop()
+        scenario.start_server()
     else:
-        told.wait_until_closed()
-    assert told.read_session() == flushed
-    told.check_crash(look_at_list=True)
-    assert told.counts["seals_found_after_a_crash"] == 1, "the point that was named is not there"
-    (address,) = told.points
-    assert [told.read_disk(f"{address}/{disk.name}") for disk in told.disks] == flushed
-    told.start_load()
-    told.run_load(0.1)
-    assert told.load.errors == {}
-    told.kill_server()
-    told.end_session()
+        scenario.wait_until_closed()
+    assert scenario.read_session() == flushed
+    scenario.check_crash(look_at_list=True)
+    assert scenario.counts["seals_found_after_a_crash"] == 1, "the point that was named is not there"
+    (address,) = scenario.points
+    assert [scenario.read_disk(f"{address}/{disk.name}") for disk in scenario.disks] == flushed
+    scenario.start_load()
+    scenario.run_load(0.1)
+    assert scenario.load.errors == {}
+    scenario.kill_server()
+    scenario.end_session()
 
 
 @pytest.mark.parametrize("what", ["the new layers", "the new document"])
 def test_a_seal_that_fails_early_changes_nothing(tmp_path, story, what):
-    told, syncs = loaded(tmp_path, story, 0.1)
+    scenario, syncs = loaded(tmp_path, story, 0.1)
     if what == "the new layers":
-        syncs.fail_at(told.coldrise.repository / "layers")
+        syncs.fail_at(scenario.coldrise.repository / "layers")
     else:
-        syncs.fail_at(session_folder(told) / "session.json.new")
-    failed = told.coldrise.run("seal", told.session)
+        syncs.fail_at(session_folder(scenario) / "session.json.new")
+    failed = scenario.coldrise.run("seal", scenario.session)
     assert failed.returncode == 1, f"sealed without a sync: {failed.stdout}"
     syncs.work()
-    told.check_list(None)
-    told.run_load(0.1)
-    told.load.settle()
-    assert told.load.errors == {}
-    began = told.clock.tick()
-    told.note_seal(began, told.coldrise.run("--json", "seal", told.session).stdout)
-    told.kill_server()
-    told.end_session()
+    scenario.check_list(None)
+    scenario.run_load(0.1)
+    scenario.load.settle()
+    assert scenario.load.errors == {}
+    began = scenario.clock.tick()
+    scenario.note_seal(began, scenario.coldrise.run("--json", "seal", scenario.session).stdout)
+    scenario.kill_server()
+    scenario.end_session()
 
 
-def test_a_file_system_that_fails_loses_nothing_flushed(loop, story):
+def test_a_failing_file_system_loses_no_flushed_data(loop, story):
     disk = loop(1 << 30)
-    told = story(disk.mount_point)
-    first, second = told.disks
-    told.start_server()
-    told.start_load()
-    told.run_load(0.3)
-    told.load.settle()
-    assert told.load.flush(first) and told.load.flush(second)
-    assert told.load.write(second, 3)
+    scenario = story(disk.mount_point)
+    first, second = scenario.disks
+    scenario.start_server()
+    scenario.start_load()
+    scenario.run_load(0.3)
+    scenario.load.settle()
+    assert scenario.load.flush(first) and scenario.load.flush(second)
+    assert scenario.load.write(second, 3)
     disk.cut_power()
-    assert not told.load.flush(second)
-    assert not told.load.flush(second)
-    assert not told.load.flush(first)
-    told.load.run(0.1)
-    assert told.server.process.poll() is None, "the server died of its file system's failure"
-    told.kill_server()
+    assert not scenario.load.flush(second)
+    assert not scenario.load.flush(second)
+    assert not scenario.load.flush(first)
+    scenario.load.run(0.1)
+    assert scenario.server.process.poll() is None, "the server died of its file system's failure"
+    scenario.kill_server()
     disk.power_up()
-    told.start_server()
-    told.check_crash(look_at_list=True)
-    told.start_load()
-    assert told.load.write(first, 3, is_fua=True)
-    told.kill_server()
-    told.end_session()
+    scenario.start_server()
+    scenario.check_crash(look_at_list=True)
+    scenario.start_load()
+    assert scenario.load.write(first, 3, is_fua=True)
+    scenario.kill_server()
+    scenario.end_session()
 
 
 @pytest.mark.parametrize("is_killed_while_full", [False, True])
 def test_a_full_disk_refuses_writes_and_loses_nothing(loop, story, is_killed_while_full):
     disk = loop(256 << 20)
-    told = story(disk.mount_point)
-    told.start_server()
-    told.start_load()
-    told.run_load(0.05)
-    told.load.settle()
-    assert all(told.load.flush(oracle) for oracle in told.disks)
+    scenario = story(disk.mount_point)
+    scenario.start_server()
+    scenario.start_load()
+    scenario.run_load(0.05)
+    scenario.load.settle()
+    assert all(scenario.load.flush(oracle) for oracle in scenario.disks)
     ballast = disk.fill()
     # The space that the layer already has does not last for the whole disk.
-    first = told.disks[0]
+    first = scenario.disks[0]
     for cell in range(0, first.coarse_cells, MAX_WRITE_BLOCKS):
-        told.load.write(first, cell, MAX_WRITE_BLOCKS)
-    told.load.run(0.1)
-    told.load.settle()
-    assert {error for _, error in told.load.errors} == {errno.ENOSPC}
-    assert not [kind for kind, _ in told.load.errors if kind in ("read", "flush")]
-    # What was taken before is read, and can be flushed.
-    assert all(told.load.flush(oracle) for oracle in told.disks)
-    told.check_crash()
-    # A seal needs a little space: it succeeds, or there is no new point.
-    began = told.clock.tick()
-    sealed = told.coldrise.run("--json", "seal", told.session)
+        scenario.load.write(first, cell, MAX_WRITE_BLOCKS)
+    scenario.load.run(0.1)
+    scenario.load.settle()
+    assert {error for _, error in scenario.load.errors} == {errno.ENOSPC}
+    assert not [kind for kind, _ in scenario.load.errors if kind in ("read", "flush")]
+    # Writes accepted before can be read and flushed.
+    assert all(scenario.load.flush(oracle) for oracle in scenario.disks)
+    scenario.check_crash()
+    # A seal needs a little space: it succeeds, or no new point appears.
+    began = scenario.clock.tick()
+    sealed = scenario.coldrise.run("--json", "seal", scenario.session)
     if sealed.returncode == 0:
-        told.note_seal(began, sealed.stdout)
-    told.check_list(None)
+        scenario.note_seal(began, sealed.stdout)
+    scenario.check_list(None)
 
     if is_killed_while_full:
-        told.kill_server()
+        scenario.kill_server()
         ballast.unlink()
-        told.start_server()
-        told.check_crash(look_at_list=True)
-        told.start_load()
+        scenario.start_server()
+        scenario.check_crash(look_at_list=True)
+        scenario.start_load()
     else:
         ballast.unlink()
-        told.load.errors.clear()
-    told.run_load(0.3)
-    told.load.settle()
-    assert told.load.errors == {}
-    assert all(told.load.flush(oracle) for oracle in told.disks)
-    told.kill_server()
-    told.end_session()
+        scenario.load.errors.clear()
+    scenario.run_load(0.3)
+    scenario.load.settle()
+    assert scenario.load.errors == {}
+    assert all(scenario.load.flush(oracle) for oracle in scenario.disks)
+    scenario.kill_server()
+    scenario.end_session()

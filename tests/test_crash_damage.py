@@ -74,7 +74,7 @@ def test_lost_records_of_a_killed_session_are_named(killed, live, coldrise, nbdk
     assert str(layer) in server.messages()
 
 
-def test_a_lost_slot_is_an_error_and_all_else_reads(killed, live, coldrise, nbdkit):
+def test_a_lost_slot_is_an_error_and_others_stay_readable(killed, live, coldrise, nbdkit):
     layer, slots = killed
     with open(layer, "r+b") as file:
         zero(file, SLOTS + BLOCK * (slots - 1), 512)
@@ -90,7 +90,7 @@ def test_a_lost_slot_is_an_error_and_all_else_reads(killed, live, coldrise, nbdk
     assert len(failed) == 1, failed
 
 
-def test_an_older_layer_is_refused_also_where_a_note_of_it_is_damaged(live, coldrise, nbdkit):
+def test_an_older_layer_is_refused_even_with_a_damaged_note(live, coldrise, nbdkit):
     (layer,) = (coldrise.repository / "layers").iterdir()
     with nbdkit().connect(live) as handle:
         handle.pwrite(content(1), 0)
@@ -124,7 +124,7 @@ def test_an_older_layer_is_refused_also_where_a_note_of_it_is_damaged(live, cold
             newer = layer.read_bytes()
 
 
-def test_without_either_note_the_session_is_damaged(live, coldrise, nbdkit):
+def test_a_session_without_both_notes_is_damaged(live, coldrise, nbdkit):
     coldrise.json("seal", "trial")
     notes = list((coldrise.repository / "live").glob("*/progress*"))
     for note in notes:

@@ -42,7 +42,7 @@ def faults(violations):
     return [(violation.disk, violation.offset) for violation in violations]
 
 
-def test_a_stamp_is_told_from_anything_else():
+def test_a_stamp_is_distinguished_from_other_content():
     cell = stamp(1, 4096, BLOCK, 7)
     assert len(cell) == BLOCK and read_stamp(1, 4096, cell) == 7
     assert read_stamp(1, 4096, bytes(BLOCK)) == ZERO
@@ -59,7 +59,7 @@ def test_a_stamp_is_told_from_anything_else():
     assert all(isinstance(found, Garbage) for found in wrong)
 
 
-def test_a_flushed_write_must_be_there(disk):
+def test_a_missing_flushed_write_is_detected(disk):
     write(disk, 3, 10)
     assert disk.judge_crash(content(disk)) == []
     write(disk, 3, 11)
@@ -69,14 +69,14 @@ def test_a_flushed_write_must_be_there(disk):
     assert disk.judge_crash(content(disk, c3=11)) == []
 
 
-def test_a_violation_says_where_and_what(disk):
+def test_a_violation_names_place_and_cause(disk):
     write(disk, 3, 11, is_fua=True)
     (violation,) = disk.judge_crash(content(disk))
     said = str(violation)
     assert "vda" in said and "0x3000" in said and "sequence 11" in said and "durable" in said
 
 
-def test_only_a_finished_sync_counts(disk):
+def test_only_a_completed_sync_counts(disk):
     disk.begin_write(2, 1, 20, is_fua=True)
     write(disk, 3, 21)
     disk.begin_flush()
@@ -84,13 +84,13 @@ def test_only_a_finished_sync_counts(disk):
     assert disk.judge_crash(content(disk)) == []
 
 
-def test_a_flush_covers_only_what_had_ended(disk):
+def test_a_flush_covers_only_completed_writes(disk):
     under_way = disk.begin_write(1, 1, 30)
     flush(disk)
     disk.end_write(under_way, succeeded=True)
     assert disk.judge_crash(content(disk)) == []
     flush(disk)
-    # What was found is the content now, and flushed.
+    # The found content counts as current and flushed.
     assert faults(disk.judge_crash(content(disk, c1=30))) == [("vda", BLOCK)]
 
 
@@ -105,7 +105,7 @@ def test_an_unanswered_write_may_or_may_not_have_happened(disk):
     assert faults(disk.judge_crash(content(disk, c1=41))) == [("vda", BLOCK)]
 
 
-def test_answers_after_the_power_is_cut_are_no_promises(disk):
+def test_answers_after_a_power_cut_do_not_count(disk):
     write(disk, 1, 45)
     under_way = disk.begin_write(2, 1, 46, is_fua=True)
     began = disk.begin_flush()
@@ -128,7 +128,7 @@ def test_overlapping_writes_may_end_in_either_order(disk):
     assert disk.judge_crash(content(disk, c1=51)) != []
 
 
-def test_what_was_never_written_is_found(disk):
+def test_content_that_was_never_written_is_detected(disk):
     write(disk, 1, 60)
     assert faults(disk.judge_crash(content(disk, c2=60))) == [("vda", 2 * BLOCK)]
     assert faults(disk.judge_crash(content(disk, c1=61))) == [("vda", BLOCK)]
@@ -159,7 +159,7 @@ def test_a_block_of_small_writes_is_never_torn(disk):
     assert faults(disk.judge_crash(content(disk, **half))) == [("vda", COARSE * BLOCK + FINE)]
 
 
-def test_a_live_read_sees_what_had_ended(disk):
+def test_a_live_read_sees_completed_writes(disk):
     write(disk, 1, 90)
     began = disk.begin_read()
     write(disk, 1, 91)
@@ -170,7 +170,7 @@ def test_a_live_read_sees_what_had_ended(disk):
     assert disk.judge_read(disk.content(1, 1, 90), BLOCK, began) != []
 
 
-def test_a_sealed_point_is_of_one_instant():
+def test_a_sealed_point_is_consistent():
     clock = Clock()
     one = DiskOracle(clock, 1, "vda", SIZE, COARSE * BLOCK)
     two = DiskOracle(clock, 2, "vdb", SIZE, COARSE * BLOCK)
@@ -193,7 +193,7 @@ def test_a_sealed_point_is_of_one_instant():
     assert judge({"c0": 100}, {"c1": 102}) == [("vda", BLOCK)], "two instants"
 
 
-def test_long_histories_are_kept_short_and_right(disk):
+def test_long_histories_are_compacted_correctly(disk):
     for sequence in range(200, 300):
         write(disk, 1, sequence)
         flush(disk)
@@ -202,7 +202,7 @@ def test_long_histories_are_kept_short_and_right(disk):
     assert disk.judge_crash(content(disk, c1=299)) == []
 
 
-def test_power_comes_back_though_another_namespace_still_has_the_mount(tmp_path):
+def test_power_returns_although_another_namespace_holds_the_mount(tmp_path):
     system = LoopFileSystem(tmp_path, 32 << 20)
     with contextlib.closing(system):
         synced = system.mount_point / "synced"

@@ -34,7 +34,7 @@ def name_of(coldrise, machine="vm17"):
     return listed.get("display_name")
 
 
-def test_a_name_by_hand_stays_until_it_is_replaced(coldrise, backup):
+def test_a_manual_name_is_kept_until_it_is_replaced(coldrise, backup):
     made = backup("vm17", "--display-name", NAME)
     assert made["display_name"] == name_of(coldrise) == coldrise.json("show", made["address"])["display_name"] == NAME
     text = coldrise.run("list").stdout
@@ -83,7 +83,7 @@ def test_hostile_names_are_refused(coldrise, disk, name):
     assert not any(character in done.stderr for character in "\x1b\u202e\u200b")
 
 
-def test_a_name_that_is_no_address_gets_advice(coldrise, disk):
+def test_an_invalid_address_gets_advice(coldrise, disk):
     done = coldrise.run("backup", "Web Server 01", disk)
     assert done.returncode == 2
     assert "not a machine name" in done.stderr and "backup web-server-01 --display-name 'Web Server 01'" in done.stderr
@@ -128,8 +128,8 @@ def test_the_api_shows_and_searches_names(service, coldrise, backup):
     assert service.call("POST", "runs", {**body, "display_name": "a\u202e"}).status == 400
 
 
-def test_a_token_sees_no_machine_by_its_display_name(service):
-    """Whoever names a machine chooses that name."""
+def test_display_names_do_not_extend_a_token(service):
+    """The user who names a machine chooses that name."""
     assert service.call("POST", "tokens", {"name": "x", "role": "viewer", "machines": ["Web*"]}).status in (400, 422)
     token = service.token("viewer", name="web", machines=["web*"])
     seen = service.call("GET", "machines", token=token, over="tls").json

@@ -1,6 +1,6 @@
 """Each file operation below the repository fails once, or the process is killed at it.
 
-Afterwards every point reads right, what was flushed is there, the operation can be run
+Afterwards every point reads right, flushed data is present, the operation can be run
 again, and two gcs leave nothing behind. The short form takes a sample;
 `make test-faults` takes more.
 """
@@ -23,7 +23,7 @@ from support.operations import OPERATIONS, Scene
 
 WORKERS = 2
 KIB = 1 << 10
-# What an operation may end with when a file operation fails.
+# Valid exit codes of an operation when a file operation fails.
 EXIT_CODES = {0, 1, 3}
 
 
@@ -59,7 +59,7 @@ class Place:
         self.references = references
 
     def reference(self, operation):
-        """What an operation that nothing disturbs, and the same again, leave after two gcs."""
+        """The state after an undisturbed operation, its repetition and two gcs."""
         if operation.name not in self.references:
             with self._prepared(operation) as (coldrise, scene):
                 faults = Faults(self.shim, self.directory, coldrise.repository)
@@ -111,7 +111,7 @@ class Place:
                   if found and name.startswith("damaged") and name != "damaged_markers"]  # fmt: skip
         is_sound = done.returncode == 0 or is_unmarked and not others and not answer["affected"]
         assert is_sound or operation.name.startswith("repair"), done.stdout + done.stderr
-        # One that a repair has not come to yet.
+        # One that a repair has not reached yet.
         is_repair = operation.name.startswith("repair")
         assert answer["damaged_documents"] == [] or is_repair, answer
         points_now = [point for machine in coldrise.json("list")["machines"]
@@ -130,7 +130,7 @@ class Place:
                         assert read_all(handle) == content, f"{export} reads wrong"
 
     def _left(self, coldrise):
-        """After two gcs: the files beside the database, by folder and ending, and its bytes."""
+        """After two gcs: the files outside the database, by folder and suffix, and its bytes."""
         for _ in range(2):
             coldrise.json("gc")
         files = [path for path in coldrise.repository.rglob("*") if path.is_file()]
@@ -215,12 +215,12 @@ def run(request, fixture, shim, references, tmp_path, wanted, actions):
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         for task in [pool.submit(one, n, *pair) for n, pair in enumerate(chosen)]:
             task.result()
-    told = ", ".join(f"exit code {code}: {count}" for code, count in sorted(done.items(), key=str))
-    print(f"{len(chosen)} of {total}: {told}; {time.monotonic() - began:.0f} s", flush=True)
+    summary = ", ".join(f"exit code {code}: {count}" for code, count in sorted(done.items(), key=str))
+    print(f"{len(chosen)} of {total}: {summary}; {time.monotonic() - began:.0f} s", flush=True)
     assert not broken, f"{len(broken)} broken, first: {broken[0]}"
 
 
-def test_a_file_operation_that_fails_loses_nothing(request, fixture, shim, references, tmp_path):
+def test_a_failed_file_operation_loses_nothing(request, fixture, shim, references, tmp_path):
     wanted = request.config.getoption("--faults")
     run(request, fixture, shim, references, tmp_path, wanted, ("EIO", "ENOSPC", "short"))
 

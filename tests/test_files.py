@@ -192,7 +192,7 @@ def test_find_and_paths(points):
     assert error["kind"] == "unsupported" and "vda1 (ext4)" in error["message"] and "may be in disk3" in error["message"]
 
 
-def test_a_folder_is_an_archive_that_cannot_leave_its_folder(points, tmp_path):
+def test_a_folder_archive_contains_no_escaping_paths(points, tmp_path):
     copied = files(points, "get", "web01/latest:/etc", tmp_path)
     target = tmp_path / "etc.tar"
     assert copied["target"] == str(target) and copied["left_out_links"] == 2 and target.stat().st_mode & 0o777 == 0o600
@@ -216,7 +216,7 @@ def test_a_folder_is_an_archive_that_cannot_leave_its_folder(points, tmp_path):
     assert "--max-size" in limited["error"]["message"] and not (tmp_path / "x").exists()
 
 
-def test_a_failed_copy_leaves_the_file_of_that_name(points, tmp_path):
+def test_a_failed_copy_keeps_the_existing_file(points, tmp_path):
     target = tmp_path / "precious.zip"
     target.write_bytes(b"last week's")
     failed = files(points, "get", "web01/latest:/etc", target, "--force", "--max-size", "1M", status=1)
@@ -249,7 +249,7 @@ def test_a_pipe_without_a_reader_is_refused(points, tmp_path):
     assert f"{pipe} is a pipe" in refused and "give -" in refused, refused
 
 
-def test_a_name_claims_what_is_in_the_file(points, tmp_path):
+def test_a_file_extension_selects_the_archive_format(points, tmp_path):
     refused = files(points, "get", "web01/latest:/etc", tmp_path / "etc.tar.GZ", status=2)
     assert ".tar.zst" in refused["error"]["message"] and list(tmp_path.iterdir()) == []
     copied = files(points, "get", "web01/latest:/etc", tmp_path / "ETC.ZIP")
@@ -263,7 +263,7 @@ def test_a_name_claims_what_is_in_the_file(points, tmp_path):
     assert copied["format"] is None and (tmp_path / "copy").read_bytes() == (points.folder / "tree/etc/long").read_bytes()
 
 
-def test_a_folder_as_zip_means_the_same_everywhere(points, tmp_path):
+def test_a_zip_of_a_folder_is_portable(points, tmp_path):
     target = tmp_path / "etc.zip"
     copied = files(points, "get", "web01/latest:/etc", target)
     assert copied["is_archive"] and copied["left_out_links"] == 2
@@ -312,7 +312,7 @@ def test_killed_commands_and_keepers_leave_nothing(points, runtime):
     others, before = set(machines(runtime)), sessions()
     command = points.start("files", "ls", address, stdout=subprocess.DEVNULL)
     wait_until(lambda: set(machines(runtime)) - others, "the machine")
-    # At once: a command that has its answer leaves the machine for the next one. Its session is there before it.
+    # Immediately: a command that has its answer leaves the machine for the next one. Its session exists before it.
     command.kill()
     command.wait()
     wait_until(lambda: set(machines(runtime)) <= others, "the machine's end")

@@ -53,7 +53,7 @@ def refusal(coldrise, *words, status=1):
     return files(coldrise, *words, status=status)["error"]["message"]
 
 
-def test_a_whole_group_needs_no_words(groups):
+def test_a_complete_group_is_used_without_a_warning(groups):
     for address in ("whole/latest:", "whole/latest/vdb,vda:"):
         found = systems(groups, address)
         # Nor parts of a mirror, which only LVM reads.
@@ -66,7 +66,7 @@ def test_a_whole_group_needs_no_words(groups):
     ("half/latest", "vg0 lacks a physical volume that is on no disk of this point (vda; UUID "),
     ("whole/latest/vda", "vg0 lacks a physical volume that is not on vda (UUID "),
 ])
-def test_a_volume_of_a_half_group_says_what_it_lacks(groups, tmp_path, address, said):
+def test_a_volume_of_an_incomplete_group_reports_missing_disks(groups, tmp_path, address, said):
     found = systems(groups, f"{address}:")
     for name in ("vg0-far", "vg0-span", "vg0-mirror"):
         assert said in found[name]["note"], found
@@ -89,7 +89,7 @@ def test_a_volume_of_a_half_group_says_what_it_lacks(groups, tmp_path, address, 
     ("clone", "vg0 is there twice, on vda, vdb, vdc and vdd", "vda,vdb"),
     ("other", "vg0 is there twice, on vda, vdb and vdc", "vdc"),
 ])
-def test_a_group_that_is_there_twice_says_what_to_type(groups, machine, said, typed):
+def test_a_duplicated_group_reports_what_to_type(groups, machine, said, typed):
     found = systems(groups, f"{machine}/latest:")
     assert set(found) >= {"vda", "vdc", "vg0-near", "vg0-span"}
     for one in found.values():
@@ -112,7 +112,7 @@ def test_one_disk_of_a_clone_is_named(groups, images):
     assert "vg0 is there twice" in versions[0]["reason"]
 
 
-def test_an_array_that_is_there_twice_says_so(groups, images, tmp_path):
+def test_a_duplicated_array_is_reported(groups, images, tmp_path):
     member = filesystems.mirror(tmp_path / "member", images / "inner")
     groups.backup("array", vda=member, vdc=member)
     found = systems(groups, "array/latest:")
@@ -123,7 +123,7 @@ def test_an_array_that_is_there_twice_says_so(groups, images, tmp_path):
     assert content(groups, "array/latest:/hello.txt") == b"hello\n"
 
 
-def test_a_wrong_list_of_disks_is_refused(groups):
+def test_an_invalid_list_of_disks_is_refused(groups):
     for address, said in (
         ("whole/latest/vda,:", "several disks are named as in MACHINE/POINT/vda,vdb:"),
         ("whole/latest/vda,vda:", "vda twice"),
@@ -148,12 +148,12 @@ def test_the_missing_disk_may_be_encrypted(groups, images, tmp_path):
     shutil.rmtree(tmp_path)
 
 
-def test_what_may_be_on_an_encrypted_disk_is_not_called_absent(groups, images, tmp_path):
+def test_volumes_on_encrypted_disks_are_not_reported_as_absent(groups, images, tmp_path):
     secret = filesystems.luks(tmp_path / "secret", images / "q", KEY)
     groups.backup("sealed", vda=images / "inner", vdb=secret)
     (version,) = files(groups, "versions", "sealed:vg0-near/hello.txt", status=1)["versions"]
     assert version["state"] == "unread" and "may be in vdb" in version["reason"], version
-    # Nor is what can be read taken for the machine's own file system.
+    # Nor is the readable part presented as the machine's own file system.
     assert "may be in vdb" in refusal(groups, "ls", "sealed/latest:/")
     (tmp_path / "key").write_text(KEY)
     (version,) = files(groups, "versions", "sealed:vg0-other/x", "--key-file", tmp_path / "key")["versions"]

@@ -1,4 +1,4 @@
-"""coldrise files: damaged file systems, and a machine that was taken over."""
+"""coldrise files: damaged file systems, and a compromised machine."""
 
 import pathlib
 import random
@@ -85,7 +85,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_nonsense_ends_in_an_error(coldrise, machine, tmp_path, case):
+def test_invalid_input_ends_in_an_error(coldrise, machine, tmp_path, case):
     machine(*NONSENSE[case])
     target = tmp_path / "target"
     error = files(coldrise, "get", "web01/latest:vda/", target, status=1)["error"]
@@ -104,7 +104,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_the_end_of_a_machine_is_told_with_its_reason(coldrise, machine, case):
+def test_the_end_of_a_machine_is_reported_with_its_reason(coldrise, machine, case):
     body, said = ENDS[case]
     machine(body)
     error = files(coldrise, "ls", "web01/latest:vda/", status=1)["error"]
@@ -161,7 +161,7 @@ def test_a_folder_with_a_slash_in_a_name_is_reported(coldrise, runtime, tmp_path
     assert listed["unread"] >= 1 and not any("evil" in name for name in names(listed))
 
 
-def test_programs_that_are_missing_are_named(coldrise, point, monkeypatch, tmp_path):
+def test_missing_programs_are_named(coldrise, point, monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("nbdkit", "sh"):
         (tmp_path / "bin" / name).symlink_to(pathlib.Path("/usr/bin") / name)

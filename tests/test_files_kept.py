@@ -12,14 +12,14 @@ from test_files_hostile import FRAMES, machine
 __all__ = ["machine", "runtime"]
 
 
-def test_a_machine_stays_for_the_next_command(coldrise, machine, runtime):
+def test_a_helper_machine_is_reused_by_the_next_command(coldrise, machine, runtime):
     machine(FRAMES)
     reader, writer = os.pipe()
     # Longer than the next command takes on a busy host.
     coldrise.start("files", "ls", "web01/latest/vda:", "--stay", "5s", stdout=subprocess.DEVNULL,
                    pass_fds=[writer]).wait()
     os.close(writer)
-    # The machine keeps nothing of the command open: this would wait for its end.
+    # The machine inherits no descriptors of the command: this would wait for its end.
     assert os.read(reader, 1) == b""
     os.close(reader)
     keeper, before = keeper_of(runtime, b"/vda"), machines(runtime)

@@ -1,4 +1,4 @@
-"""coldrise files: a machine whose port comes late, as on a busy host."""
+"""coldrise files: a machine whose port appears late, as on a busy host."""
 
 import stat
 import sys
@@ -43,7 +43,7 @@ call("device_add", driver="virtserialport", **options)
 """
 
 
-def test_a_port_that_comes_late_is_waited_for(coldrise, runtime, tmp_path, monkeypatch):
+def test_a_port_that_appears_late_is_waited_for(coldrise, runtime, tmp_path, monkeypatch):
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "hello").write_text("hello")

@@ -70,14 +70,14 @@ def test_other_file_systems_and_fewer_points(history, runtime):
     assert "quarantined" in found["versions"][2]["reason"]
 
 
-def test_errors_say_what_to_do(history, runtime):
+def test_errors_contain_advice(history, runtime):
     error = files(history, "versions", "web01:/etc/app.conf", "--points", "1", status=2)["error"]
     assert error["kind"] == "invalid_input" and "say which file system" in error["message"]
     assert files(history, "versions", "web02:/etc/x", status=1)["error"]["kind"] == "not_found"
     assert history.json("sessions") == {"sessions": []} and not machines(runtime)
 
 
-def test_a_point_that_is_forgotten_meanwhile_hides_no_older_one(coldrise, runtime, tmp_path):
+def test_a_concurrently_forgotten_point_does_not_hide_older_ones(coldrise, runtime, tmp_path):
     points = []
     # More than one machine gets.
     for number in range(14):
@@ -86,12 +86,12 @@ def test_a_point_that_is_forgotten_meanwhile_hides_no_older_one(coldrise, runtim
         points.append(coldrise.backup("db01", vda=disk).split("/")[1])
         disk.unlink()
     process = coldrise.start("files", "versions", "db01:/etc/app.conf", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    # The first ones are told, by the first of two machines, and the second one is not there yet.
+    # The first of two machines has printed the first ones; the second machine has not started.
     lines = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGSTOP)
     assert points[-1] in lines[1], lines
     coldrise.json("forget", f"db01/{points[1]}")
     process.send_signal(signal.SIGCONT)
     printed, message = process.communicate(timeout=120)
-    told = [line.split()[-1] for line in [*lines[1:], *printed.splitlines()]]
-    assert process.returncode == 0 and told == [points[at] for at in range(13, -1, -1) if at != 1], message
+    listed = [line.split()[-1] for line in [*lines[1:], *printed.splitlines()]]
+    assert process.returncode == 0 and listed == [points[at] for at in range(13, -1, -1) if at != 1], message

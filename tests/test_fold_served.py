@@ -32,7 +32,7 @@ class Served:
         """The fault's number counts from here on."""
         number = self.faults.counts()[fault.family] + fault.number
         with open(self.faults.plan, "r+b") as plan:
-            # The number before the kill: until then it never comes.
+            # The number before the kill: the server has not sent it before.
             plan.seek(8)
             plan.write(struct.pack("=Q", number))
             plan.seek(0)
@@ -77,7 +77,7 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
         server.kill()
     with Nbdkit(plain, tmp_path / "last") as server, server.connect(live) as handle:
         assert handle.pread(DISK_BYTES, 0) == disk.content
-        # Whatever the kills left is folded with the next point.
+        # Leftovers of the kills are folded with the next point.
         handle.pwrite(b"last" * 1024, 0)
         disk.write(0, b"last" * 1024)
         points.append((plain.json("seal", "trial")["address"], bytes(disk.content)))
@@ -87,12 +87,12 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
         for address, content in points:
             with server.connect(f"{address}/vda") as old:
                 assert old.pread(DISK_BYTES, 0) == content
-    # The server's own syncs may come between.
+    # The server's own syncs may occur in between.
     assert killed >= total * 2 // 3, f"{killed} of {total}"
     assert plain.json("verify")["is_clean"]
 
 
-def test_writes_beside_seals_and_folds_are_what_a_reader_sees(coldrise, image, live, nbdkit):
+def test_readers_see_writes_made_during_seals_and_folds(coldrise, image, live, nbdkit):
     server, viewer = nbdkit(), nbdkit(options=["--readonly"])
     stop = threading.Event()
 

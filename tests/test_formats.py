@@ -32,7 +32,7 @@ def test_disks_of_4k_sectors(tmp_path, image_format, size):
 
 
 @pytest.mark.parametrize("image_format", ["vhd-fixed", "vhd", "vmdk-esxi", "vmdk-stream"])
-def test_4k_sectors_are_refused_where_a_format_counts_in_512(tmp_path, image_format):
+def test_4k_sectors_are_refused_by_formats_with_512_byte_sectors(tmp_path, image_format):
     raw = save(tmp_path, MIB, [])
     with pytest.raises(Refused, match="sectors of 4096 bytes"):
         lay_out(image_format, raw, tmp_path / "image", sector_bytes=4096)
@@ -100,7 +100,7 @@ def test_a_compact_image_holds_the_touched_blocks_alone(tmp_path, image_format, 
     assert image.data.size_bytes < len(touched) * (block + 4 * KIB) + 8 * MIB
 
 
-def test_an_image_says_what_it_is(tmp_path):
+def test_an_image_reports_its_type(tmp_path):
     image = Image(MIB)
     raw = image.save(tmp_path / "vda.raw")
     details = {

@@ -1,5 +1,5 @@
-"""What QEMU writes into a writable image: the data goes to the disk's place, and
-whatever it does to the metadata leaves it there."""
+"""QEMU's writes to a writable image: the data reaches its offset on the disk, and
+changes of the metadata do not move it."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from support.readers import Qemu, qemu
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 12 * MIB + 512
 
-# Whole clusters of zeroes and discards: what a qcow2 answers in its tables.
+# Whole clusters of zeroes and discards: a qcow2 answers these from its tables.
 ZEROES = "write -z 4M 4M"
 ZEROES_UNMAPPED = "write -z -u 6M 4M"
 DISCARD = "discard 0 2M"
@@ -122,7 +122,7 @@ def test_a_qcow2_over_a_raw_file_takes_discards(tmp_path, raw):
     content = bytearray(raw.read_bytes())
     content[MIB : MIB + 64 * KIB] = b"\x09" * 64 * KIB
     disk = disk_in(image)
-    # What was discarded may read as anything; everything else may not.
+    # Discarded blocks may read as anything; all others may not.
     assert disk[MIB : MIB + 64 * KIB] == content[MIB : MIB + 64 * KIB]
     assert disk[2 * MIB :] == content[2 * MIB :]
     assert not changed(image, before, "Refused")

@@ -1,5 +1,5 @@
-"""coldrise gc beside a backup: the backup's process does it, nothing that the backup
-refers to goes, and the gc is done whatever becomes of the backup."""
+"""coldrise gc during a backup: the backup's process runs it, no chunk that the backup
+refers to is removed, and the gc completes whether or not the backup does."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def save(coldrise, tmp_path):
 
 @pytest.fixture
 def forgotten(coldrise, save):
-    """A machine that stays, and what a forgotten one has left: the content of a disk of
+    """A remaining machine, and the chunks of a forgotten one: the content of a disk of
     14 MiB, and 8 MiB more."""
     kept = Image(4 * MIB)
     kept.fill(0, 4 * MIB, "kept")
@@ -48,7 +48,7 @@ def chunks(coldrise):
     return coldrise.json("stats")["chunks"]
 
 
-def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, save, tmp_path):
+def test_a_gc_during_a_backup_keeps_the_chunks_it_reuses(coldrise, forgotten, save, tmp_path):
     address, kept, disk = forgotten
     # The first half is unreferenced: the backup finds it and needs it.
     disk.fill(7 * MIB, 7 * MIB, "new")
@@ -57,7 +57,7 @@ def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, s
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
         done = coldrise.json("gc")
         assert running.process.poll() is None, "the gc ran beside it"
-        # Those that the backup had not come to: at least of the other machine.
+        # Those that the backup had not reached: at least of the other machine.
         assert done["chunks_deleted"] >= 8 * MIB // (16 << 10)
         gate.touch()
         code, made, messages = running.end()
@@ -66,7 +66,7 @@ def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, s
     assert coldrise.json("verify")["is_clean"]
     assert not list(coldrise.repository.glob("writer.*ing"))
 
-    # What neither of them needs goes with the next gc, and the counters are exact.
+    # The next gc removes chunks that neither needs, and the counters are exact.
     coldrise.json("gc")
     nothing = coldrise.json("gc", "--dry-run")
     assert nothing["chunks_to_delete"] == 0
@@ -75,11 +75,11 @@ def test_a_gc_beside_a_backup_takes_nothing_that_it_found(coldrise, forgotten, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_path, number):
+def test_a_gc_survives_the_backup_that_ran_it(coldrise, forgotten, save, tmp_path, number):
     address, kept, disk = forgotten
     with slow_server(disk.save(tmp_path / "source.raw")) as (uri, server):
         running = RunningBackup(coldrise, "web04", f"vda={uri}")
-        # The stopped backup cannot answer: the gc has asked, and waits.
+        # The stopped backup cannot answer: the gc has sent its request, and waits.
         with stopped(running.process.pid):
             gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             socket = str(coldrise.repository / "writer.control")
@@ -97,8 +97,8 @@ def test_a_gc_outlives_the_backup_that_did_it(coldrise, forgotten, save, tmp_pat
 
 
 def is_connected(pid):
-    """Whether the process has a connection that somebody listens for: a Unix socket
-    that it has open stands in the kernel's list in the state of a connected one."""
+    """Whether the process has a connection with a listener: a Unix socket
+    that it has open is in the kernel's list in the connected state."""
     inodes = set()
     for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -123,7 +123,7 @@ def is_locked(path):
         return any("FLOCK" in line and f":{inode} " in line for line in listing)
 
 
-def test_a_backup_that_begins_beside_a_gc_is_not_refused(coldrise, forgotten, tmp_path):
+def test_a_backup_starts_during_a_gc(coldrise, forgotten, tmp_path):
     address, kept, disk = forgotten
     gc = coldrise.start("--json", "gc", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: is_locked(coldrise.repository / "writer.lock") or gc.poll() is not None, "the gc")

@@ -1,4 +1,4 @@
-"""What layouts put around a disk is what images/golden says, byte for byte."""
+"""The headers that layouts put around a disk equal images/golden, byte for byte."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from support.cli import ROOT
 GOLDEN = ROOT / "images" / "golden"
 
 
-def test_headers_are_as_they_were_published(tmp_path):
+def test_headers_match_the_published_ones(tmp_path):
     # Images are copied, mounted and attached for years: ids and places must not
     # change by accident from one version to the next.
     done = subprocess.run([sys.executable, GOLDEN / "generate.py", tmp_path],

@@ -1,5 +1,5 @@
 """Every kind of image that qemu-img can write, and those that it can only read: imported
-byte for byte, holes as nothing, from wherever the file lies."""
+byte for byte, holes as nothing, from any location of the file."""
 
 import itertools
 import os
@@ -76,7 +76,7 @@ machines = (f"machine{number}" for number in itertools.count())
 
 
 def backed_up(coldrise, source):
-    """The address of the point's disk, and what the backup reported of it."""
+    """The address of the point's disk, and the backup's report of it."""
     made = coldrise.json("backup", next(machines), f"vda={source}")
     return f"{made['address']}/vda", made["disks"][0]
 
@@ -142,7 +142,7 @@ def test_the_current_state_of_an_image_with_snapshots(coldrise, disk, tmp_path):
 
 @pytest.mark.parametrize("kind", ["fixed", "dynamic"])
 @pytest.mark.parametrize("creator", [b"vbox", b"vpc ", b"qemu", b"win "])
-def test_the_end_of_a_vhd_is_kept_for_every_creator(coldrise, tmp_path, creator, kind):
+def test_the_footer_of_a_vhd_is_kept_for_every_creator(coldrise, tmp_path, creator, kind):
     """Most programs' disks are larger than their geometry tells, which some readers go by."""
     raw = tmp_path / "disk.raw"
     raw.write_bytes(os.urandom(24 * MIB))
@@ -251,8 +251,8 @@ def test_extents_beside_a_description_that_is_a_link_away(coldrise, disk, tmp_pa
     assert done.returncode == 1 and "disk-flat.vmdk" in done.stderr
 
 
-def test_users_who_may_read_the_file_may_import_it(disk, tmp_path):
-    """Root reads what only its owner may read; anybody reads what is theirs."""
+def test_users_with_read_permission_may_import_a_file(disk, tmp_path):
+    """Root reads files that only their owner may read; users read their own."""
     image, raw = disk
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_mode & 0o077 == 0:
@@ -275,6 +275,6 @@ def test_users_who_may_read_the_file_may_import_it(disk, tmp_path):
             done = subprocess.run([*become, PROGRAM, *words], env=coldrise.environment(),
                                   capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            # Fully confined, or a warning would say so.
+            # Fully confined: otherwise there would be a warning.
             assert "confined" not in done.stderr
         assert (folder / f"{user}.raw").read_bytes() == bytes(image.content)

@@ -1,4 +1,4 @@
-"""Images that are made to harm whoever imports them: each is refused, or imported as what
+"""Images that are made to harm the importing program: each is refused, or imported as what
 it is, within 30 s and 1 GiB, and no other file is opened meanwhile."""
 
 import concurrent.futures
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "images"))
 from hostile import CASES  # noqa: E402
 from hostile.case import SECRET, Refused  # noqa: E402
 
-# What would never end ends here; a machine that does much else takes its time.
+# The limit for endless imports; a busy machine is slow.
 MOST_SECONDS = 120
 MOST_BYTES = 1 << 30
 # Larger disks are looked at, not restored.
@@ -31,7 +31,7 @@ CHILDREN = ("sh", "prlimit", "qemu-img", "qemu-nbd")
 
 
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     def __init__(self, case, base, coldrise):
         self.folder = base / case.name
@@ -98,14 +98,14 @@ def test_refused_or_harmless(outcomes, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bounded(outcomes, case):
+def test_time_and_memory_are_bounded(outcomes, case):
     seen = outcomes[case.name].seen
     assert seen.elapsed_s <= MOST_SECONDS
     assert seen.peak_bytes <= MOST_BYTES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_else_is_opened(outcomes, case):
+def test_no_other_files_are_opened(outcomes, case):
     outcome = outcomes[case.name]
     seen = outcome.seen
     base = outcome.folder.parent
@@ -127,7 +127,7 @@ def test_nothing_else_is_opened(outcomes, case):
         assert SECRET not in outcome.content
 
 
-def test_the_observation_sees_what_it_should(outcomes, tmp_path):
+def test_the_trace_is_not_empty(outcomes, tmp_path):
     """Without this the tests above could pass on an empty trace."""
     seen = outcomes["qcow2-plain"].seen
     assert set(CHILDREN) <= set(seen.opened)
@@ -150,14 +150,14 @@ def test_the_observation_sees_what_it_should(outcomes, tmp_path):
     assert seen.peak_bytes > 300 << 20
 
 
-def test_a_raw_disk_that_begins_as_an_image_is_remarked_upon(outcomes):
+def test_a_raw_disk_with_an_image_header_gets_a_warning(outcomes):
     seen = outcomes["raw-qcow2"].seen
     assert "begins as a qcow2 image" in seen.stderr and "raw disk" in seen.stderr
     assert "begins as a qcow2 image" in seen.stdout
 
 
 def test_a_disk_that_only_ends_as_a_fixed_vhd_gets_in_through_nbd(tmp_path):
-    """The way out that the refusal names."""
+    """The workaround that the refusal names."""
     case = next(case for case in CASES if case.name == "vhd-fixed-as-raw")
     image = case.write(tmp_path)
     coldrise = Coldrise(tmp_path / "repository")
@@ -176,7 +176,7 @@ def test_a_disk_that_only_ends_as_a_fixed_vhd_gets_in_through_nbd(tmp_path):
     assert target.read_bytes() == image.read_bytes()
 
 
-def test_doctor_tells_whether_imports_are_confined(tmp_path):
+def test_doctor_reports_whether_imports_are_confined(tmp_path):
     coldrise = Coldrise(tmp_path / "repository")
     coldrise.init("--no-encryption")
     findings = {entry["check"]: entry for entry in coldrise.json("doctor")["findings"]}

@@ -41,7 +41,7 @@ def test_a_cut_line_fails_at_both_sides_and_the_next_one_fills_it(line, listenin
     with send(line, code, 100) as sender:
         wait_until(lambda: line.counters()[0].bytes > 2_000_000, "bulk on the line")
         line.cut()
-        # So long after the last packet, and the next word that each side would have said.
+        # This long after the last packet and the next message of each side.
         result, _ = sender.communicate(timeout=60)
     failed = json.loads(result)
     assert f"silent for {SILENCE_S} s" in failed["failed"]

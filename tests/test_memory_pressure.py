@@ -14,7 +14,7 @@ CHUNK = 16 << 10
 
 
 def meminfo(available_mib):
-    """What the kernel would say on a machine of 2 GiB."""
+    """The kernel's answer on a machine of 2 GiB."""
     return f"MemTotal: {2048 << 10} kB\nMemFree: 0 kB\nMemAvailable: {available_mib << 10} kB\n"
 
 
@@ -31,7 +31,7 @@ def disk(coldrise, tmp_path):
     return image
 
 
-def test_the_cache_is_given_back_while_memory_is_scarce(coldrise, disk, nbdkit, tmp_path):
+def test_the_cache_is_released_while_memory_is_scarce(coldrise, disk, nbdkit, tmp_path):
     kernel = tmp_path / "meminfo"
     kernel.write_text(meminfo(1024), encoding="utf-8")
     see_it = 'mount --bind "$0" /proc/meminfo && exec "$@"'
@@ -57,7 +57,7 @@ def shrinks_and_grows(server, handle, disk, kernel):
         file.write(meminfo(32))
         file.truncate()
     wait_until(lambda: private_mib(server.process.pid) < full - 48, "giving memory back")
-    # What was dropped is read again.
+    # Dropped pages are read again.
     read_all()
     with open(kernel, "r+", encoding="utf-8") as file:
         file.write(meminfo(1024))

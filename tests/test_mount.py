@@ -1,4 +1,4 @@
-"""coldrise mount: what a mounted repository shows."""
+"""coldrise mount: the content of a mounted repository."""
 
 import concurrent.futures
 import os
@@ -16,7 +16,7 @@ from support.served import FILES, PAIRS, SINGLE, driver_of
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Of a session: what can be written.
+# In a session: the writable files.
 LIVE = ["vda-flat.vmdk", "vda.external.qcow2", "vda.hosted.vmdk", "vda.qcow2", "vda.raw",
         "vda.vhd", "vda.vhdx", "vda.vmdk"]  # fmt: skip
 CONFIGURATION = "<domain type='kvm'>\n  <name>web01</name>\n</domain>\n"
@@ -73,7 +73,7 @@ def test_the_tree(coldrise, configured, mount):
     ("a.vmx", 'memsize = "96"\n', "web01.vmx"),
     ("a.json", '{"cpus": 2}\n', "machine.json"),
 ])
-def test_configurations_are_called_as_their_programs_call_them(
+def test_configurations_use_the_names_of_their_programs(
     coldrise, image, tmp_path, mount, name, content, shown
 ):
     (tmp_path / name).write_text(content, encoding="utf-8")
@@ -93,7 +93,7 @@ def test_numbers_and_places_of_files_stay(coldrise, configured, mount, tmp_path)
                 found[os.path.relpath(os.path.join(folder, name), root)] = os.lstat(
                     os.path.join(folder, name)).st_ino  # fmt: skip
             for entry in os.scandir(folder):
-                # What a listing says without asking for the file.
+                # The attributes in a listing, without a request for the file.
                 assert entry.inode() == os.lstat(entry.path).st_ino
                 assert entry.is_dir(follow_symlinks=False) == os.path.isdir(entry.path) or (
                     entry.is_symlink()
@@ -117,7 +117,7 @@ def test_qemu_reads_every_image(point, tmp_path, mount, file):
         qemu("qemu-img", "check", "-f", driver_of(file), path)
 
 
-def test_a_data_file_is_named_by_its_whole_path(point, mount):
+def test_a_data_file_is_named_by_its_full_path(point, mount):
     mounted = mount()
     found = qemu("qemu-img", "info", "-f", "qcow2", mounted / "web01/latest/vda.external.qcow2")
     assert f"data file: {mounted / point / 'vda.raw'}" in found
@@ -140,7 +140,7 @@ def test_sizes_and_holes_are_true(point, mount, file):
     assert stored_bytes(path) < 11 * MIB
 
 
-def test_holes_are_those_of_the_disk(point, image, mount, tmp_path):
+def test_holes_match_those_of_the_disk(point, image, mount, tmp_path):
     raw = mount() / point / "vda.raw"
     stored = [(0, MIB), (5 * MIB, MIB), (8 * MIB, 512)]
     assert data_ranges(raw) == stored
@@ -153,7 +153,7 @@ def test_holes_are_those_of_the_disk(point, image, mount, tmp_path):
     assert mapped.count('"data": true') == len(stored)
 
 
-def test_many_read_at_once(coldrise, point, image, mount):
+def test_many_concurrent_readers(coldrise, point, image, mount):
     folder = mount() / point
     starts = {}
     for file in ["vda.raw", "vda.vhdx", "vda.vhd", "vda-flat.vmdk"]:
@@ -175,7 +175,7 @@ def test_many_read_at_once(coldrise, point, image, mount):
     assert len(list((coldrise.repository / "leases").glob("lease-*"))) == 1
 
 
-def test_what_is_made_meanwhile_shows_at_once(coldrise, point, image, mount, tmp_path):
+def test_new_entries_are_visible_immediately(coldrise, point, image, mount, tmp_path):
     root = mount().folder
     assert sorted(os.listdir(root / "web01")) == [point.split("/")[1], "latest"]
     wait_for_another_second(point)
@@ -204,7 +204,7 @@ def wait_for_another_second(point):
         time.sleep(0.01)
 
 
-def test_nothing_can_be_changed_in_points(point, mount):
+def test_points_are_immutable(point, mount):
     root = mount().folder
     raw = root / point / "vda.raw"
     for call, *arguments in [
@@ -232,7 +232,7 @@ def test_nothing_can_be_changed_in_points(point, mount):
     assert refused(os.setxattr, raw, "user.x", b"") == "ENOTSUP"
 
 
-def test_names_of_disks_come_before_names_of_images(coldrise, mount, tmp_path):
+def test_disk_names_take_precedence_over_image_names(coldrise, mount, tmp_path):
     disks = {}
     for name in ["vda", "vda.vhdx", "domain.xml"]:
         disks[name] = Image(MIB)

@@ -35,7 +35,7 @@ def is_left_in_order(coldrise):
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGHUP", "umount", "fusermount3"])
-def test_every_end_is_a_good_one(coldrise, live, image, mount, end):
+def test_every_exit_is_clean(coldrise, live, image, mount, end):
     mounted = mount()
     assert str(mounted.folder) in mounted.said and "Ctrl-C" in mounted.said
     with open(mounted / "live/trial/vda.raw", "r+b", buffering=0) as raw:
@@ -53,7 +53,7 @@ def test_every_end_is_a_good_one(coldrise, live, image, mount, end):
     assert (again / "live/trial/vda.raw").read_bytes() == image.content
 
 
-def test_a_mount_in_use_is_ended_when_asked_twice(coldrise, live, mount):
+def test_a_second_signal_ends_a_mount_in_use(coldrise, live, mount):
     mounted = mount()
     opened = os.open(mounted / "live/trial/vda.raw", os.O_RDWR)
     os.pwrite(opened, b"still open", 0)
@@ -99,7 +99,7 @@ def test_a_lazy_unmount_serves_to_the_end(coldrise, live, image, mount):
     mounted = mount()
     with open(mounted / "live/trial/vda.raw", "rb", buffering=0) as raw:
         subprocess.run(["umount", "-l", mounted.folder], check=True)
-        # What is mounted there now is not touched by the first one's end.
+        # The end of the first one does not touch the new mount there.
         with Mounted(coldrise, mounted.folder) as second:
             assert raw.read(100) == image.read(0, 100)
             mounted.ask_to_end()
@@ -131,7 +131,7 @@ def test_a_killed_mount_does_not_block_the_next(coldrise, live, image, mount, nb
             raw.close()
 
 
-def test_wrong_folders(coldrise, point, mount, tmp_path):
+def test_invalid_folders_are_refused(coldrise, point, mount, tmp_path):
     assert coldrise.run("mount").returncode == 2
     missing = coldrise.run("mount", tmp_path / "missing")
     assert missing.returncode == 1 and "make the directory first" in missing.stderr
@@ -151,7 +151,7 @@ def test_wrong_folders(coldrise, point, mount, tmp_path):
     assert os.listdir(mounted / "web01")
 
 
-def test_names_that_need_care(coldrise, point, image, mount, tmp_path):
+def test_special_names_are_handled(coldrise, point, image, mount, tmp_path):
     (tmp_path / "a b, c").mkdir()
     (tmp_path / "link").symlink_to("a b, c")
     mounted = mount(folder=tmp_path / "link/ä=x")
@@ -189,8 +189,8 @@ def as_nobody(*command):
                           capture_output=True, check=False, timeout=60)  # fmt: skip
 
 
-def test_other_users_see_it_only_when_they_may(point, image, mount):
-    # For nobody, the way there has to be open.
+def test_other_users_see_it_only_with_permission(point, image, mount):
+    # The user "nobody" must be able to enter all parent folders.
     with tempfile.TemporaryDirectory(prefix="coldrise-mount-") as folder:
         os.chmod(folder, 0o755)
         closed = mount(folder=pathlib.Path(folder) / "closed")
@@ -206,7 +206,7 @@ def test_other_users_see_it_only_when_they_may(point, image, mount):
 
 @pytest.fixture
 def nobody():
-    """A place where nobody can run the program and mount; the repository is theirs."""
+    """A place where the user "nobody" can run the program and mount, with a repository of their own."""
     device = pathlib.Path("/dev/fuse")
     mode = stat.S_IMODE(device.stat().st_mode)
     with tempfile.TemporaryDirectory(prefix="coldrise-nobody-") as folder:
@@ -223,7 +223,7 @@ def nobody():
 
 
 class Nobody(Coldrise):
-    """The program as it runs for user nobody."""
+    """The program as it runs for the user "nobody"."""
 
     def __init__(self, place):
         super().__init__(place / "repository")

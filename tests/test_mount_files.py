@@ -1,4 +1,4 @@
-"""coldrise mount: ordinary files beside the disks of a session."""
+"""coldrise mount: ordinary files next to the disks of a session."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def fails(call, *arguments):
     raise AssertionError(f"{call.__name__}{arguments} was allowed")
 
 
-def test_programs_keep_files_there(session, tmp_path):
+def test_programs_store_files_in_a_session(session, tmp_path):
     source = tmp_path / "source"
     (source / "inner").mkdir(parents=True)
     (source / "inner/large").write_bytes(os.urandom(3 * MIB))
@@ -45,7 +45,7 @@ def test_programs_keep_files_there(session, tmp_path):
     assert not (session / "copy").exists()
 
 
-def test_what_is_open_shows_what_was_written(session):
+def test_open_files_show_new_writes(session):
     path = session / "log"
     with open(path, "xb", buffering=0) as writer, open(path, "rb", buffering=0) as reader:
         assert fails(os.open, path, os.O_CREAT | os.O_EXCL | os.O_WRONLY) == errno.EEXIST

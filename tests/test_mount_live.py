@@ -31,7 +31,7 @@ def start_of_disk(path, image):
 
 
 @pytest.mark.parametrize("file", WRITABLE)
-def test_what_qemu_writes_to_one_file_shows_in_all(
+def test_qemu_writes_to_one_file_are_visible_in_all(
     coldrise, live, image, mount, tmp_path, file
 ):
     folder = mount() / "live/trial"
@@ -47,7 +47,7 @@ def test_what_qemu_writes_to_one_file_shows_in_all(
         wait_until(lambda: 0 <= stored_bytes(folder / other) - stored < 512,  # pylint: disable=W0640
                    f"what is stored of {other} to be told")  # fmt: skip
     if driver_of(file) in ("vhdx", "qcow2"):
-        # What QEMU wrote to the file's own headers is there, too.
+        # QEMU's writes to the file's own headers are kept, too.
         qemu("qemu-img", "check", "-f", driver_of(file), folder / file)
     sealed = coldrise.json("seal", "trial")["address"]
     target = tmp_path / "restored.raw"
@@ -55,7 +55,7 @@ def test_what_qemu_writes_to_one_file_shows_in_all(
     assert target.read_bytes() == image.content
 
 
-def test_any_write_lands_where_it_belongs(live, image, mount):
+def test_any_write_reaches_its_offset(live, image, mount):
     folder = mount() / "live/trial"
     starts = {file: start_of_disk(folder / file, image) for file in ["vda.raw", "vda.vhdx"]}
     order = random.Random(7)
@@ -94,7 +94,7 @@ def fallocate(descriptor, mode, offset, length):
         raise OSError(number, os.strerror(number))
 
 
-def test_holes_come_and_go(live, mount):
+def test_holes_are_filled_and_created(live, mount):
     raw = mount() / "live/trial/vda.raw"
     assert data_ranges(raw) == [(0, MIB), (5 * MIB, MIB), (8 * MIB, 512)]
     with open(raw, "r+b", buffering=0) as opened:
@@ -118,7 +118,7 @@ def test_a_disk_keeps_its_size(live, image, mount):
         assert refused(os.pwrite, descriptor, b"xx", size - 1) == "EFBIG"
         assert os.pread(descriptor, 10, size) == b""
         assert os.pread(descriptor, 100, size - 3) == image.read(size - 3, 3)
-        # Room is there anyhow.
+        # There is enough space in any case.
         os.posix_fallocate(descriptor, 0, size)
         fallocate(descriptor, FALLOC_KEEP_SIZE, size - 512, MIB)
         assert refused(fallocate, descriptor, 0, size, 512) == "EFBIG"
@@ -127,7 +127,7 @@ def test_a_disk_keeps_its_size(live, image, mount):
     assert raw.read_bytes() == image.content
 
 
-def test_a_descriptor_is_a_text_that_can_be_edited(coldrise, live, mount):
+def test_a_descriptor_is_editable_text(coldrise, live, mount):
     mounted = mount()
     path = mounted / "live/trial/vda.vmdk"
     first = path.read_text(encoding="ascii")
@@ -149,7 +149,7 @@ def test_a_descriptor_is_a_text_that_can_be_edited(coldrise, live, mount):
     assert refused(os.truncate, path, MIB) in ("EINVAL", "EFBIG")
 
 
-def test_nothing_else_can_be_changed(live, mount):
+def test_other_changes_are_refused(live, mount):
     mounted = mount()
     session = mounted / "live/trial"
     raw = session / "vda.raw"
@@ -166,7 +166,7 @@ def test_nothing_else_can_be_changed(live, mount):
     ]:
         assert refused(call, *arguments) == "EPERM", call
     assert "live/trial/vda.raw: it is the session's disk" in mounted.messages()
-    # Copying programs insist on it; the time is that of the writes all the same.
+    # Copying programs insist on it; the time is still that of the writes.
     os.utime(raw, (1, 1))
     assert os.stat(raw).st_mtime > 1e9
 
@@ -191,7 +191,7 @@ def test_files_of_a_session_share_it(live, image, mount):
         os.pwrite(vhd.fileno(), b"from vhd", start + 108)
         for file, offset in [(raw, 100), (vhd, start + 100), (reader, 100)]:
             assert os.pread(file.fileno(), 16, offset) == b"from rawfrom vhd"
-        # Shared memory would not see what comes through the other file.
+        # Shared memory would not see writes through the other file.
         with pytest.raises(OSError) as error:
             mmap.mmap(raw.fileno(), 4 * KIB)
         assert error.value.errno == errno.ENODEV
@@ -203,7 +203,7 @@ def test_another_process_writes_the_session(live, mount, nbdkit):
     with nbdkit() as server:
         with server.connect(live) as handle:
             handle.pwrite(b"over NBD", 0)
-            # Reading sees it at once, writing is the other's.
+            # Reads see it immediately; only the other one may write.
             with open(raw, "rb", buffering=0) as reader:
                 assert os.pread(reader.fileno(), 8, 0) == b"over NBD"
                 handle.pwrite(b"and more", 0)
@@ -232,7 +232,7 @@ def wait_until_written_elsewhere(server, live):
     wait_until(opens, "the session to be free")
 
 
-def test_what_was_synced_outlives_a_kill(coldrise, live, image, mount):
+def test_synced_writes_survive_a_kill(coldrise, live, image, mount):
     mounted = mount()
     opened = os.open(mounted / "live/trial/vda.vhdx", os.O_RDWR)
     start = start_of_disk(mounted / "live/trial/vda.vhdx", image)
@@ -306,7 +306,7 @@ def test_syncing_and_closing_sync_the_layer(live, mount, tmp_path):
         os.close(opened)
 
 
-def test_locks_are_those_of_the_kernel(live, mount):
+def test_locks_are_enforced_by_the_kernel(live, mount):
     path = mount() / "live/trial/vda.raw"
     with open(path, "r+b", buffering=0) as first, open(path, "r+b", buffering=0) as second:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 1, 0)

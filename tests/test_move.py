@@ -71,7 +71,7 @@ def start_slow_move(coldrise, machine, targets, qmp=None):
     return process
 
 
-def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, machine, targets, tmp_path):
+def test_all_disks_switch_atomically_while_the_machine_writes(coldrise, machine, targets, tmp_path):
     writer = Writer(machine)
     writer.goes_on()
     done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", machine.qmp)
@@ -82,7 +82,7 @@ def test_all_disks_switch_at_one_instant_while_the_machine_writes(coldrise, mach
     assert "Safe to cancel" in done.stderr
     assert not machine.jobs()
     assert all("/dev/fdset/" in file for file in machine.files())
-    # The point is the last state before the switch, of both disks at once.
+    # The point is the last state before the switch, of both disks.
     first, second = counters(coldrise, moved["address"], tmp_path)
     assert 0 <= first - second <= 1 and first > 0
     machine.kill()
@@ -174,7 +174,7 @@ def busy(coldrise, nbdkit, own_tmp, tmp_path):
 SLOW = "256K"
 
 
-def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, busy, targets):
+def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, busy, targets):
     done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", busy.qmp, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
@@ -322,7 +322,7 @@ def test_a_killed_move_is_settled_by_the_next(coldrise, machine, targets, own_tm
         writer.end()
 
 
-def test_a_machine_killed_while_it_switches_is_in_its_targets(coldrise, machine, targets, own_tmp):
+def test_a_machine_killed_during_the_switch_uses_its_targets(coldrise, machine, targets, own_tmp):
     writer = Writer(machine)
     writer.goes_on()
     path = own_tmp / "relay"

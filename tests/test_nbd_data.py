@@ -1,4 +1,4 @@
-"""NBD: what is read, written, zeroed and trimmed, and the extents of it."""
+"""NBD: reads, writes, zeroes and trims, and the resulting extents."""
 
 import concurrent.futures
 import errno
@@ -73,7 +73,7 @@ def test_captured_writes_are_data_and_trims_are_holes(live, image, nbdkit):
     ]
 
 
-def test_one_extent_when_one_is_asked_for(point, nbdkit):
+def test_a_request_for_one_extent_returns_one(point, nbdkit):
     with nbdkit().connect(f"{point}/vda") as handle:
         seen = []
         handle.block_status(
@@ -98,7 +98,7 @@ def test_a_point_refuses_every_change(point, image, nbdkit):
         assert read_all(handle) == image.content
 
 
-def test_what_leaves_the_disk_is_refused(live, image, nbdkit):
+def test_requests_beyond_the_end_of_the_disk_are_refused(live, image, nbdkit):
     with nbdkit().connect(live, strict=False) as handle:
         for offset in (len(image), len(image) - 100, 1 << 62):
             with pytest.raises(nbd.Error):

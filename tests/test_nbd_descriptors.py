@@ -21,13 +21,13 @@ EXHAUSTED = 3
 LOG_MAX = 64 << 10
 BLOCK = 4096
 ADVICE = "raise the limit of open files"
-# In seconds. Without the mend none comes.
+# In seconds. Without the workaround none arrives.
 ANSWER_S = 20
 
 
 @contextlib.contextmanager
 def served(coldrise, path, log, *options):
-    """nbdkit's process id. The server may open LIMIT files, and must end when asked."""
+    """nbdkit's process id. The server may open LIMIT files, and must end on request."""
     with open(log, "w", encoding="utf-8") as file:
         process = coldrise.start(
             "--json", "serve", "nbd", "--socket", path, *options, stdout=subprocess.PIPE, stderr=file,
@@ -41,7 +41,7 @@ def served(coldrise, path, log, *options):
     finally:
         process.terminate()
         process.communicate(timeout=30)
-    # A server that does not end by itself is killed, which the log says.
+    # A server that does not exit is killed, and the log reports it.
     assert process.returncode == 0 and "was killed" not in log.read_text(encoding="utf-8")
     assert log.stat().st_size < LOG_MAX
 

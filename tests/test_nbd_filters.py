@@ -67,7 +67,7 @@ def test_a_session_is_written_through(live, image, filters, parameters, nbdkit):
         assert read_all(handle) == image.content
 
 
-def test_cow_leaves_the_point_alone(point, image, nbdkit):
+def test_cow_does_not_change_the_point(point, image, nbdkit):
     server = nbdkit(filters=["cow"])
     original = image.read(0, len(image))
     # This filter drops what is less than a block of its own at the end.
@@ -139,7 +139,7 @@ def test_protect_keeps_a_range(live, image, nbdkit):
         assert bytes(handle.pread(4096, 4096)) == b"x" * 4096
 
 
-def test_ip_lets_in_whom_it_names(live, image, nbdkit):
+def test_ip_admits_only_listed_addresses(live, image, nbdkit):
     uid = os.getuid()
     server = nbdkit(f"allow=uid:{uid}", "deny=all", filters=["ip"])
     with server.connect(live) as handle:

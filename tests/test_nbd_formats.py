@@ -13,7 +13,7 @@ from support.served import FILES, PAIRS, SINGLE, copy, driver_of, image_node, no
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
-# QEMU looks for the data of a flat VMDK beside the descriptor, which NBD has not.
+# QEMU looks for the data of a flat VMDK next to the descriptor, which NBD does not have.
 OVER_NBD = SINGLE + ["vda.external.qcow2"]
 # Without ids: raw and qcow2.
 WITH_IDS = [file for file in [*SINGLE, *PAIRS] if not file.endswith(("raw", "qcow2"))]
@@ -98,7 +98,7 @@ def test_data_files_are_the_disk(coldrise, nbdkit, tmp_path):
     assert content_of(server, f"{point}/vda-flat.vmdk") == whole_sectors
 
 
-def test_ids_stay_from_server_to_server(coldrise, point, image, nbdkit, tmp_path):
+def test_ids_are_stable_across_servers(coldrise, point, image, nbdkit, tmp_path):
     # The same content on another disk, of another machine, and in another point.
     raw = image.save(tmp_path / "same.raw")
     other = coldrise.backup("web02", vda=raw, vdb=raw)
@@ -138,7 +138,7 @@ def test_holes_are_reported_and_read_as_zeroes(point, nbdkit, file):
 
 
 @pytest.mark.parametrize("file", ["vda.raw", "vda.vhd", "vda.vhdx", "vda.qcow2"])
-def test_holes_are_where_the_disk_has_them(point, image, nbdkit, file):
+def test_holes_match_the_disk(point, image, nbdkit, file):
     server = nbdkit()
     with server.connect(f"{point}/vda") as handle:
         of_disk = block_status(handle)
@@ -187,7 +187,7 @@ def test_images_are_described_and_read_only(point, nbdkit):
             assert handle.is_read_only() and handle.can_multi_conn()
             with pytest.raises(nbd.Error):
                 handle.pwrite(b"x", 0)
-            # From the first byte to the last, whatever they are.
+            # From the first byte to the last, for any content.
             size = handle.get_size()
             handle.cache(size, 0)
             with pytest.raises(nbd.Error):
@@ -195,7 +195,7 @@ def test_images_are_described_and_read_only(point, nbdkit):
             assert len(handle.pread(1, size - 1)) == 1
 
 
-def test_a_disk_comes_before_an_image_of_its_name(coldrise, nbdkit, tmp_path):
+def test_a_disk_name_takes_precedence_over_an_image_name(coldrise, nbdkit, tmp_path):
     disks = {}
     for name in ["vda", "vda.vhdx", "vda-flat", "vda.dynamic"]:
         disks[name] = Image(MIB)
@@ -246,7 +246,7 @@ def test_a_disk_of_the_longest_name_is_an_image_too(coldrise, image, nbdkit, tmp
         ("live/other/vda.vhdx", ["no session other"]),
     ],
 )
-def test_names_of_no_image_are_refused(live, nbdkit, name, messages):
+def test_names_without_an_image_are_refused(live, nbdkit, name, messages):
     server = nbdkit()
     refused(server, name)
     for message in messages:
@@ -255,7 +255,7 @@ def test_names_of_no_image_are_refused(live, nbdkit, name, messages):
         assert handle.get_size() > 0, "the server serves on"
 
 
-def test_a_large_disk_opens_at_once_where_its_format_holds_it(coldrise, nbdkit, tmp_path):
+def test_a_large_disk_opens_quickly_in_formats_that_can_hold_it(coldrise, nbdkit, tmp_path):
     raw, page = tmp_path / "large.raw", b"page" * KIB
     places = [0, GIB, TIB + 4 * KIB, 2 * TIB - 4 * KIB]
     with open(raw, "wb") as file:
@@ -287,7 +287,7 @@ def test_a_large_disk_opens_at_once_where_its_format_holds_it(coldrise, nbdkit, 
 
 
 def part_of(image, offset, length, folder):
-    """What QEMU reads from an image; whole MiB. (It counts what it skips, too.)"""
+    """QEMU's view of an image; whole MiB. (It counts skipped data, too.)"""
     part = folder / "part"
     qemu("qemu-img", "dd", "--image-opts", "-O", "raw", f"bs={MIB}", f"skip={offset // MIB}",
          f"count={(offset + length) // MIB}", f"if={image}", f"of={part}")  # fmt: skip

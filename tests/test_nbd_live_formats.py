@@ -16,7 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
 WRITABLE = [file for file in SINGLE if ".dynamic" not in file and ".sparse" not in file]
 COMPACT = [file for file in SINGLE if file not in WRITABLE]
 FILES = sorted({*WRITABLE, *PAIRS, *PAIRS.values()})
-# QEMU looks for the data of a flat VMDK beside the descriptor, which NBD has not.
+# QEMU looks for the data of a flat VMDK next to the descriptor, which NBD does not have.
 OVER_NBD = [*WRITABLE, "vda.external.qcow2"]
 
 
@@ -62,7 +62,7 @@ def same_everywhere(server, folder, image, tmp_path, images=OVER_NBD):
 
 
 @pytest.mark.parametrize("file", OVER_NBD)
-def test_what_qemu_writes_to_one_image_is_in_all_others(
+def test_qemu_writes_to_one_image_are_visible_in_all_others(
     coldrise, live, image, nbdkit, tmp_path, file
 ):
     with nbdkit() as server:
@@ -90,7 +90,7 @@ KEPT = ["vda.vhd", "vda.vhdx", "vda.qcow2", "vda.external.qcow2", "vda.vmdk", "v
 
 
 @pytest.mark.parametrize("file", KEPT)
-def test_what_is_written_around_the_disk_stays_with_its_file(
+def test_writes_outside_the_disk_stay_in_their_file(
     coldrise, live, image, nbdkit, tmp_path, file
 ):
     name = f"live/trial/{file}"
@@ -131,7 +131,7 @@ def test_what_is_written_around_the_disk_stays_with_its_file(
         assert again != before[file], "it has ids of its own"
 
 
-def test_a_reader_sees_what_the_writer_keeps(live, nbdkit):
+def test_a_reader_sees_the_writers_data(live, nbdkit):
     writer, reader = nbdkit(), nbdkit(options=["-r"])
     name = "live/trial/vda.vhd"
     with reader.connect(name) as reading:
@@ -150,14 +150,14 @@ def test_a_reader_sees_what_the_writer_keeps(live, nbdkit):
                 assert reading.pread(4, place) == word
         writer.stop()
         assert reading.pread(60, place) == b"two." + pristine[4:]
-        # A reader that comes now, and one while a new writer has the file closed.
+        # A reader that opens now, and one while a new writer has the file closed.
         assert content_of(nbdkit(options=["-r"]), name)[place:] == b"two." + pristine[4:]
         with nbdkit().connect(live) as handle:
             handle.pwrite(b"more", 0)
             assert reading.pread(60, place) == b"two." + pristine[4:]
 
 
-def test_a_killed_writer_leaves_readers_what_was_flushed(live, nbdkit):
+def test_readers_keep_flushed_data_of_a_killed_writer(live, nbdkit):
     name = "live/trial/vda.vhd"
     server, reader = nbdkit(), nbdkit(options=["-r"])
     with server.connect(name) as handle, reader.connect(name) as reading:
@@ -185,13 +185,13 @@ def table_of(file, content):
 
 
 @pytest.mark.parametrize("file", ["vda.vhdx", "vda.qcow2"])
-def test_a_table_takes_no_other_place_for_the_disk(live, nbdkit, file):
+def test_a_table_rejects_another_location_of_the_disk(live, nbdkit, file):
     server = nbdkit()
     with server.connect(f"live/trial/{file}") as handle:
         content = read_all(handle)
         table = table_of(file, content)
         assert any(content[table : table + 8])
-        # The same once more is no change.
+        # Repeating the same write is not a change.
         handle.pwrite(content[table : table + 64], table)
         # Part of the request could be written: the bytes before a VHDX's table.
         for offset, bytes_written in [(table, bytes(8)), (table + 8, b"\1" * 8),
@@ -265,7 +265,7 @@ def test_a_compact_image_of_a_session_is_refused_and_named(live, nbdkit, file):
         assert message in server.messages()
 
 
-def test_a_killed_writer_leaves_nothing_in_memory_when_its_session_ends(coldrise, live, nbdkit):
+def test_ending_the_session_of_a_killed_writer_frees_its_memory(coldrise, live, nbdkit):
     server = nbdkit()
     with server.connect(live) as disk, server.connect("live/trial/vda.vhd") as handle:
         disk.pwrite(b"disk", 0)
@@ -278,7 +278,7 @@ def test_a_killed_writer_leaves_nothing_in_memory_when_its_session_ends(coldrise
     assert not [path for path in maps if path.exists()]
 
 
-def test_what_is_kept_is_encrypted(coldrise, live, nbdkit):
+def test_stored_side_files_are_encrypted(coldrise, live, nbdkit):
     secret = b"a password in a descriptor"
     with nbdkit() as server, server.connect("live/trial/vda.vmdk") as handle:
         handle.pwrite(secret, 0)

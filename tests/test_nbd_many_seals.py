@@ -101,9 +101,9 @@ def test_a_session_is_sealed_more_often_than_files_can_be_open(plain, tmp_path):
             handle.shutdown()
 
 
-# A file of the database, and one beside it.
+# A file of the database, and one outside it.
 @pytest.mark.parametrize("limit", [6, 7])
-def test_too_few_descriptors_say_what_to_do(plain, limit):
+def test_too_few_descriptors_give_advice(plain, limit):
     refused = subprocess.run(
         ["prlimit", f"--nofile={limit}:{limit}", PROGRAM, "list"],
         env=plain.environment(), capture_output=True, text=True, check=False)  # fmt: skip

@@ -1,4 +1,4 @@
-"""NBD: which exports there are, what they are called and what they announce."""
+"""NBD: the exports, their names and their announced properties."""
 
 import socket
 import struct
@@ -26,7 +26,7 @@ def test_every_point_and_session_is_listed(coldrise, point, image, tmp_path, nbd
     server = nbdkit()
     assert list(listed(server)) == [f"{point}/vda"]
 
-    # What comes later is seen without a restart.
+    # New exports are visible without a restart.
     live = coldrise.publish(point, "trial")["vda"]
     other = coldrise.backup("db01", sda=image.save(tmp_path / "sda.raw"))
     names = listed(server)
@@ -62,7 +62,7 @@ def test_latest_is_the_newest_point(coldrise, point, image, nbdkit):
             assert bytes(handle.pread(3, 0)) == start
 
 
-def test_a_session_announces_everything(live, image, nbdkit):
+def test_a_session_announces_all_its_capabilities(live, image, nbdkit):
     with nbdkit().connect(live) as handle:
         assert handle.get_size() == len(image)
         assert not handle.is_read_only()

@@ -30,7 +30,7 @@ def served(coldrise, tmp_path):
 
 
 def asked(path, name):
-    """What a client that asks for an export is answered."""
+    """The answer to a client that requests an export."""
     with hostile_nbd.connect(path) as stream:
         kind, text = hostile_nbd.go(stream, name)
         if kind != 1:

@@ -37,8 +37,8 @@ def test_two_servers_never_write_one_session(live, point, image, nbdkit):
     assert wait_until(opened, "the session to be free") == b"minestill"
 
 
-def test_the_end_of_a_killed_server_is_waited_for(live, nbdkit):
-    """It holds the session until its memory is gone. A stopped one stands for that: it
+def test_the_exit_of_a_killed_server_is_awaited(live, nbdkit):
+    """It holds the session until its memory is gone. A stopped one simulates that: it
     listens, and answers nothing."""
     first, second = nbdkit(), nbdkit()
     with first.connect(live) as writer, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -56,7 +56,7 @@ def test_the_end_of_a_killed_server_is_waited_for(live, nbdkit):
         assert reading.result() == b"flushed"
 
 
-def test_a_read_only_server_sees_what_another_writes(live, image, nbdkit):
+def test_a_read_only_server_sees_writes_of_another(live, image, nbdkit):
     writing, reading = nbdkit(), nbdkit(options=["--readonly"])
     with writing.connect(live) as writer, reading.connect(live) as reader:
         assert reader.is_read_only()
@@ -118,8 +118,8 @@ def test_a_lease_lasts_as_long_as_its_server(coldrise, live, nbdkit):
     assert fresh != stale
 
 
-def test_a_server_that_ends_takes_its_sessions_with_it(coldrise, live, image, nbdkit):
-    """Told to end, nbdkit waits for its clients, but leaves their exports to the
+def test_sessions_end_with_their_server(coldrise, live, image, nbdkit):
+    """On a signal, nbdkit waits for its clients, but leaves their exports to the
     plugin's cleanup."""
     server = nbdkit()
     with server.connect(live) as handle:
@@ -152,8 +152,8 @@ def test_serve_nbd_is_the_same_server(coldrise, live, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_connections_come_and_go(live, image, count, nbdkit):
-    """Opening races with closing: every connection sees the session whole."""
+def test_connections_open_and_close(live, image, count, nbdkit):
+    """Opening races with closing: every connection sees the complete session."""
     server = nbdkit()
     for turn in range(20):
         handles = []

@@ -18,7 +18,7 @@ NOBODY = pwd.getpwnam("nobody")
 
 @pytest.fixture
 def path():
-    """A path for a socket in a folder that everybody can enter."""
+    """A path for a socket in a folder that all users can enter."""
     with tempfile.TemporaryDirectory(prefix="coldrise-socket-") as folder:
         os.chmod(folder, 0o755)
         yield pathlib.Path(folder) / "nbd"

@@ -17,7 +17,7 @@ BLOCK = 4096
 WRITE = hostile_nbd.WRITE
 OUTSTANDING = 8
 AREA = 4 << 20
-# Maximum time of a stop, in seconds. An idle client would hold it up for ever.
+# Maximum time of a stop, in seconds. An idle client would delay it indefinitely.
 STOP_S = 5
 
 
@@ -70,7 +70,7 @@ def write_until_disconnected(stream, after, end_server):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_an_idle_client_is_disconnected_at_once(coldrise, live, tmp_path, tls, ending):
+def test_an_idle_client_is_disconnected_immediately(coldrise, live, tmp_path, tls, ending):
     options, context = tls
     path = tmp_path / "socket"
     with served(coldrise, path, *options) as process:
@@ -110,7 +110,7 @@ def test_a_busy_client_sees_no_errors_and_loses_nothing(coldrise, live, tmp_path
 def next_server(coldrise, path, options):
     """A new server on the same socket: it is refused while the old one listens."""
     def started():
-        # A start takes its time on a busy machine: what counts is when the one began that was not refused.
+        # A start takes its time on a busy machine: the start time of the accepted one counts.
         attempted = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:

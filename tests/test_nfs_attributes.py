@@ -61,7 +61,7 @@ def write_over_nfs(client, file, offset=0):
 
 def write_over_nbd(client, disk, connect):
     """Writes through another server once the session is no longer written here. All the
-    while attributes are asked for, so that there are young ones to be remembered."""
+    while attributes are requested, so that recent ones are cached."""
 
     def written():
         time_of(client, disk)
@@ -76,7 +76,7 @@ def write_over_nbd(client, disk, connect):
     return wait_until(written, "the session to be given back")
 
 
-def test_a_write_through_another_server_shows_at_once(client, live, nbdkit):
+def test_a_write_through_another_server_is_visible_immediately(client, live, nbdkit):
     disk = client.lookup(client.folder, "vda.raw")
     with nbdkit().connect(live) as other:
         for number in range(3):
@@ -89,7 +89,7 @@ def test_a_write_through_another_server_shows_at_once(client, live, nbdkit):
             assert client.read(disk, number * MIB, 3 * KIB)[0] == b"nbd" * KIB
 
 
-def test_a_write_through_another_file_of_the_disk_shows_at_once(client):
+def test_a_write_through_another_file_of_the_disk_is_visible_immediately(client):
     files = [client.lookup(client.folder, name) for name in ("vda.raw", "vda-flat.vmdk", "vda.vhd")]
     for _ in range(2):
         for writer in files:
@@ -111,7 +111,7 @@ def test_the_writer_may_change_while_the_disk_is_read(client, live, nbdkit):
         other.stop()
 
 
-def test_after_a_close_another_server_may_write_at_once(client, live, nbdkit):
+def test_another_server_may_write_right_after_a_close(client, live, nbdkit):
     disk = client.lookup(client.folder, "vda.raw")
     with nfs41.Client(client.server.network, "one") as one:
         opened = one.open("coldrise/live/trial/vda.raw")
@@ -125,7 +125,7 @@ def test_after_a_close_another_server_may_write_at_once(client, live, nbdkit):
             assert shows(client, disk, start)
 
 
-def test_a_seal_changes_nothing_that_is_shown(client, coldrise):
+def test_a_seal_changes_no_visible_content(client, coldrise):
     disk = client.lookup(client.folder, "vda.raw")
     start = write_over_nfs(client, disk)
     before = client.getattr(disk)

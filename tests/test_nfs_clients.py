@@ -1,4 +1,4 @@
-"""coldrise serve nfs: many clients come and go, and nothing of them stays."""
+"""coldrise serve nfs: many clients connect and leave, and leak no resources."""
 
 import concurrent.futures
 import os
@@ -12,7 +12,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 CLIENTS, AT_ONCE, ROUNDS = 200, 20, 4
 # Of memory, beyond the second round's: far less than 2 x 200 clients would take. On a busy machine more threads
-# work at once in the second round than in the first, and each has a heap of its own.
+# work concurrently in the second round than in the first, and each has a heap of its own.
 GROWTH_BYTES = 4 * MIB
 
 
@@ -21,7 +21,7 @@ def descriptors(process):
 
 
 def resident_bytes(process):
-    """Memory of the process alone: what maps files is the page cache's."""
+    """Memory of the process alone: mapped files belong to the page cache."""
     status = pathlib.Path(f"/proc/{process}/status").read_text(encoding="ascii")
     return int(re.search(r"^RssAnon:\s+(\d+) kB$", status, re.M)[1]) * KIB
 
@@ -39,7 +39,7 @@ def come_and_go(server, number):
         return disk
 
 
-def test_clients_leave_neither_descriptors_nor_memory(live, image, nfs):
+def test_clients_leak_neither_descriptors_nor_memory(live, image, nfs):
     server = nfs()
     process = server.ganesha()
     disk = come_and_go(server, 0)

@@ -1,6 +1,6 @@
 """coldrise serve nfs: a client that does what ESXi does, written with libnfs.
 
-What ESXi does with NFSv4.1 (opens that keep others out) is in test_nfs_shares.py.
+ESXi's use of NFSv4.1 (opens that deny access to others) is in test_nfs_shares.py.
 """
 
 import subprocess

@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def repository_on(folder, tmp_path):
-    """A repository with a published disk of 32 MiB; and what the disk holds."""
+    """A repository with a published disk of 32 MiB; and the content of the disk."""
     coldrise = Coldrise.encrypted(tmp_path, folder)
     coldrise.init()
     image = Image(32 * MIB)
@@ -104,7 +104,7 @@ def test_files_of_clients_survive_a_full_disk(small, tmp_path, serve_on):
         assert nfs3.refused(client.write, lock, 0, b"second" * 20, nfs3.FILE_SYNC) == nfs3.NOSPC
         assert server.ganesha() == before, "nothing was lost: there is no reason to end"
         tool("mount", "-o", "remount,size=200m", small)
-        # What was refused is in memory still, and is stored now.
+        # The refused data is still in memory, and is stored now.
         client.commit(lock)
         server.crash()
         assert client_sees(server, session, ".lck-1") == b"second" * 20
@@ -119,7 +119,7 @@ def client_sees(server, folder, name):
         return client.read_all(client.lookup(folder, name))
 
 
-def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
+def test_a_failed_sync_changes_the_write_verifier(powered, tmp_path):
     coldrise, image = repository_on(powered.mount_point, tmp_path)
     with contextlib.closing(Network()) as network:
         server = NfsServer(coldrise, network, tmp_path / "before.log")
@@ -141,7 +141,7 @@ def test_after_a_failed_sync_the_verifier_is_another(powered, tmp_path):
             # No answer, rather than one that is not true.
             with pytest.raises(OSError):
                 client.commit(disk)
-        # The repository cannot be opened any more, so no other server starts.
+        # The repository can no longer be opened, so no other server starts.
         assert server.process.wait(timeout=DEADLINE_S) == 1
         assert "new write verifier" in server.messages()
         server.kill()

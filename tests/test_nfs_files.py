@@ -1,4 +1,4 @@
-"""coldrise serve nfs: what a hypervisor keeps in a session's folder beside the disks."""
+"""coldrise serve nfs: files that a hypervisor keeps in a session's folder next to the disks."""
 
 import concurrent.futures
 import os
@@ -23,7 +23,7 @@ def folder(live, nfs):
 
 
 def own(client, folder):
-    """The names in a folder that are no image's."""
+    """The names in a folder that do not belong to images."""
     return [name for name in client.names(folder) if not name.startswith(("vda.", "vda-flat"))]
 
 
@@ -34,7 +34,7 @@ def put(client, folder, name, data, how=UNCHECKED):
     return handle
 
 
-def test_a_file_is_what_was_written_to_it(folder):
+def test_a_file_reads_back_what_was_written(folder):
     """In documents and, from 1 MiB on, in layers."""
     _, client, session = folder
     order = random.Random(5)
@@ -59,7 +59,7 @@ def test_a_file_is_what_was_written_to_it(folder):
         assert client.read_all(handle) == expected
 
 
-def test_creation_tells_who_was_first(folder):
+def test_exclusive_creation_has_one_winner(folder):
     _, client, session = folder
     made = client.create(session, "exclusive", EXCLUSIVE, verifier=b"client 1")
     again = client.create(session, "exclusive", EXCLUSIVE, verifier=b"client 1")
@@ -108,7 +108,7 @@ def test_folders_hold_files_and_move(folder):
     assert own(client, session) == ["trial.vmx"]
 
 
-def test_what_belongs_to_the_session_stays(folder):
+def test_images_of_the_session_cannot_be_removed_or_replaced(folder):
     server, client, session = folder
     put(client, session, "file", b"1")
     assert refused(client.remove, session, "vda.raw") == nfs3.ACCES
@@ -132,7 +132,7 @@ def test_what_belongs_to_the_session_stays(folder):
     assert client.names(live) == ["trial"]
 
 
-def test_what_was_acknowledged_outlives_a_kill(folder):
+def test_acknowledged_writes_survive_a_kill(folder):
     server, client, session = folder
     order = random.Random(3)
     kept, names = {}, []
@@ -179,7 +179,7 @@ def test_times_and_modes_are_kept(folder):
     assert client.getattr(session)["mtime"] > before
 
 
-def test_another_mode_is_a_change(live, nfs):
+def test_a_different_mode_is_a_change(live, nfs):
     server = nfs("--versions", "4")
     with nfs41.Client(server.network, "one") as client:
         file = client.open("coldrise/live/trial/file", create=nfs41.GUARDED)
@@ -210,7 +210,7 @@ def revealed(coldrise, words):
 
 
 @pytest.mark.encrypted
-def test_nothing_of_it_shows_on_the_repositorys_disk(coldrise, folder):
+def test_repository_files_reveal_neither_names_nor_content(coldrise, folder):
     server, client, session = folder
     small = put(client, session, "telling-name.log", b"telling-content " * 9)
     large = put(client, session, "telling-name.vswp", b"telling-content " * 10)
@@ -225,7 +225,7 @@ def test_nothing_of_it_shows_on_the_repositorys_disk(coldrise, folder):
     assert revealed(coldrise, words) == []
 
 
-def test_a_discarded_session_takes_everything_along(coldrise, live, nfs):
+def test_a_discarded_session_removes_all_its_files(coldrise, live, nfs):
     server = nfs("--idle", "4")
     live_folder = coldrise.repository / "live"
     with server.connect() as client:
@@ -292,7 +292,7 @@ def test_a_sealed_point_carries_small_files(coldrise, folder):
         assert after.read_all(carried) == b'memsize = "96"\n'
 
 
-def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
+def test_a_folder_starts_with_a_vmx(coldrise, image, nfs, tmp_path):
     raw = image.save(tmp_path / "vda.raw")
     stored = 'displayName = "Web"\nscsi0:0.present = "TRUE"\nscsi0:0.fileName = "web_3.vmdk"\n'
     (tmp_path / "web.vmx").write_text(stored, encoding="utf-8")
@@ -315,7 +315,7 @@ def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
         assert "web01.vmx" not in client.names(client.walk(root, "live/first"))
         assert text(f"{known}/web01.vmx") == stored
 
-        # What a hypervisor made of it goes along, under the next session's name.
+        # The hypervisor's files are kept, under the next session's name.
         session = client.walk(root, "live/first")
         put(client, session, "first.vmx~", b'displayName = "changed"\n')
         client.rename(session, "first.vmx~", "first.vmx")
@@ -324,7 +324,7 @@ def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
         assert text("live/third/third.vmx") == 'displayName = "changed"\n'
         assert "first.vmx" not in client.names(client.walk(root, "live/third"))
     server.stop()
-    # Nothing was written to a disk, and still there is something to keep.
+    # Nothing was written to a disk, and still the files are kept.
     server = nfs()
     with server.connect() as client:
         session = client.walk(server.root(), "live/third")
@@ -335,7 +335,7 @@ def test_a_folder_begins_with_a_vmx(coldrise, image, nfs, tmp_path):
     assert coldrise.json("unpublish", "second")["address"] is None, "nothing has changed"
 
 
-def test_of_many_hosts_one_makes_a_lock(folder):
+def test_only_one_of_many_hosts_creates_a_lock(folder):
     server, _, session = folder
     hosts, rounds = 6, 12
     start = threading.Barrier(hosts)

@@ -26,7 +26,7 @@ def restored(coldrise, address, path):
 
 
 @pytest.mark.parametrize("file", WRITABLE)
-def test_what_qemu_writes_to_one_file_is_sealed(coldrise, live, image, nfs, tmp_path, file):
+def test_qemu_writes_to_one_file_are_sealed(coldrise, live, image, nfs, tmp_path, file):
     server = nfs()
     driver = "raw" if file == "vda-flat.vmdk" else driver_of(file)
     command = ["qemu-io", "-f", driver, "-c", "write -P 0xa7 3M 96k", "-c", "flush"]
@@ -39,7 +39,7 @@ def test_what_qemu_writes_to_one_file_is_sealed(coldrise, live, image, nfs, tmp_
     assert restored(coldrise, f"{sealed}/vda", tmp_path / "restored.raw") == image.content
 
 
-def test_any_write_lands_where_it_belongs(coldrise, live, image, nfs, nbdkit):
+def test_any_write_reaches_its_offset(coldrise, live, image, nfs, nbdkit):
     server = nfs("--idle", "1")
     order = random.Random(11)
     with server.connect() as client:
@@ -92,7 +92,7 @@ def test_many_clients_write_one_disk(live, image, nfs):
         assert client.read_all(client.walk(root, "live/trial/vda.raw")) == image.content
 
 
-def test_what_was_flushed_outlives_a_crash(live, image, nfs):
+def test_flushed_writes_survive_a_crash(live, image, nfs):
     server = nfs()
     root = server.root()
     with server.connect() as client:
@@ -125,7 +125,7 @@ def test_what_was_flushed_outlives_a_crash(live, image, nfs):
     assert "started again" in server.messages()
 
 
-def test_a_file_has_its_limits(live, image, nfs):
+def test_file_limits_are_enforced(live, image, nfs):
     server = nfs()
     with server.connect() as client:
         folder = client.walk(server.root(), "live/trial")
@@ -138,17 +138,17 @@ def test_a_file_has_its_limits(live, image, nfs):
         assert refused(client.write, disk, end + MIB, b"y", nfs3.FILE_SYNC) == nfs3.FBIG
         assert refused(client.setattr, disk, size=MIB) == nfs3.PERM
         assert client.getattr(disk)["size"] == end
-        # What has no effect is accepted: programs that copy insist.
+        # Requests without an effect are accepted: copy programs need them.
         client.setattr(disk, size=end)
         client.setattr(disk, mode=0o600, touch=True)
         assert client.read_all(disk) == image.content
-        # It is the session's own: test_nfs_files.py has what clients may do beside it.
+        # It is the session's own: test_nfs_files.py tests the other files of clients.
         assert refused(client.remove, folder, "vda.raw") == nfs3.ACCES
         assert refused(client.rename, folder, "vda.raw", "vdb.raw") == nfs3.ACCES
         assert client.names(client.walk(server.root(), "live")) == ["trial"]
 
 
-def test_a_descriptor_changes_its_size_at_once(live, nfs):
+def test_a_descriptor_size_change_is_visible_immediately(live, nfs):
     server = nfs()
     with server.connect() as client, server.connect() as other:
         text = client.walk(server.root(), "live/trial/vda.vmdk")
@@ -161,7 +161,7 @@ def test_a_descriptor_changes_its_size_at_once(live, nfs):
         assert other.read(text, length, 100) == (b"", True)
 
 
-def test_sessions_come_and_go_under_a_running_server(coldrise, point, nfs):
+def test_sessions_are_added_and_removed_under_a_running_server(coldrise, point, nfs):
     server = nfs("--idle", "1")
     with server.connect() as client:
         live = client.walk(server.root(), "live")
@@ -207,7 +207,7 @@ def test_a_handle_of_an_ended_session_is_stale_after_a_restart(coldrise, point, 
         assert nfs3.refused(client.write, disk, 0, b"x", nfs3.FILE_SYNC) == nfs3.STALE
 
 
-def test_a_seal_shows_at_once_and_writing_continues(coldrise, live, image, nfs):
+def test_a_seal_is_visible_immediately_and_writing_continues(coldrise, live, image, nfs):
     server = nfs()
     with server.connect() as client:
         disk = client.walk(server.root(), "live/trial/vda.raw")
@@ -224,14 +224,14 @@ def test_a_seal_shows_at_once_and_writing_continues(coldrise, live, image, nfs):
         assert client.read(disk, 0, 6)[0] == b"after!"
 
 
-def test_one_process_writes_a_session(live, image, nfs, nbdkit):
+def test_only_one_process_writes_a_session(live, image, nfs, nbdkit):
     server = nfs()
     other = nbdkit()
     with server.connect() as client:
         disk = client.walk(server.root(), "live/trial/vda.raw")
         with other.connect(live) as nbd:
             nbd.pwrite(b"nbd" * 2000, MIB)
-            # Reads are coherent all the same.
+            # Reads are still coherent.
             assert client.read(disk, MIB, 6000)[0] == b"nbd" * 2000
             assert nfs3.refused(client.write, disk, 0, b"x") == nfs3.ACCES
             # The server writes its log a moment after it has answered.
@@ -256,12 +256,12 @@ def test_clients_of_version_4_read_and_write(coldrise, point, live, image, nfs):
         client.flush()
         assert client.read(900, 3 * MIB) == b"version 4" * 100
         image.write(3 * MIB, b"version 4" * 100)
-        # What is open stays open, however long it is idle.
+        # Open files stay open, however long they are idle.
         time.sleep(2)
         assert coldrise.run("unpublish", "trial", "--discard").returncode == 11
         client.close_file()
         sealed = coldrise.json("seal", "trial")["address"]
-        # What a client closes is closed at once.
+        # Files that a client closes are closed immediately.
         coldrise.json("unpublish", "trial", "--discard")
     with server.connect() as client:
         assert client.read_all(client.walk(server.root(), f"{sealed}/vda.raw")) == image.content
@@ -275,7 +275,7 @@ def test_a_read_only_server_writes_nothing(live, nfs):
         assert client.read(disk, 0, 512)[0]
 
 
-def test_the_free_space_is_the_repositorys(coldrise, live, nfs):
+def test_the_free_space_matches_the_repository(coldrise, live, nfs):
     server = nfs()
     with server.connect() as client:
         root = server.root()

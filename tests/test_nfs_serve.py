@@ -41,7 +41,7 @@ def test_every_start_has_another_write_verifier(coldrise, live, nfs):
     assert int((coldrise.repository / "nfs-epoch").read_text()) == last + 1_000_001
 
 
-def test_a_client_that_mounts_at_once_finds_all_rpc_programs(live, nfs, tmp_path, monkeypatch):
+def test_a_client_that_mounts_immediately_finds_all_rpc_programs(live, nfs, tmp_path, monkeypatch):
     """nfs-ganesha registers one after the other. An rpcbind that takes its time shows the moments in between."""
     slow = tmp_path / "bin" / "rpcbind"
     slow.parent.mkdir()
@@ -57,7 +57,7 @@ def test_a_client_that_mounts_at_once_finds_all_rpc_programs(live, nfs, tmp_path
             server.stop()
 
 
-def test_it_tells_how_to_mount(live, nfs):
+def test_serve_prints_the_mount_command(live, nfs):
     mount = nfs().ready["mount"]
     assert mount == {
         "ESXi": "esxcli storage nfs add -H 127.0.0.1 -s /coldrise -v coldrise",
@@ -67,7 +67,7 @@ def test_it_tells_how_to_mount(live, nfs):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_and_leaves_nothing(live, nfs, network, nbdkit, number):
+def test_the_server_exits_and_leaves_nothing(live, nfs, network, nbdkit, number):
     server = nfs()
     with server.connect() as client:
         disk = client.walk(server.root(), "live/trial/vda.raw")
@@ -77,7 +77,7 @@ def test_it_ends_and_leaves_nothing(live, nfs, network, nbdkit, number):
         # Once: a second signal kills nfs-ganesha.
         server.stop(number)
     assert not any(os.path.exists(f"/proc/{process}") for process in processes)
-    # What was written was flushed, and the session given back.
+    # The writes were flushed, and the session was released.
     with nbdkit().connect(live) as nbd:
         assert nbd.pread(4096, 0) == b"unstable" * 512
 
@@ -99,7 +99,7 @@ def is_running(process):
         return False
 
 
-def test_a_server_in_its_place_is_left_alone(live, nfs):
+def test_another_server_in_its_place_is_left_alone(live, nfs):
     first = nfs()
     code, messages = refused(nfs)
     assert code == 11 and "127.0.0.1:2049" in messages
@@ -117,7 +117,7 @@ def test_other_ports_are_served(live, nfs, network):
     assert "ESXi" not in server.ready["mount"], "it takes the standard port only"
 
 
-def test_the_network_is_served_to_who_is_allowed(live, nfs, network):
+def test_the_network_is_served_to_allowed_clients(live, nfs, network):
     code, messages = refused(nfs, "--listen", "0.0.0.0:2049")
     assert code == 2 and "--allow" in messages
     nfs("--listen", "0.0.0.0:2049", "--allow", "127.0.0.1")

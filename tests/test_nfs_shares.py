@@ -8,7 +8,7 @@ FOLDER = "coldrise/live/trial"
 DENIED = nfs41.SHARE_DENIED
 
 
-def test_an_open_keeps_others_out(live, nfs):
+def test_an_open_blocks_other_writers(live, nfs):
     server = nfs("--versions", "4")
     flat = f"{FOLDER}/vda-flat.vmdk"
     with nfs41.Client(server.network, "one") as one, nfs41.Client(server.network, "two") as two:
@@ -26,7 +26,7 @@ def test_an_open_keeps_others_out(live, nfs):
         one.open(flat, BOTH, DENY_BOTH).close()
 
 
-def test_a_file_of_a_client_is_kept_the_same_way(live, nfs):
+def test_a_client_file_is_kept_the_same_way(live, nfs):
     server = nfs("--versions", "4")
     path = f"{FOLDER}/vm.vmx"
     with nfs41.Client(server.network, "one") as one, nfs41.Client(server.network, "two") as two:
@@ -59,7 +59,7 @@ def test_an_owner_is_bound_by_its_own_deny(live, nfs):
             again = one.open(path, BOTH, DENY_BOTH, **owner)
             assert refused(one.open, path, BOTH, DENY_BOTH, **owner) == DENIED
             again.close()
-            # More access and less of a deny are no conflict.
+            # More access and less of a deny do not conflict.
             one.open(path, READ, **owner)
             one.open(path, WRITE, **owner)
             one.open(path, BOTH, **owner).close()
@@ -72,7 +72,7 @@ def test_an_owner_is_bound_by_its_own_deny(live, nfs):
             two.open(path, BOTH, DENY_BOTH).close()
 
 
-def test_a_deny_holds_for_the_disk_whatever_image_shows_it(live, nfs):
+def test_a_deny_applies_to_all_images_of_a_disk(live, nfs):
     server = nfs("--versions", "3,4")
     images = ["vda.raw", "vda.vhd", "vda.vhdx", "vda.qcow2", "vda-flat.vmdk"]
     with nfs41.Client(server.network, "one") as one, nfs41.Client(server.network, "two") as two:
@@ -81,7 +81,7 @@ def test_a_deny_holds_for_the_disk_whatever_image_shows_it(live, nfs):
             for other in images:
                 assert refused(two.open, f"{FOLDER}/{other}", BOTH) == DENIED, (denied, other)
                 two.open(f"{FOLDER}/{other}", READ).close()
-            # The text beside a flat image, and what clients keep there, are no disks.
+            # The descriptor of a flat image and files of clients are not disks.
             two.open(f"{FOLDER}/vda.vmdk", BOTH).close()
             two.open(f"{FOLDER}/trial.vmx", BOTH).close()
             holder.close()

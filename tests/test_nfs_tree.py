@@ -43,12 +43,12 @@ def test_a_folder_of_a_point_can_be_mounted(point, image, nfs):
     folder = server.root(f"/coldrise/{point}")
     with server.connect() as client:
         assert client.read_all(client.lookup(folder, "vda.raw")) == image.content
-    # nfs-ganesha tells no stranger what there is.
+    # nfs-ganesha does not list its exports to strangers.
     assert nfs3.refused(server.root, "/coldrise/web02") == nfs3.ACCES
 
 
 @pytest.mark.parametrize("file", POINT_FILES)
-def test_a_file_is_what_nbd_serves(point, nfs, nbdkit, file):
+def test_a_file_reads_as_the_nbd_export(point, nfs, nbdkit, file):
     server = nfs()
     with server.connect() as client, nbdkit().connect(f"{point}/{file}") as nbd:
         found = client.read_all(client.walk(server.root(), f"{point}/{file}"), piece=700_001)
@@ -56,7 +56,7 @@ def test_a_file_is_what_nbd_serves(point, nfs, nbdkit, file):
         assert found == nbd.pread(len(found), 0)
 
 
-# Images of two files: QEMU finds the second only beside a file of its own system.
+# Images of two files: QEMU finds the second only next to a local file.
 OF_TWO_FILES = {"vda.vmdk", "vda.hosted.vmdk", "vda.external.qcow2"}
 
 
@@ -70,7 +70,7 @@ def test_qemu_reads_the_disk_from_every_image(point, image, nfs, tmp_path, file)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_reads_end_where_the_file_ends(point, image, nfs):
+def test_reads_stop_at_the_end_of_the_file(point, image, nfs):
     server = nfs()
     with server.connect() as client:
         disk = client.walk(server.root(), f"{point}/vda.raw")
@@ -131,7 +131,7 @@ def test_handles_and_cookies_outlive_the_server(coldrise, point, live, nfs):
         assert behind == entries[middle:]
 
 
-def test_forged_handles_are_nothing(point, nfs):
+def test_forged_handles_are_rejected(point, nfs):
     server = nfs()
     with server.connect() as client:
         good = client.walk(server.root(), f"{point}/vda.raw")

@@ -79,7 +79,7 @@ def test_stable_writes_wait_without_a_thread_and_share_syncs(server, syncs, imag
         assert client.read_all(disk) == image.content
 
 
-def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
+def test_a_failed_sync_fails_all_waiting_writes(server, syncs, image):
     before = server.ganesha()
     with server.connect() as client, concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
         disk = client.walk(server.root(), "live/trial/vda.raw")
@@ -87,11 +87,11 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
         image.write(0, b"%4d" % 0 * KIB)
         with syncs.held_back():
             writes = [pool.submit(write_stable, server, disk, n) for n in range(1, WRITERS)]
-            # Each: one that comes later could reach the next server.
+            # Each: a later one could reach the next server.
             for number in range(1, WRITERS):
                 at, data = number * 4 * KIB, b"%4d" % number * KIB
                 wait_until(lambda: client.read(disk, at, 4 * KIB)[0] == data, "a write to be done")
-            # Nor do those that come before its end get an error.
+            # Nor do earlier ones get an error.
             with server.connect() as late, pytest.raises(OSError):
                 syncs.fail()
                 while True:
@@ -117,7 +117,7 @@ def test_a_failed_sync_answers_none_of_those_that_wait(server, syncs, image):
         assert client.read_all(disk) == image.content
 
 
-def test_it_ends_in_good_order_while_writes_wait(server, syncs, live, image, nbdkit):
+def test_the_server_exits_cleanly_while_writes_wait(server, syncs, live, image, nbdkit):
     with server.connect() as client, concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
         disk = client.walk(server.root(), "live/trial/vda.raw")
         write_stable(server, disk, 0)

@@ -1,4 +1,4 @@
-"""Objects in a real S3 server: all operations, and what happens when the server or the way to it does not work."""
+"""Objects in a real S3 server: all operations, and failures of the server or of the connection to it."""
 
 import contextlib
 import os
@@ -65,7 +65,7 @@ def client(server, tmp_path):
     return Client(server, tmp_path)
 
 
-def test_objects_come_back_as_they_went(client):
+def test_objects_are_returned_unchanged(client):
     small, large = client.file(5), client.file(64 * MIB)
     begun_ms = time.time() * 1000
     client.answer("put", "packs/small", small)
@@ -76,7 +76,7 @@ def test_objects_come_back_as_they_went(client):
     assert client.answer("get", "config", 5) == b""
     assert client.refusal("get", "packs/small", 4)[0] == "corrupt"
     assert client.refusal("get", "packs/none", 4)[0] == "not_found"
-    # Replaced whole.
+    # Replaced completely.
     client.answer("put", "packs/small", client.file(3))
     assert client.answer("get", "packs/small", 5) == client.file(3).read_bytes()
     lines = [line.split() for line in client.answer("list", "packs/").decode().splitlines()]
@@ -136,7 +136,7 @@ def test_wrong_settings_of_an_object_store_are_refused(client, server):
     assert kind == "io" and endpoint in text, text
 
 
-def test_tls_by_an_authority_of_ones_own(tmp_path):
+def test_tls_with_a_private_authority(tmp_path):
     folder = tmp_path / "s3"
     folder.mkdir()
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
@@ -152,7 +152,7 @@ def test_tls_by_an_authority_of_ones_own(tmp_path):
         assert client.answer("get", "a", 8 * MIB, env=env) == client.file(8 * MIB).read_bytes()
 
 
-def test_a_server_that_is_gone_is_given_up(client, server):
+def test_a_dead_server_times_out(client, server):
     client.answer("put", "a", client.file(5))
     server.stop()
     begun = time.monotonic()
@@ -163,7 +163,7 @@ def test_a_server_that_is_gone_is_given_up(client, server):
     text = done.stderr.decode()
     assert re.search(r"gave up after \d+ attempts in [12] s: reading the object a in s3://vault/site", text), text
     assert f"http://127.0.0.1:{server.port} cannot be reached" in text
-    # One that comes back in time is waited for.
+    # One that returns in time is waited for.
     words = client.words("get", "a", 5)
     with subprocess.Popen(words, env=client.kept | server.env(direct=True), stdout=subprocess.PIPE) as process:
         time.sleep(0.5)
@@ -172,7 +172,7 @@ def test_a_server_that_is_gone_is_given_up(client, server):
 
 
 @pytest.mark.parametrize("at", [1, 100_000, 5 * MIB, 8 * MIB + 500])
-def test_cut_transfers_are_tried_again(client, server, at):
+def test_interrupted_transfers_are_retried(client, server, at):
     content = client.file(8 * MIB)
     server.proxy.cut_after(at)
     client.answer("put", "packs/a", content)
@@ -181,11 +181,11 @@ def test_cut_transfers_are_tried_again(client, server, at):
     server.proxy.cut_after(at)
     assert client.answer("get", "packs/a", 8 * MIB) == content.read_bytes()
     assert server.proxy.has_cut()
-    # What had come was not read again; what was on its way was.
+    # Received data was not read again; data in flight was.
     assert server.proxy.passed - before < 8 * MIB + MIB
 
 
-def test_a_busy_server_is_asked_again(client, server):
+def test_a_request_to_a_busy_server_is_retried(client, server):
     content = client.file(3 * MIB)
     for words in [("put", "packs/a", content), ("get", "packs/a", 3 * MIB), ("list", "packs/"), ("delete", "packs/a")]:
         before = len(server.proxy.requests)
@@ -207,13 +207,13 @@ def test_sigint_ends_a_put_into_a_black_hole(client, server):
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         text = process.communicate(timeout=20)[1].decode()
-    # What waits for a byte that moves would wait for a third of its patience.
+    # A wait for progress would take a third of its patience.
     assert time.monotonic() - begun < 10
     assert process.returncode == 130 and text.startswith("interrupted: storing the object packs/a"), text
     server.proxy.release()
 
 
-def test_a_black_hole_is_given_up(client, server):
+def test_a_silent_server_times_out(client, server):
     server.proxy.hold()
     begun = time.monotonic()
     kind, text = client.refusal("put", "packs/a", client.file(8 * MIB), patience=2)
@@ -223,7 +223,7 @@ def test_a_black_hole_is_given_up(client, server):
 
 
 def test_slow_bytes_are_waited_for(client, server):
-    """Of a put, the last of them are in the buffers of sockets, where nobody sees them move."""
+    """The last bytes of a put are in socket buffers, where their progress is invisible."""
     server.proxy.delay(0.1)
     begun = time.monotonic()
     client.answer("put", "packs/a", client.file(3 * MIB), patience=6)

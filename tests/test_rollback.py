@@ -1,4 +1,4 @@
-"""coldrise rollback: only what differs is written, whatever happens in between."""
+"""coldrise rollback: only differences are written, despite any interruption."""
 
 import contextlib
 import hashlib
@@ -48,7 +48,7 @@ def change(path):
             file.write(b"\xa5" * length)
 
 
-def test_only_what_differs_is_written_and_it_can_be_undone(coldrise, disk):
+def test_only_differences_are_written_and_can_be_undone(coldrise, disk):
     path, address, state = disk
     changed, blocks = digest(path), path.stat().st_blocks
     done = coldrise.json("rollback", address, "--onto", path)
@@ -85,7 +85,7 @@ def test_a_short_last_block_and_no_safety_point(coldrise, image, point, tmp_path
     assert (one["differing_bytes"], points(coldrise)) == (512, names)
 
 
-def test_several_disks_become_one_state(coldrise, tmp_path):
+def test_several_disks_form_one_consistent_state(coldrise, tmp_path):
     paths = {}
     for name in ("vda", "vdb"):
         image = Image(4 * MIB)
@@ -141,12 +141,12 @@ def test_with_a_bitmap_only_changes_are_read(coldrise, tmp_path, safety):
         assert content(uri) == state
         assert (one["method"], one["differing_bytes"]) == ("points" if safety else "bitmap", 132 << 10)
         assert one["compared_bytes"] < MIB
-        # Again: with a bitmap that does not count from the last backup any more, all is read, and right.
+        # Again: with a bitmap that no longer counts from the last backup, everything is read, correctly.
         again = coldrise.json("rollback", address, "--onto", uri, "--since", since, *options)
         assert again["differing_bytes"] == 0 and bool(again["remarks"]) == safety
 
 
-def test_a_bitmap_of_another_point_is_not_believed(coldrise, tmp_path):
+def test_a_bitmap_of_another_point_is_ignored(coldrise, tmp_path):
     with with_bitmap(coldrise, tmp_path) as (uri, address, since, _, _):
         before = content(uri)
         later = coldrise.json("backup", "web01", f"vda={uri}")["point"]
@@ -177,7 +177,7 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
         old.save(path)
         before, saved = points(coldrise), path.stat().st_mtime_ns
         options = ["--no-safety-point"] * (number % 2)
-        # Each has a server of its own: one that has ended writes nothing any more of what it got before the kill.
+        # Each has a server of its own: one that has ended no longer writes requests from before the kill.
         with served(tmp_path, *target) as uri:
             process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
             if number >= 3:
@@ -193,8 +193,8 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
             assert found == bytes(old.content), "written before the safety point was stored"
         mixed += found != bytes(old.content) and found != bytes(new.content)
     with served(tmp_path, *target) as uri:
-        told = coldrise.run("doctor").stdout
-        assert told.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in told, told
+        output = coldrise.run("doctor").stdout
+        assert output.count(f"a rollback to {address}") == 1 and f"{uri} may have parts of two states" in output, output
         safe = coldrise.json("rollback", address, "--onto", uri)
         assert path.read_bytes() == bytes(new.content)
         assert "parts of two states" not in coldrise.run("doctor").stdout
@@ -204,7 +204,7 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     assert (tmp_path / "mixture.raw").read_bytes() == found
 
 
-def test_a_target_that_fails_is_named_as_a_mixture(coldrise, disk, tmp_path):
+def test_a_failed_target_is_reported_as_mixed_content(coldrise, disk, tmp_path):
     path, address, state = disk
     trigger = tmp_path / "fail"
     trigger.touch()
@@ -223,7 +223,7 @@ def test_a_target_that_fails_is_named_as_a_mixture(coldrise, disk, tmp_path):
 
 
 def test_a_full_target(coldrise, tmp_path):
-    """A sparse file on a full file system: the error says so, and room finishes it."""
+    """A sparse file on a full file system: the error names this, and free space lets it finish."""
     image = Image(16 * MIB)
     image.fill(0, 16 * MIB, "large")
     address = coldrise.backup("web01", vda=image.save(tmp_path / "large.raw"))

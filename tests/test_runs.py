@@ -89,7 +89,7 @@ def test_each_long_command_is_a_run_and_others_are_not(recorded, disk, folder):
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_killed_backup_is_lost(recorded, disk):
+def test_a_killed_backup_is_reported_as_lost(recorded, disk):
     with slow_server(disk, LASTING) as (uri, _server):
         running = RunningBackup(recorded, "web01", f"vda={uri}")
         [run] = runs(recorded)
@@ -157,7 +157,7 @@ def test_a_silent_client_of_the_control_socket_does_not_block_others(recorded, d
         assert running.end()[0] == 130
 
 
-def test_two_at_once(recorded, disk):
+def test_two_backups_run_concurrently(recorded, disk):
     # nbdkit can fail an assertion when a client leaves in the middle of an answer: each has its own.
     with slow_server(disk, LASTING) as (first, _), gated_server(disk, 4 * MIB) as (second, _, gate):
         both = [RunningBackup(recorded, name, f"vda={uri}") for name, uri in (("web01", first), ("web02", second))]
@@ -192,7 +192,7 @@ def one_warning(done):
     return done.stderr.count("the record of this run is not complete") == 1
 
 
-def test_a_full_disk_under_the_runs_fails_no_backup(recorded, disk, tmpfs):
+def test_a_full_disk_under_the_runs_does_not_fail_backups(recorded, disk, tmpfs):
     place = tmpfs("size=64k")
     (place / "filler").write_bytes(bytes(64 << 10))
     recorded.runs = place / "runs"
@@ -212,7 +212,7 @@ def test_a_full_disk_under_the_runs_fails_no_backup(recorded, disk, tmpfs):
     assert [run["state"] for run in runs(recorded)] == ["lost"]
 
 
-def test_a_folder_that_cannot_be_written_fails_no_backup(recorded, disk, tmpfs, tmp_path):
+def test_an_unwritable_runs_folder_does_not_fail_backups(recorded, disk, tmpfs, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_fails_no_backup(recorded, disk, tmpfs, 
     assert list(shared.iterdir()) == []
 
 
-def test_none_records_nothing(coldrise, disk, tmp_path):
+def test_runs_none_records_nothing(coldrise, disk, tmp_path):
     coldrise.backup("web01", vda=disk)
     refused = coldrise.run("runs")
     assert refused.returncode == 2 and "COLDRISE_RUNS" in refused.stderr
@@ -256,7 +256,7 @@ def run_folder(folder, number, time_text=OLD):
     return path
 
 
-def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path):
+def test_hostile_files_are_named_and_harmless(recorded, disk, folder, tmp_path):
     recorded.backup("web01", vda=disk)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -309,12 +309,12 @@ def test_hostile_files_are_named_and_do_no_harm(recorded, disk, folder, tmp_path
         assert recorded.run("runs", "cancel", run["id"], timeout_s=20).returncode == 1
     for text in ("../../etc", "", "x" * 5000):
         assert recorded.run("runs", "show", text).returncode == 2
-    # A new run works beside them, and nothing outside was touched.
+    # A new run works despite them, and nothing outside was touched.
     recorded.backup("web02", vda=disk)
     assert [path.name for path in outside.iterdir()] == ["plan.json"]
 
 
-def test_the_result_of_another_run_is_none(recorded, disk, folder):
+def test_the_result_of_another_run_is_ignored(recorded, disk, folder):
     """A power cut can leave the bytes of a removed file in a new one."""
     recorded.backup("web01", vda=disk)
     recorded.json("gc")
@@ -395,7 +395,7 @@ def test_short_commands_are_runs_if_they_are_planned(recorded, disk, folder):
     assert [(run["plan"]["command"], run["state"]) for run in runs(recorded)] == [("unprotect", "ok"), ("backup", "ok")]
 
 
-def test_what_a_detached_run_prints_is_bounded(recorded, folder, tmp_path):
+def test_output_of_a_detached_run_is_bounded(recorded, folder, tmp_path):
     run_id = planned(recorded, folder, "serve", "nbd", "--socket", tmp_path / "socket")
     output = folder / f".{run_id}.planned" / "output"
     with output.open("ab") as file:
@@ -405,7 +405,7 @@ def test_what_a_detached_run_prints_is_bounded(recorded, folder, tmp_path):
         output = folder / run_id / "output"
         wait_until(lambda: output.exists() and b"ready" in output.read_bytes(), "the server")
         first = output.read_bytes()
-        # All of it is there at its next look: what is printed between a look and the cut is lost, and what comes
+        # The next check finds all of it: output between a check and the cut is lost, and output
         # after the cut may be too short for another one.
         with stopped(process.pid), output.open("ab") as file:
             for number in range(30):
@@ -420,7 +420,7 @@ def test_what_a_detached_run_prints_is_bounded(recorded, folder, tmp_path):
         process.wait(timeout=60)
 
 
-def test_plans_that_cannot_be_run_are_recorded_as_failed(recorded, folder, tmp_path):
+def test_plans_that_cannot_run_are_recorded_as_failed(recorded, folder, tmp_path):
     plans = {
         planned(recorded, folder, "list", number=0x8001): "cannot be planned",
         planned(recorded, folder, "run", f"{OLD}-8000-gc", number=0x8002): "cannot be planned",
@@ -451,7 +451,7 @@ def test_plans_that_cannot_be_run_are_recorded_as_failed(recorded, folder, tmp_p
     assert refused.returncode == 1 and list(folder.glob(f"{OLD}*")) == []
 
 
-def test_a_kill_while_a_planned_run_begins_leaves_a_plan_or_a_run(recorded, disk, folder):
+def test_a_kill_at_the_start_of_a_planned_run_leaves_a_plan_or_a_run(recorded, disk, folder):
     """strace kills the process at each system call that changes the folder."""
     seen = set()
     for number in range(1, 40):

@@ -41,7 +41,7 @@ def children(process):
 
 
 def of_one_that_runs(look, process):
-    """What `look` finds of a process; `None` where it ended meanwhile."""
+    """The findings of `look` for a process; `None` if it ended meanwhile."""
     try:
         return look(process)
     except (FileNotFoundError, ProcessLookupError):
@@ -66,7 +66,7 @@ def assert_no_dump(process):
     assert os.WIFSIGNALED(status) and not os.WCOREDUMP(status)
 
 
-def test_nothing_shows_the_passphrase_of_a_server(guarded, tmp_path):
+def test_the_passphrase_of_a_server_is_never_shown(guarded, tmp_path):
     log = open(tmp_path / "log", "wb")
     process = guarded.start("-v", "serve", "nbd", "--socket", tmp_path / "socket",
                             stdout=log, stderr=log, preexec_fn=allow_core_dumps)  # fmt: skip
@@ -86,8 +86,8 @@ def test_nothing_shows_the_passphrase_of_a_server(guarded, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["nbdkit", "mount"])
-def test_what_holds_keys_dumps_no_core(nbdkit, mount, kind, monkeypatch, tmp_path):
-    """A plugin in a server that nobody told so, and the mount."""
+def test_processes_with_keys_write_no_core_dump(nbdkit, mount, kind, monkeypatch, tmp_path):
+    """A plugin in a server that knows nothing of keys, and the mount."""
     before = resource.getrlimit(resource.RLIMIT_CORE)
     monkeypatch.chdir(tmp_path)
     allow_core_dumps()
@@ -103,7 +103,7 @@ def test_what_holds_keys_dumps_no_core(nbdkit, mount, kind, monkeypatch, tmp_pat
         server.clear()
 
 
-def test_messages_do_not_show_a_passphrase(coldrise, tmp_path):
+def test_messages_never_show_a_passphrase(coldrise, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("hunter2-and-more\n", encoding="utf-8")
     other = Coldrise(coldrise.repository, wrong)

@@ -42,7 +42,7 @@ def qemu_io(address, *commands, options=()):
 
 def does(address, *commands, options=()):
     done = qemu_io(address, *commands, options=options)
-    # qemu-io's exit code says nothing of a wrong pattern.
+    # qemu-io's exit code does not report a wrong pattern.
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
 
 
@@ -60,7 +60,7 @@ def test_a_session_is_written_flushed_and_trimmed(coldrise, live, image, iscsi, 
         assert block_status(nbd, MIB, 512 * KIB)[0][2] & 1
 
 
-def test_a_point_is_read_whole_and_never_written(point, image, iscsi, tmp_path):
+def test_a_point_is_readable_and_never_written(point, image, iscsi, tmp_path):
     server = iscsi("web01/latest")
     assert server.ready["targets"][0]["address"] == point and server.ready["targets"][0]["is_read_only"]
     image.save(tmp_path / "same.raw")
@@ -87,15 +87,15 @@ def test_targets_and_their_disks(coldrise, image, tmp_path, iscsi):
     assert all(target["name"] in found for target in targets)
 
 
-def test_chap_lets_in_who_knows_the_secret(live, iscsi, tmp_path):
+def test_chap_admits_initiators_with_the_secret(live, iscsi, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text(SECRET + "\n", encoding="utf-8")
     server = iscsi("trial", "--chap-user", USER, "--chap-secret-file", secret)
     assert qemu_io(uri(server), "read 0 4k").returncode != 0
     assert qemu_io(uri(server, login=f"{USER}%999999999999@"), "read 0 4k").returncode != 0
     does(uri(server, login=f"{USER}%{SECRET}@"), "read 0 4k", "write -P 1 0 4k")
-    told = pathlib.Path(f"/proc/{server.child()}/cmdline").read_text() + server.messages()
-    assert SECRET not in told and SECRET not in str(server.ready)
+    visible = pathlib.Path(f"/proc/{server.child()}/cmdline").read_text() + server.messages()
+    assert SECRET not in visible and SECRET not in str(server.ready)
 
 
 def test_initiators_are_limited(live, iscsi):
@@ -118,7 +118,7 @@ def test_writes_survive_the_kill_of_tgtd(coldrise, live, iscsi, nbdkit):
         assert bytes(nbd.pread(128 * KIB, 0)) == b"\x41" * (64 * KIB) + b"\x42" * (64 * KIB)
 
 
-def test_it_ends_and_leaves_nothing(coldrise, live, iscsi, own_tmp):
+def test_the_server_exits_and_leaves_nothing(coldrise, live, iscsi, own_tmp):
     server = iscsi("trial")
     process, folder = server.child(), server.folder()
     with subprocess.Popen(["qemu-io", "-f", "raw", uri(server)], stdin=subprocess.PIPE,
@@ -133,7 +133,7 @@ def test_it_ends_and_leaves_nothing(coldrise, live, iscsi, own_tmp):
     assert not coldrise.json("sessions")["sessions"][0]["is_served"]
 
 
-def test_the_next_start_clears_what_a_kill_left(coldrise, live, iscsi, own_tmp):
+def test_the_next_start_removes_leftovers_of_a_kill(coldrise, live, iscsi, own_tmp):
     server = iscsi("trial")
     process, folder = server.child(), server.folder()
     does(uri(server), "write -P 0x51 0 64k", "flush")
@@ -144,7 +144,7 @@ def test_the_next_start_clears_what_a_kill_left(coldrise, live, iscsi, own_tmp):
     assert not is_mounted(folder / "mount") and not folder.exists()
 
 
-def test_what_is_wrong_is_said(coldrise, live, iscsi, nbdkit, tmp_path):
+def test_wrong_settings_are_reported(coldrise, live, iscsi, nbdkit, tmp_path):
     def fails(*arguments):
         with pytest.raises(ServerFailed) as failed:
             iscsi(*arguments)

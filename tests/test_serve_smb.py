@@ -1,4 +1,4 @@
-"""coldrise serve smb: what a Hyper-V host does with a disk on a share, and how the server ends."""
+"""coldrise serve smb: a Hyper-V host's use of a disk on a share, and the end of the server."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_two_hosts_cannot_write_one_disk(live, image, smb):
         wait_until(opens, "the other file").close()
 
 
-def test_what_nbd_wrote_between_two_openings_is_read(coldrise, live, smb, nbdkit):
+def test_nbd_writes_between_two_opens_are_read(coldrise, live, smb, nbdkit):
     server = smb()
     with SmbClient(server.port) as client:
         disk = client.open(r"live\trial\vda.raw")
@@ -131,7 +131,7 @@ def test_points_are_read_only(point, image, smb):
             client.open(path)
 
 
-def test_only_the_password_gets_in(live, smb):
+def test_only_the_password_is_accepted(live, smb):
     server = smb()
     for user, password in [(USER, "wrong"), ("root", "wrong"), ("guest", ""), ("nobody", PASSWORD)]:
         with pytest.raises((LogonFailure, AccessDenied)):
@@ -161,7 +161,7 @@ def test_writes_survive_the_kill_of_smbd(live, image, smb, nbdkit):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_and_leaves_nothing(coldrise, live, smb, own_tmp, number):
+def test_the_server_exits_and_leaves_nothing(coldrise, live, smb, own_tmp, number):
     server = smb()
     process, folder = server.child(), server.folder()
     with SmbClient(server.port) as client:
@@ -172,7 +172,7 @@ def test_it_ends_and_leaves_nothing(coldrise, live, smb, own_tmp, number):
     assert not coldrise.json("sessions")["sessions"][0]["is_served"]
 
 
-def test_a_kill_leaves_what_doctor_removes(coldrise, live, smb, nbdkit, own_tmp):
+def test_doctor_removes_leftovers_of_a_kill(coldrise, live, smb, nbdkit, own_tmp):
     server = smb()
     process, folder = server.child(), server.folder()
     with SmbClient(server.port) as client:
@@ -188,19 +188,19 @@ def test_a_kill_leaves_what_doctor_removes(coldrise, live, smb, nbdkit, own_tmp)
         assert bytes(nbd.pread(512, 0)) == b"kept" * 128
 
 
-def test_it_tells_hyper_v_what_to_do(coldrise, live, smb):
+def test_serve_prints_advice_for_hyper_v(coldrise, live, smb):
     ready = smb().ready
     assert ready["share"] == r"\\127.0.0.1\coldrise" and ready["user"] == USER
     assert any(r"-VHDPath \\127.0.0.1\coldrise\live\trial\vda.vhdx" in line for line in ready["hyper_v"])
     assert any(line.startswith("Move-VMStorage -VMName trial ") for line in ready["hyper_v"])
 
 
-def test_sessions_that_end_by_themselves_are_not_proposed(coldrise, point, live, smb):
+def test_sessions_that_end_automatically_are_not_proposed(coldrise, point, live, smb):
     coldrise.publish(point, "web01-files-1-throwaway")
     assert not any("throwaway" in line for line in smb().ready["hyper_v"])
 
 
-def test_what_is_wrong_is_said(coldrise, live, smb, password_file, tmp_path, monkeypatch):
+def test_wrong_settings_are_reported(coldrise, live, smb, password_file, tmp_path, monkeypatch):
     first = smb()
 
     def fails(*options):

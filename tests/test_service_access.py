@@ -1,4 +1,4 @@
-"""Who may do what at the service: first start, users, tokens, logins, roles, the audit log."""
+"""Permissions at the service: first start, users, tokens, logins, roles, the audit log."""
 
 import base64
 import contextlib
@@ -44,7 +44,7 @@ def test_the_one_time_link_works_once(service):
     assert [user["name"] for user in service.get("users")] == ["admin"]
 
 
-def test_nothing_is_answered_without_a_proof(service):
+def test_requests_without_a_proof_get_no_answer(service):
     document = service.get("openapi.json")
     for path, operations in document["paths"].items():
         for method in operations:
@@ -66,7 +66,7 @@ def test_wrong_proofs_are_refused(service):
         assert service.call("GET", "me", headers={"Cookie": cookie}, over="https").status == 401
 
 
-def test_changes_with_a_cookie_come_from_our_own_page(service):
+def test_cookie_requests_from_other_origins_are_refused(service):
     login = set_up(service)
     cookie = {"Cookie": login["Cookie"]}
     new = {"name": "ci", "role": "viewer"}
@@ -118,7 +118,7 @@ def test_guessing_is_slow(service):
     assert time.monotonic() - started >= 1.0
     unknown = {"user": "nobody", "password": "wrong password"}
     first = service.call("POST", "login", unknown, over="https")
-    # The answer does not say which users there are.
+    # The answer does not reveal which users exist.
     assert (first.status, first.json["detail"]) == (401, "user or password is wrong")
     statuses = []
     with_connections = [service.connection("https") for _ in range(12)]
@@ -131,7 +131,7 @@ def test_guessing_is_slow(service):
     assert 429 in statuses, statuses
 
 
-def test_roles_bound_what_tokens_do(service):
+def test_roles_limit_tokens(service):
     may = {"viewer": set(), "operator": set(), "backup": set(), "metrics": set(),
            "admin": {"users", "tokens", "audit"}}
     for role, allowed in may.items():
@@ -191,7 +191,7 @@ def test_changes_are_in_the_audit_log_and_the_chain_shows_damage(service):
     assert service.get("audit/chain")["broken_at"] == 3
 
 
-def test_a_request_with_a_key_is_done_once(service):
+def test_a_request_with_an_idempotency_key_runs_once(service):
     new = {"name": "viewer", "role": "viewer", "password": PASSWORD}
     key = {"Idempotency-Key": "double click"}
     first = service.call("POST", "users", new, headers=key)
@@ -206,8 +206,8 @@ def test_a_request_with_a_key_is_done_once(service):
     assert service.call("POST", "users", {**new, "password": "short"}, headers=key).status == 400
 
 
-def test_a_key_of_a_request_that_a_kill_cut_off_is_answered(service):
-    """The request may be done or not: that is said, and nothing is done twice."""
+def test_an_idempotency_key_of_a_killed_request_is_answered(service):
+    """The request may be done or not: this is reported, and nothing is done twice."""
     new = {"name": "cut", "role": "viewer", "password": PASSWORD}
     key = {"Idempotency-Key": "cut off"}
     assert service.call("POST", "users", new, headers=key).status == 201
@@ -222,17 +222,17 @@ def test_a_key_of_a_request_that_a_kill_cut_off_is_answered(service):
     assert [user["name"] for user in service.get("users")].count("cut") == 1
 
 
-def test_the_audit_log_says_what_was_asked_without_secrets(service):
+def test_the_audit_log_records_requests_without_secrets(service):
     service.post("users", {"name": "viewer", "role": "viewer", "password": PASSWORD})
     service.call("POST", "runs", {"kind": "forget", "addresses": ["web01/latest"]})
-    # A question with a body is no change.
+    # A read request with a body is not a change.
     service.call("POST", "retention/preview", {"rules": {"keep_last": 1}})
     subjects = [entry["subject"] for entry in reversed(service.get("audit"))]
     assert subjects == ['{"name":"viewer","password":"***","role":"viewer"}',
                         '{"addresses":["web01/latest"],"kind":"forget"}']
 
 
-def test_a_mistake_does_not_use_the_link_up(service):
+def test_a_mistake_does_not_consume_the_link(service):
     body = {"secret": service.setup_secret(), "user": "admin", "password": "short"}
     assert service.call("POST", "setup", body, over="https").status == 400
     set_up(service)
@@ -259,7 +259,7 @@ def test_a_stream_ends_when_its_token_is_revoked(service):
         stream.read()
 
 
-def test_a_body_that_comes_slowly_is_given_up(tmp_path):
+def test_a_slow_request_body_times_out(tmp_path):
     clock = BothClocks(tmp_path)
     with (Coldrised(tmp_path, environment=clock.environment()) as service,
           contextlib.closing(service.connection("https", timeout_s=60)) as connection):
@@ -276,7 +276,7 @@ def test_a_body_that_comes_slowly_is_given_up(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["port", "certificate", "socket is a file", "socket in use"])
-def test_a_start_that_fails_ends_and_says_why(service, tmp_path, what):
+def test_a_failed_start_reports_its_cause(service, tmp_path, what):
     folder = tmp_path / "other"
     (folder / "state" / "tls").mkdir(parents=True)
     other, kept = Coldrised(folder), None

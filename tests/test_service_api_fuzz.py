@@ -56,6 +56,6 @@ def test_no_generated_request_is_a_server_error(service, tmp_path, pytestconfig)
                           env={**os.environ, "PYTHONPATH": str(PACKAGES), "HOME": str(config)})
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert "not_a_server_error" in done.stdout or "No issues found" in done.stdout, done.stdout
-    # It still works, and its database is whole.
+    # It still works, and its database is intact.
     assert service.get("machines")[0]["machine"] == "web01"
     assert pathlib.Path(service.state / "coldrised.db").exists()

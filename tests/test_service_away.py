@@ -1,4 +1,4 @@
-"""What the service needs goes away for a while, under load: the repository, another's lock, room."""
+"""The service loses a resource for a while, under load: the repository, the lock, free space."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def skip(service, seconds):
     assert service.call("PATCH", "queue", {"parallel": 4}).status == 204
 
 
-def test_a_run_waits_for_a_command_on_the_terminal(service, told, tmp_path, coldrise):
+def test_a_run_waits_for_a_command_on_the_terminal(service, inbox, tmp_path, coldrise):
     """Exit code 11: it counts as no failure, and is tried again until it succeeds."""
     source = tmp_path / "web01.img"
     source.write_bytes(random.Random(1).randbytes(64 * MIB))
@@ -61,10 +61,10 @@ def test_a_run_waits_for_a_command_on_the_terminal(service, told, tmp_path, cold
     wait_for(lambda: idle(service), "the next attempt")
     [outcome] = service.get("jobs/nightly")["outcomes"]
     assert (outcome["state"], outcome["failures"], outcome["run"]) == ("ok", 0, row["run"])
-    assert told.messages(1) == []
+    assert inbox.messages(1) == []
 
 
-def test_retries_wait_longer_each_time(service, told, tmp_path):
+def test_retries_wait_longer_each_time(service, inbox, tmp_path):
     service.post("jobs", job(tmp_path, "late", ["web01"], retries=3, retry_seconds=1))
     start(service, "late")
     pauses = {}
@@ -81,20 +81,20 @@ def test_retries_wait_longer_each_time(service, told, tmp_path):
     assert [int(pauses[attempt]) for attempt in (2, 3)] == [1, 2] and 4 <= pauses[4] <= 5
     runs = ended(service, job="late")
     assert sorted(run["plan"]["attempt"] for run in runs) == [1, 2, 3, 4]
-    # One alarm, after the last; the source comes back, and it is cleared.
-    raised = told.message()
+    # One alarm, after the last; the source returns, and it is cleared.
+    raised = inbox.message()
     assert (raised["key"], raised["run"]) == ("job:late:backup:web01", runs[0]["id"])
     images(tmp_path, "web01")
     start(service, "late")
-    assert told.message()["occasion"] == "cleared"
-    assert told.messages(1) == []
+    assert inbox.message()["occasion"] == "cleared"
+    assert inbox.messages(1) == []
 
 
 def failures(service):
     return len([run for run in ended(service, job="often") if run["state"] == "failed"])
 
 
-def test_the_repository_is_away_under_load_and_comes_back(service, told, tmp_path, coldrise):
+def test_the_repository_disappears_under_load_and_returns(service, inbox, tmp_path, coldrise):
     machines = ["web01", "web02", "web03"]
     images(tmp_path, *machines)
     service.post("jobs", job(tmp_path, "often", machines, schedule=["*:*:*"], retries=20, retry_seconds=1))
@@ -135,8 +135,8 @@ def test_the_repository_is_away_under_load_and_comes_back(service, told, tmp_pat
     assert coldrise.json("verify")["is_clean"]
 
 
-def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
-    """Reads go on, changes are refused in words, and with room the schedule goes on by itself."""
+def test_a_full_drive_under_the_state_folder_is_reported(tmp_path, coldrise):
+    """Reads work, changes are refused with a message, and once there is space the schedule continues by itself."""
     images(tmp_path, "web01")
     service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file)
     service.state.mkdir(mode=0o700)
@@ -163,7 +163,7 @@ def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
             stopped = {**job(tmp_path, "often", ["web01"]), "enabled": False}
             wait_for(lambda: service.call("PUT", "jobs/often", stopped).status == 200, "changes are taken")
             wait_for(lambda: idle(service), "the last runs")
-            # What could not write its result is lost, never ok; and no run is in the queue for ever.
+            # Runs that could not write their result are lost, never ok; and no run stays in the queue.
             made = {run["result"]["counts"]["address"] for run in ended(service, job="often") if run["state"] == "ok"}
             wait_for(lambda: {p["address"] for m in service.get("points")["machines"] for p in m["points"]} >= made,
                      "every point that was made is there")
@@ -174,8 +174,8 @@ def test_a_full_drive_under_the_state_folder(tmp_path, coldrise):
         tool("umount", "--lazy", service.state)
 
 
-def test_no_change_without_its_entry_in_the_audit_log(tmp_path, coldrise):
-    """One change is done before it shows that its entry has no room; it is kept, and no other is done before it."""
+def test_every_change_has_an_audit_log_entry(tmp_path, coldrise):
+    """One change is done before its entry turns out not to fit; it is kept, and later ones wait for it."""
     source = tmp_path / "web01.img"
     source.write_bytes(random.Random(1).randbytes(8 * MIB))
     service = Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, options=["--runs", tmp_path / "runs"])

@@ -108,7 +108,7 @@ def test_checks_run_by_schedule_and_by_hand(service, tmp_path, coldrise):
     assert {alarm["topic"] for alarm in service.get("alarms?active=true")} <= {"uncovered"}
 
 
-def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp_path, coldrise):
+def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, inbox, tmp_path, coldrise):
     disk(tmp_path, GOOD)
     backup = job(tmp_path, "nightly", ["web01"], boot_check={"when": "always"})
     service.post("jobs", backup)
@@ -131,7 +131,7 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp
     coldrise.backup("web01", vda=disk(tmp_path, SILENT))
     silent = coldrise.run("check-boot", "web01/latest", "--time-limit", "3s", timeout_s=300)
     assert silent.returncode == 14 and "worse" in silent.stdout + silent.stderr
-    worse = told.message()
+    worse = inbox.message()
     assert (worse["key"], worse["occasion"], worse["severity"]) == ("boot:web01", "raised", "warn")
     assert "gets less far" in worse["summary"] and worse["machine"] == "web01"
     [point] = [p for p in service.get("machines/web01/points")["points"] if p.get("boot")][1:]
@@ -142,27 +142,27 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, told, tmp
     run(service, "nightly")
     bad = seen(service, "failed")
     assert bad["last_verified_boot"]["address"] == first
-    failed = told.message()
+    failed = inbox.message()
     assert (failed["key"], failed["occasion"], failed["severity"]) == ("boot:web01", "raised", "fail")
     for part in (bad["latest"]["address"], first):
         assert part in failed["text"], failed["text"]
     kept = outcome(service, "nightly", "check-boot", "web01")
     assert (kept["state"], kept["failures"]) == ("failed", 1) and idle(service), "proven once is enough"
-    # A newer point that nobody has checked proves nothing. One that boots clears the alarm.
+    # A newer, unchecked point proves nothing. One that boots clears the alarm.
     coldrise.backup("web01", vda=disk(tmp_path, GOOD))
     seen(service, None)
-    assert told.messages(1) == []
+    assert inbox.messages(1) == []
     disk(tmp_path, GOOD)
     run(service, "nightly")
-    cleared = told.message()
+    cleared = inbox.message()
     assert (cleared["key"], cleared["occasion"]) == ("boot:web01", "cleared")
     assert seen(service, "ok")["last_verified_boot"]["address"] != first
     assert [check["verdict"] for check in checks()] == ["ok", "failed", "ok"]
-    # Nothing else was told: no second alarm of the failed run.
-    assert told.messages(1) == [] and service.get("alarms?active=true") == []
+    # Nothing else was reported: no second alarm of the failed run.
+    assert inbox.messages(1) == [] and service.get("alarms?active=true") == []
 
 
-def test_damage_is_told_with_what_it_affects_until_it_is_healed(service, told, tmp_path, coldrise):
+def test_damage_is_reported_with_affected_points_until_healed(service, inbox, tmp_path, coldrise):
     content = random.Random(5).randbytes(8 * MIB)
     (tmp_path / "web01.img").write_bytes(content)
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
@@ -176,60 +176,60 @@ def test_damage_is_told_with_what_it_affects_until_it_is_healed(service, told, t
     [found] = run(service, "check")
     result = service.get(f"runs/{found}")["result"]
     assert (result["exit_code"], result["counts"]["damaged_chunks"]) == (1, 3)
-    raised = told.message()
+    raised = inbox.message()
     assert (raised["key"], raised["topic"], raised["occasion"]) == ("job:check:verify", "damage", "raised")
     assert (raised["severity"], raised["machine"], raised["run"]) == ("fail", "web01", found)
     assert "3 chunks" in raised["summary"] and "(job check)" in raised["summary"]
     assert f"affected: {address}/vda" in raised["text"] and "repair" in raised["text"]
     kept = outcome(service, "check", "verify")
     assert (kept["state"], kept["failures"]) == ("failed", 1) and "3 chunks" in kept["message"]
-    # Repair notes the chunks, and the service sees that by itself.
+    # Repair records the chunks, and the service notices this.
     assert coldrise.run("repair").returncode == 1
-    noted = told.message()
+    noted = inbox.message()
     assert (noted["key"], noted["topic"], noted["occasion"]) == ("damage", "damage", "raised")
     assert noted["summary"] == "3 chunks of the repository are damaged"
     assert service.get("repository/damage")["damaged_chunks"] == 3
     # The next backup reads the content from its source.
     run(service, "nightly")
-    healed = told.message()
+    healed = inbox.message()
     assert (healed["key"], healed["occasion"]) == ("damage", "cleared")
     run(service, "check")
-    good = told.message()
+    good = inbox.message()
     assert (good["key"], good["occasion"]) == ("job:check:verify", "cleared")
-    assert told.messages(1) == [] and service.get("alarms?active=true") == []
+    assert inbox.messages(1) == [] and service.get("alarms?active=true") == []
 
 
-def test_damage_that_a_user_looks_for_is_an_alarm_until_a_verify_finds_none(service, told, tmp_path, coldrise):
+def test_damage_found_by_a_manual_verify_is_an_alarm_until_a_clean_verify(service, inbox, tmp_path, coldrise):
     (tmp_path / "web01.img").write_bytes(random.Random(6).randbytes(4 * MIB))
     service.post("jobs", job(tmp_path, "nightly", ["web01"]))
     run(service, "nightly")
     damage(coldrise, 1)
     service.post("runs", {"kind": "verify"}, expected=(202,))
-    message = told.message()
+    message = inbox.message()
     assert (message["topic"], message["occasion"]) == ("damage", "raised"), message
     assert "1 chunk" in message["summary"] and message["machine"] == "web01"
-    assert told.messages(1) == []
-    # An address speaks for itself alone: neither its damage nor its health ends what is known of everything.
+    assert inbox.messages(1) == []
+    # A verify of one address does not change the state of the whole repository.
     address = seen(service, None)["latest"]["address"]
     service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
-    assert told.message()["key"] == f"damage:verify:{address}"
+    assert inbox.message()["key"] == f"damage:verify:{address}"
     assert coldrise.run("repair").returncode == 1
 
     def is_told():
         # The alarms are computed every 20 s; a request wakes the service.
         service.clock.skip(20)
         service.get("alarms")
-        return not told.requests.empty()
+        return not inbox.requests.empty()
 
     wait_until(is_told, "the alarm")
-    assert told.message()["key"] == "damage"
+    assert inbox.message()["key"] == "damage"
     run(service, "nightly")
-    assert (healed := told.message())["key"] == "damage" and healed["occasion"] == "cleared"
+    assert (healed := inbox.message())["key"] == "damage" and healed["occasion"] == "cleared"
     service.post("runs", {"kind": "verify", "address": address}, expected=(202,))
-    gone = told.message()
+    gone = inbox.message()
     assert (gone["key"], gone["occasion"]) == (f"damage:verify:{address}", "cleared")
     assert [alarm["key"] for alarm in service.get("alarms?active=true&machine=web01")] == ["damage:verify"]
     service.post("runs", {"kind": "verify"}, expected=(202,))
-    gone = told.message()
+    gone = inbox.message()
     assert (gone["key"], gone["occasion"]) == ("damage:verify", "cleared")
-    assert told.messages(1) == []
+    assert inbox.messages(1) == []

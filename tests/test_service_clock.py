@@ -17,7 +17,7 @@ from test_service_access import PASSWORD, set_up
 from test_service_jobs import ended, idle, images, job, wait_for
 
 HOUR, DAY = 3600, 86400
-# What the dispatcher says at each jump that it has dealt with.
+# The dispatcher's log line for each handled jump.
 NOTICED = "the clock was set"
 
 
@@ -87,7 +87,7 @@ def events(service, headers=None, over="unix"):
 def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
     service = clocked.service
     daily = job(tmp_path, "daily", ["web01"], schedule=[clocked.calendar(HOUR / 2)])
-    # Its time is far from all those that the clock is set to, and does not pass by itself.
+    # Its time is far from all those that the clock is set to, and does not pass on its own.
     at = datetime.datetime.fromtimestamp(clocked.clock.now() + 2 * HOUR / 3, datetime.UTC)
     hourly = job(tmp_path, "hourly", ["web02"], schedule=[at.strftime("*-*-* *:%M:%S UTC")])
     for new in (daily, hourly):
@@ -104,14 +104,14 @@ def test_no_time_runs_twice_and_what_was_missed_runs_once(clocked, tmp_path):
         before = clocked.runs("hourly")
         clocked.jump(HOUR + DAY)
         assert (clocked.runs("daily"), clocked.runs("hourly")) == (2, before + 1)
-        # A day back: neither runs at once, and the hourly one does not wait for a day.
+        # A day back: neither runs immediately, and the hourly one does not wait for a day.
         clocked.jump(HOUR)
         assert (clocked.runs("daily"), clocked.runs("hourly")) == (2, before + 1)
         assert service.get("jobs/hourly")["next_ms"][0] <= (clocked.clock.now() + HOUR) * 1000
         assert service.get("jobs/daily")["next_ms"][0] <= (clocked.clock.now() + 2 * DAY) * 1000
         clocked.jump(2 * HOUR)
         assert clocked.runs("hourly") == before + 2
-        # A restart with another clock: what is due runs once.
+        # A restart with another clock: due jobs run once.
         service.stop()
         clocked.clock.set(2 * DAY + 2 * HOUR)
         service.start()
@@ -134,14 +134,14 @@ def test_ages_and_messages_follow_the_clock_and_come_back(clocked, tmp_path, col
         with events(service) as stream:
             clocked.jump(DAY)
             assert clocked.runs("daily") == 2
-            # 24 hours are below the limit; no clock that is set raises anything by itself.
+            # 24 hours are below the limit; a clock change alone raises no alarm.
             assert web.messages(2) == []
             # No run has failed; still the backup of web01 is too old. That of web02 was made.
             clocked.jump(DAY + 3 * HOUR)
             raised = web.message(timeout_s=60)
             assert (raised["key"], raised["occasion"], raised["severity"]) == ("age:web01", "raised", "fail")
             assert "27 h old" in raised["summary"]
-            # Back: the newest point of web02 lies in the future, and is no reason for an alarm.
+            # Back: the newest point of web02 lies in the future, and raises no alarm.
             clocked.jump(0)
             cleared = web.message(timeout_s=60)
             assert (cleared["key"], cleared["occasion"]) == ("age:web01", "cleared")
@@ -188,7 +188,7 @@ def test_logins_end_whichever_way_the_clock_is_set(clocked):
         assert status(second) == 401
         while stream.get(timeout=30) is not None:
             pass
-    # A little back is no reason to end one.
+    # A small step back does not end one.
     third = log_in()
     clock.set(-60)
     assert status(third) == 200

@@ -72,7 +72,7 @@ class Crowd:
                 alive += 1
                 continue
             try:
-                # Tickets of TLS come before the end.
+                # Tickets of TLS arrive before the end.
                 while client.recv(65536):
                     pass
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -86,7 +86,7 @@ class Crowd:
             client.close()
 
 
-def test_idle_connections_shut_nobody_out(tmp_path, coldrise, count):
+def test_idle_connections_do_not_block_others(tmp_path, coldrise, count):
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
         viewer = service.token("viewer")
 
@@ -121,7 +121,7 @@ def test_idle_connections_shut_nobody_out(tmp_path, coldrise, count):
             assert statistics.median(times) < 1 and max(times) < 5
             assert most <= MOST + 50
             assert peak - memory < 128 * MIB
-            # All are let go within the time limits, though the clients do not close.
+            # All are closed within the time limits, though the clients do not close.
             wait_for(lambda: crowd.open() == 0, "the connections end")
             assert descriptors(service.process) <= files + 20
         finally:
@@ -144,7 +144,7 @@ def test_a_crowd_at_one_address_leaves_room_at_others(tmp_path):
             client.close()
 
 
-def test_requests_that_never_end_shut_nobody_out(tmp_path):
+def test_endless_requests_do_not_block_others(tmp_path):
     """Without a token, from many addresses, each place busy with half a request."""
     with Coldrised(tmp_path) as service:
         viewer = service.token("viewer")

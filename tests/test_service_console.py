@@ -1,6 +1,6 @@
 """Machines that the service boots: screen, serial port, keys, power, and who may use them.
 
-The machine of most tests is one boot record. It says "small login: ", echoes what comes at its serial
+The machine of most tests is one boot record. It says "small login: ", echoes the input of its serial
 port and its keyboard to its serial port, writes a sector at "w" and switches itself off at "!".
 """
 
@@ -126,7 +126,7 @@ def test_a_machine_boots_and_is_used_over_the_api(service, coldrise):
         serial.read_until(b"small login: ")
 
 
-def test_a_console_that_is_opened_too_early_or_too_late(service, coldrise):
+def test_a_console_opened_too_early_or_too_late_is_refused(service, coldrise):
     """Browsers show a close frame to their page, but not a refusal of the upgrade."""
     coldrise.publish("web01/latest", "trial")
     with service.websocket("sessions/trial/screen") as screen:
@@ -165,7 +165,7 @@ def test_the_screen(service):
         for client in (screen, other):
             assert client.read_until(b"RFB 003.008\n") == b"RFB 003.008\n"
             client.send(b"RFB 003.008\n")
-            # One kind of security: none. The websocket has asked who it is.
+            # One kind of security: none. The websocket has authenticated the user.
             assert client.read_until(b"\x01\x01") == b"\x01\x01"
             client.send(b"\x01")
             client.read_until(b"\0\0\0\0")
@@ -195,7 +195,7 @@ def test_keys_are_typed(service):
         assert "'ä'" in service.call("POST", "sessions/trial/keys", {"text": "ä"}).json["detail"]
         assert service.call("POST", "sessions/trial/keys", {"keys": ["ctrl", "alt", "delete"]}).status == 204
         serial.read_until(b"small login: ")
-    # What was typed may be a password.
+    # Typed text may be a password.
     entries = [entry for entry in service.get("audit") if entry["action"].endswith("/keys")]
     assert entries and not any("Geheim" in str(entry) or "text" in entry["subject"] for entry in entries)
 
@@ -217,10 +217,10 @@ def test_the_power_switch(service):
     assert refused.status == 404 and "no machine runs on session trial" in refused.json["detail"]
 
 
-def test_the_session_goes_if_that_was_asked_for(service, coldrise):
+def test_the_session_is_discarded_on_request(service, coldrise):
     run = boot(service, at_end="discard")
     assert service.call("POST", f"runs/{run}/cancel", {}).status == 202
-    # A cancelled machine keeps its session, whatever was asked for.
+    # A cancelled machine keeps its session, regardless of the request.
     assert ended(service, run)["state"] == "cancelled"
     assert [session["session"] for session in service.get("sessions")["sessions"]] == ["trial"]
     run = boot(service, session="gone", at_end="discard")
@@ -255,7 +255,7 @@ def test_a_machine_outlives_the_service(service):
         serial.read_until(b"after")
 
 
-def test_a_killed_run_is_no_machine(service):
+def test_a_killed_run_is_not_listed_as_a_machine(service):
     run = boot(service)
     process = service.get(f"runs/{run}")["plan"]["who"]["pid"]
     with service.websocket("sessions/trial/screen") as screen:
@@ -266,7 +266,7 @@ def test_a_killed_run_is_no_machine(service):
     wait_until(lambda: service.get("sessions/trial")["running"] is None, "the machine is gone")
     # The server of its disk ends with the command, a moment later.
     wait_until(lambda: not service.get("sessions/trial")["is_served"], "nothing serves the disk")
-    # What it left does not disturb the next one.
+    # Its leftovers do not disturb the next one.
     boot(service, session=None, address="live/trial")
 
 
@@ -280,7 +280,7 @@ def login(service):
     return {"Cookie": secret.headers["Set-Cookie"].split(";")[0]}
 
 
-def test_who_may_use_a_console(service):
+def test_a_console_requires_permission(service):
     boot(service)
     operator, foreign = service.token("operator", ["web*"]), service.token("operator", ["db*"])
     everything = [("GET", "screenshot.png", None), ("GET", "serial", None), ("GET", "screen", None),
@@ -399,7 +399,7 @@ def test_a_malformed_message_ends_its_own_websocket_with_a_reason(service):
 # --------------------------------------------------------------------- refusals
 
 
-def test_what_cannot_start_is_refused(service):
+def test_starts_that_cannot_succeed_are_refused(service):
     for new, status, word in [
         ({"address": "web01/latest", "memory_mib": 1}, 400, "memory_mib"),
         ({"address": "web01/latest", "cpus": 0}, 400, "cpus"),
@@ -421,7 +421,7 @@ def test_what_cannot_start_is_refused(service):
     assert service.get("sessions")["sessions"] == [], "nothing was published"
 
 
-def test_servers_are_started_where_that_is_safe(service, tmp_path):
+def test_servers_are_started_only_where_safe(service, tmp_path):
     operator, some = service.token("operator"), service.token("operator", ["web*"])
     for new, token, status in [
         ({"protocol": "nbd", "listen": "0.0.0.0:10999"}, operator, 403),

@@ -91,7 +91,7 @@ def metrics(service, **keywords):
     return found
 
 
-def test_a_job_copies_all_machines_and_tells_where_they_are(coldrise, service, far, tmp_path):
+def test_a_job_copies_all_machines_and_reports_where_they_are(coldrise, service, far, tmp_path):
     for machine in ("web01", "db01"):
         back_up(coldrise, tmp_path, machine)
     assert reaches(service, "never")["machines"] == []
@@ -109,7 +109,7 @@ def test_a_job_copies_all_machines_and_tells_where_they_are(coldrise, service, f
     assert found[f"coldrise_copy_sent_bytes{labels}"] > MIB
     assert found[f'coldrise_copy_saved_bytes{labels[:-1]},by="base"}}'] == 0
     assert abs(found[f"coldrise_copy_last_cut_timestamp_seconds{labels}"] - time.time()) < 600
-    # The service says it also when nobody copies.
+    # The service reports it also when no copy runs.
     back_up(coldrise, tmp_path, "web01", 1)
     behind = reaches(service, "behind")
     assert (behind["points_behind"], behind["bytes_behind"]) == (1, MIB)
@@ -117,7 +117,7 @@ def test_a_job_copies_all_machines_and_tells_where_they_are(coldrise, service, f
     # It is what the command line says.
     (same,) = coldrise.json("copies")["targets"]
     assert same == behind
-    # Who may see web01 sees no db01, and no sums of it.
+    # A token for web01 sees neither db01 nor totals that include it.
     seen = service.call("GET", "copies", token=service.token("viewer", ["db*"])).json
     assert [m["machine"] for m in seen[0]["machines"]] == ["db01"] and seen[0]["points_behind"] == 0
     assert service.call("GET", "copies/history?target=far", token=service.token("viewer", ["db*"])).status == 403
@@ -126,7 +126,7 @@ def test_a_job_copies_all_machines_and_tells_where_they_are(coldrise, service, f
     assert service.call("GET", "copies/history?target=none").status == 404
 
 
-def test_events_tell_that_copies_changed(coldrise, service, far, tmp_path):
+def test_events_announce_changed_copies(coldrise, service, far, tmp_path):
     back_up(coldrise, tmp_path, "web01")
     with contextlib.closing(service.connection(timeout_s=60)) as stream:
         stream.request("GET", "/api/v1/events")
@@ -134,7 +134,7 @@ def test_events_tell_that_copies_changed(coldrise, service, far, tmp_path):
         coldrise.json("copy", "--to", "far")
         found, deadline = None, time.monotonic() + 60
         while not found:
-            # The stream itself goes on: it sends comments.
+            # The stream itself stays alive: it sends comments.
             assert time.monotonic() < deadline
             line = response.readline().decode()
             if line.startswith("data:"):
@@ -167,7 +167,7 @@ def test_copies_follow_points_over_restarts_and_failures(coldrise, service, far,
     later(service)
     wait_until(lambda: len(points(far)) == 2, "the second point")
     reaches(service, "current")
-    # What happens while the service is off is not forgotten.
+    # Events while the service is off are not lost.
     service.stop()
     back_up(coldrise, tmp_path, "web01", 2)
     later(service)
@@ -189,7 +189,7 @@ def alarms(service, topic):
     return {alarm["key"]: alarm for alarm in service.get("alarms?active=true") if alarm["topic"] == topic}
 
 
-def test_an_alarm_says_that_copies_are_behind_until_they_are_there(coldrise, service, far, tmp_path):
+def test_an_alarm_reports_late_copies_until_they_arrive(coldrise, service, far, tmp_path):
     service.post("jobs", copy_job(machines=["web01"], behind_limit_minutes=1))
     back_up(coldrise, tmp_path, "web01")
     back_up(coldrise, tmp_path, "db01")
@@ -219,7 +219,7 @@ def test_a_machine_that_cannot_be_copied_fails_its_job_with_the_reason(coldrise,
 
 
 @pytest.mark.encrypted
-def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
+def test_a_local_repository_can_be_a_copy_target(coldrise, service, tmp_path):
     other = tmp_path / "second"
     coldrise.json("--repo", other, "init")
     back_up(coldrise, tmp_path, "web01")
@@ -233,7 +233,7 @@ def test_a_repository_on_this_host_is_a_target_too(coldrise, service, tmp_path):
     wait_until(lambda: target(service, str(other))["machines"][0]["points_there"] == 2, "the second point")
 
 
-def test_jobs_that_make_no_sense_are_refused(service, coldrise):
+def test_invalid_jobs_are_refused(service, coldrise):
     for job, word in ((copy_job(to=None), "to"), (copy_job(to="Far Site"), "to"), (copy_job(prefix="/"), "prefix"),
                       (copy_job(rate_windows=["mon-fri 08:00-18:00=5M", "sat,sun"]), "rate_windows: \"sat,sun\" has no rate"),
                       (copy_job(rate_windows=["mon-fry=5M"]), "rate_windows: \"mon-fry\""), (copy_job(rate_windows=["sat=fast"]), "rate_windows"),
@@ -247,7 +247,7 @@ def test_jobs_that_make_no_sense_are_refused(service, coldrise):
     assert service.get("jobs") == []
 
 
-def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
+def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_path):
     address = back_up(coldrise, tmp_path, "web01", size=16 * MIB)
     work = tmp_path / "there"
     work.mkdir()
@@ -284,7 +284,7 @@ def test_points_on_their_way_are_shown_where_they_come(coldrise, far, tmp_path):
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
         # A run that has not begun is not known yet.
         wait_until(lambda: (there.call("GET", f"runs/{session}").json or {}).get("state") == "ok", "the session")
-        # The other site is lost: what is missing cannot be read.
+        # The other site is lost: missing content cannot be read.
         copy.kill()
         copy.communicate()
         far.gate.go_on()

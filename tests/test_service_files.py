@@ -126,7 +126,7 @@ def test_file_systems_and_folders_are_listed_in_seconds(service):
         began = time.monotonic()
         assert files(service, "web01/latest") == found
         times.append(time.monotonic() - began)
-    # A thread may stand for a moment, but not each time.
+    # A thread may be blocked for a moment, but not each time.
     next_s = min(times)
     print(f"first listing {first_s:.2f} s, next {next_s:.2f} s")
     assert first_s <= FIRST_LISTING_S * slowness() and next_s <= NEXT_LISTING_S * slowness()
@@ -169,7 +169,7 @@ def test_names_are_bytes_and_harmless(service):
     assert names == ["/etc/deep/a.conf"]
 
 
-def test_downloads_are_whole_and_audited(service, repository):
+def test_downloads_are_complete_and_audited(service, repository):
     point = files(service, "web01/latest")["point"]
     answer = download(service, "web01/latest", path="/etc/fstab")
     assert answer.body.startswith(b"after the power cut\n") and int(answer.headers["Content-Length"]) == len(answer.body)
@@ -190,7 +190,7 @@ def test_downloads_are_whole_and_audited(service, repository):
         f"{point}:vda2/", f"{point}:/etc", f"{point}:/large", f"{point}:/etc/fstab"]
 
 
-def test_what_cannot_be_read_is_said(service):
+def test_unreadable_files_are_reported(service):
     refused(service, address("web01/latest", "/list", system="vdb"), 422, "--key-file")
     refused(service, address("web01/latest", "/list", path="/none"), 404, "/none")
     refused(service, address("web01/latest", "/content", path="/none"), 404, "/none")
@@ -214,7 +214,7 @@ def test_only_operators_read_the_files_of_their_machines(service):
     assert service.call("GET", address("web01/latest", "/list"), token=operator, over="tls", timeout_s=120).status == 200
 
 
-def test_a_client_that_goes_away_ends_the_transfer(service):
+def test_a_disconnected_client_ends_the_transfer(service):
     run, = machines(service)
     with contextlib.closing(service.connection(timeout_s=120)) as connection:
         connection.request("GET", "/api/v1/" + address("web01/latest", "/content", path="/large"))
@@ -251,7 +251,7 @@ def test_the_versions_of_a_file(service):
     assert [state["state"] for state in found["points"]] == ["absent", "absent"]
 
 
-def test_there_are_few_machines_and_the_unused_one_ends(service):
+def test_helper_machines_are_limited_and_idle_ones_end(service):
     for number in range(4):
         found = files(service, f"db01/2026112{number}T100000Z", "/list")
         assert "hello.txt" in entries(found)
@@ -260,7 +260,7 @@ def test_there_are_few_machines_and_the_unused_one_ends(service):
     assert not [run for run in service.get("runs")["runs"] if run["state"] in ("failed", "lost")]
 
 
-def test_volume_groups_say_what_is_wrong_with_them(service):
+def test_damaged_volume_groups_report_the_cause(service):
     systems = {one["name"]: one for one in files(service, "half01/latest")["file_systems"]}
     said = "vg0 lacks a physical volume that is on no disk of this point (vda;"
     assert said in systems["vg0-far"]["note"] and systems["vg0-near"]["note"] is None

@@ -51,7 +51,7 @@ def start(service, name, machines=None):
     return service.post(f"jobs/{name}/start", body, expected=(202,))["runs"]
 
 
-def test_a_schedule_makes_points(service, tmp_path):
+def test_a_schedule_creates_points(service, tmp_path):
     images(tmp_path, "web01", "web02")
     made = service.post("jobs", job(tmp_path, "often", ["web01", "web02"], schedule=["*:*:*"],
                                     retention={"keep_last": 2}))
@@ -86,7 +86,7 @@ def test_two_jobs_on_one_machine_queue_up(service, tmp_path):
     assert len(states) == 6
 
 
-def test_a_failing_source_is_tried_again(service, tmp_path):
+def test_a_failing_source_is_retried(service, tmp_path):
     service.post("jobs", job(tmp_path, "late", ["web01"], retries=5, retry_seconds=1))
     [first] = start(service, "late")
     waiting = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["attempt"] == 2],
@@ -111,7 +111,7 @@ def test_a_failure_without_retries_is_an_alarm(service, tmp_path):
     wait_for(lambda: not service.get("alarms?active=true"), "the alarm ends")
 
 
-def test_what_was_missed_is_made_up_for_once(service, tmp_path):
+def test_missed_runs_are_made_up_once(service, tmp_path):
     images(tmp_path, "web01")
     # None of its runs may begin before the stop: it would outlive the service.
     service.post("jobs", job(tmp_path, "often", ["web01"], schedule=["yearly"]))
@@ -132,7 +132,7 @@ def test_a_window_holds_runs_of_the_schedule(service, tmp_path):
     held = wait_for(lambda: [row for row in service.get("queue")["runs"] if row["reason"]], "a held run")
     assert "window" in held[0]["reason"] and held[0]["state"] == "waiting"
     assert ended(service) == []
-    # By hand it starts at once.
+    # A manual start is immediate.
     [run] = start(service, "night")
     wait_for(lambda: any(r["id"] == run for r in ended(service)), "the run by hand")
     # Cancelled, it does not vanish.
@@ -142,7 +142,7 @@ def test_a_window_holds_runs_of_the_schedule(service, tmp_path):
              "the cancelled run")
 
 
-def test_50_jobs_at_once_run_within_the_limit(service, tmp_path):
+def test_50_concurrent_jobs_respect_the_limit(service, tmp_path):
     machines = [f"m{number:02}" for number in range(50)]
     images(tmp_path, *machines)
     assert service.call("PATCH", "queue", {"parallel": 3}).status == 204
@@ -167,7 +167,7 @@ def test_50_jobs_at_once_run_within_the_limit(service, tmp_path):
     assert most <= 3
 
 
-def test_events_come_at_once(service, tmp_path):
+def test_events_arrive_immediately(service, tmp_path):
     images(tmp_path, "web01")
     service.post("jobs", job(tmp_path, "one", ["web01"]))
     with contextlib.closing(service.connection(timeout_s=60)) as stream:
@@ -176,7 +176,7 @@ def test_events_come_at_once(service, tmp_path):
         [run] = start(service, "one")
         found, deadline = [], time.monotonic() + 60
         while not any(state in ("ok", "failed") for state in found):
-            # The stream itself goes on: it sends comments.
+            # The stream itself stays alive: it sends comments.
             assert time.monotonic() < deadline, found
             line = response.readline().decode()
             if line.startswith("data:"):
@@ -186,7 +186,7 @@ def test_events_come_at_once(service, tmp_path):
         assert found[-1] == "ok"
 
 
-def test_who_may_do_what(service, tmp_path):
+def test_permissions_of_each_role(service, tmp_path):
     images(tmp_path, "web01", "db01")
     service.post("jobs", job(tmp_path, "all", ["web01", "db01"]))
     service.post("jobs", {"name": "clean", "kind": "gc"})
@@ -211,7 +211,7 @@ def test_who_may_do_what(service, tmp_path):
     assert service.get("schedule/days?bounds=0,1,1296000000") == [{"start_ms": 0, "jobs": []}, {"start_ms": 1, "jobs": []}]
 
 
-# Notes, in the service's own transactions, what becomes of each occurrence of the job "often".
+# Records, in the service's own transactions, the outcome of each occurrence of the job "often".
 NOW = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 PROBE = f"""
 CREATE TABLE probe (what, run, machine, at_ms, old_ms, new_ms);
@@ -247,7 +247,7 @@ def check_occurrences(database, machines, every_ms, downtimes, of_job):
         assert old_ms <= at_ms + 1 and old_ms % every_ms == 0, "not before its time"
         assert new_ms == (at_ms // every_ms + 1) * every_ms, "the next one is the next"
         missed = (new_ms - old_ms) // every_ms - 1
-        # At the start the service first looks at what runs.
+        # At the start the service first checks the running processes.
         was_down = any(begin - every_ms <= at_ms and old_ms <= end + every_ms for begin, end in downtimes)
         assert missed == 0 or was_down, f"{missed} left out at {at_ms} though the service ran"
         made_up += missed
@@ -256,7 +256,7 @@ def check_occurrences(database, machines, every_ms, downtimes, of_job):
     return moves, made_up, joined
 
 
-def test_kills_lose_no_run(tmp_path, coldrise, request):
+def test_kills_do_not_lose_runs(tmp_path, coldrise, request):
     """kill -9 of the service at random moments while a schedule and callers start backups."""
     kills = request.config.getoption("--service-kills")
     seed = random.randrange(1 << 32)

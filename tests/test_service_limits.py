@@ -1,4 +1,4 @@
-"""What the service refuses before it costs anything: folders of others, endless requests."""
+"""Requests that the service refuses early: folders of others, endless requests."""
 
 import contextlib
 import gzip
@@ -161,12 +161,12 @@ def test_heads_over_http2_are_limited(service, count, size, status):
     assert done.stdout == f"2 {status}", done.stderr
 
 
-def test_too_many_headers_are_said_to_be(service):
+def test_too_many_headers_are_reported(service):
     refused = service.call("GET", "/healthz", headers={f"X-{number}": "x" for number in range(80)}, over="https")
     assert refused.status == 431 and "64 headers" in refused.json["detail"]
 
 
-def test_a_wrong_field_is_named(service):
+def test_an_invalid_field_is_named(service):
     answer = service.call("POST", "tokens", {"name": "ci", "role": "viewer", "machines": ["web*", 5]})
     assert answer.status == 400
     assert answer.json["detail"] == "machines[1]: invalid type: integer `5`, expected a string"
@@ -174,7 +174,7 @@ def test_a_wrong_field_is_named(service):
     assert missing.json["detail"] == "missing field `role`"
 
 
-def test_long_answers_are_compressed_for_those_who_accept_it(service):
+def test_long_answers_are_compressed_if_accepted(service):
     plain = service.call("GET", "openapi.json", over="https")
     packed = service.call("GET", "openapi.json", headers={"Accept-Encoding": "gzip"}, over="https")
     assert (plain.headers["Content-Encoding"], packed.headers["Content-Encoding"]) == (None, "gzip")

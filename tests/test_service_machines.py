@@ -1,4 +1,4 @@
-"""What the service says of the repository, and the contents of disks that it serves."""
+"""The service's view of the repository, and the contents of disks that it serves."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def names(service, **keywords):
     return [machine["machine"] for machine in service.get("machines", **keywords)]
 
 
-def test_the_api_says_what_the_command_line_says(service, repository):
+def test_the_api_matches_the_command_line(service, repository):
     assert service.get("points") == repository.json("list")
     point = service.get("points")["machines"][1]["points"][0]
     assert service.get(f"machines/web01/points/{point['point']}") == repository.json("show", point["address"])
@@ -59,7 +59,7 @@ def test_the_api_says_what_the_command_line_says(service, repository):
     assert service.get("machines/web01")["points"] == 1
 
 
-def test_the_site_summary_counts_the_machines_that_the_caller_sees(service, repository):
+def test_the_site_summary_counts_only_visible_machines(service, repository):
     site = service.get("site")
     assert (site["machines"], site["protected"], site["proven"], site["copies_behind"]) == (2, 0, 0, None)
     assert site["oldest_machine"] == "db01" and site["available_bytes"] > 0
@@ -70,7 +70,7 @@ def test_the_site_summary_counts_the_machines_that_the_caller_sees(service, repo
     assert (own["machines"], own["oldest_machine"], own["available_bytes"]) == (1, "web01", None)
 
 
-def test_changes_by_others_are_seen_and_reported(service, repository, image):
+def test_concurrent_changes_are_detected_and_reported(service, repository, image):
     repository.backup("new01", vda=image)
     wait_for(lambda: names(service) == ["db01", "new01", "web01"])
     repository.publish("web01/latest", "trial")
@@ -78,16 +78,16 @@ def test_changes_by_others_are_seen_and_reported(service, repository, image):
     assert service.get("sessions/trial")["machine"] == "web01"
 
 
-def test_differences_are_those_of_the_command_line(service, repository, image):
+def test_differences_match_the_command_line(service, repository, image):
     first = service.get("machines/web01/points/latest")["address"]
     with image.open("r+b") as disk:
         disk.seek(3 * MIB)
         disk.write(b"new" * 1000)
     second = repository.backup("web01", vda=image)
     shown = service.get(f"difference?from={first}&to={second}")
-    told = repository.json("diff", first, second)
-    told.pop("elapsed_ms")
-    assert shown == told
+    reported = repository.json("diff", first, second)
+    reported.pop("elapsed_ms")
+    assert shown == reported
     [disk] = shown["disks"]
     assert [(part["offset_bytes"], part["differing_bytes"]) for part in disk["ranges"]] == [(3 * MIB, disk["differing_bytes"])]
     assert service.get(f"difference?from={first}&to={first}")["is_equal"]
@@ -99,7 +99,7 @@ def test_differences_are_those_of_the_command_line(service, repository, image):
 
 
 def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
-    """10,000 changed blocks of 4 KiB, each 16 KiB apart: the answer stays small, and what differs stays exact."""
+    """10,000 changed blocks of 4 KiB, each 16 KiB apart: the answer stays small, and the differences exact."""
     first = repository.backup("big01", vda=Image(256 * MIB).save(tmp_path / "big.raw"))
     with nbdkit().connect(repository.publish(first, "trial")["vda"]) as disk:
         for index in range(10_000):
@@ -112,14 +112,14 @@ def test_many_differences_are_joined(service, repository, nbdkit, tmp_path):
     assert sum(part["differing_bytes"] for part in disk["ranges"]) == disk["differing_bytes"]
 
 
-def test_the_host_says_what_fits(service):
+def test_the_host_reports_its_free_resources(service):
     host = service.get("host", token=service.token("viewer", ["web*"]))
     assert host["processors"] >= 1 and host["machines"] == host["machines_memory_mib"] == 0
     assert 0 < host["fitting_memory_mib"] << 20 < host["available_bytes"] <= host["memory_bytes"]
     assert service.call("GET", "host", token=service.token("backup")).status == 403
 
 
-def test_the_hardware_of_a_point_is_that_of_its_configuration(service, repository, image, tmp_path):
+def test_the_hardware_of_a_point_matches_its_configuration(service, repository, image, tmp_path):
     default = {"cpus": 2, "memory_mib": 2048, "firmware": "bios", "disk_bus": "virtio", "network": "none"}
     assert service.get("machines/web01/points/latest")["hardware"] == default
     configuration = tmp_path / "web01.json"
@@ -129,7 +129,7 @@ def test_the_hardware_of_a_point_is_that_of_its_configuration(service, repositor
     assert service.get("machines/web01/points/latest")["hardware"] == expected
 
 
-def test_a_token_sees_its_machines_only(service, repository):
+def test_a_token_sees_only_its_machines(service, repository):
     repository.publish("db01/latest", "trial")
     token = service.token("operator", ["web*"])
     assert names(service, token=token) == ["web01"]
@@ -146,7 +146,7 @@ def test_a_token_sees_its_machines_only(service, repository):
         assert b"db01" not in answer.body.replace(b"machines/db01", b"") or "db01" in path
     unknown = service.call("GET", "machines/nothere", token=token)
     assert unknown.json["detail"] == "there is no machine nothere"
-    # What concerns all machines is not for it.
+    # Requests about all machines are refused.
     for path in ("repository/space", "repository/damage"):
         assert service.call("GET", path, token=token).status == 403
 
@@ -159,7 +159,7 @@ def test_a_viewer_reads_no_content(service):
 
 
 @pytest.mark.encrypted
-def test_a_backup_stores_no_file_of_others_and_none_of_the_service(service, repository, image, tmp_path):
+def test_a_backup_rejects_files_of_other_users_and_of_the_service(service, repository, image, tmp_path):
     start = {"kind": "backup", "machine": "web01", "disks": {"vda": f"raw:{image}"}}
     limited = service.token("admin", ["web*"])
     assert service.call("POST", "runs", start, token=limited).status == 403
@@ -241,7 +241,7 @@ def test_unknown_names_and_malformed_input_are_problems(service):
     assert missing["kind"] == "not_found" and missing["exit_code"] == 1
 
 
-def test_a_repository_that_is_away_comes_back(service, repository, image):
+def test_an_unreachable_repository_returns(service, repository, image):
     place, away = repository.repository, repository.repository.with_name("away")
     place.rename(away)
     wait_for(lambda: service.call("GET", "machines").status == 503)
@@ -252,7 +252,7 @@ def test_a_repository_that_is_away_comes_back(service, repository, image):
     away.rename(place)
     wait_for(lambda: service.call("GET", "machines").status == 200)
     assert names(service) == ["db01", "later", "web01"]
-    # It is said once all that follows from it is done.
+    # It is logged after all consequences are handled.
     wait_for(lambda: "the repository is back" in service.log)
 
 
@@ -265,7 +265,7 @@ def test_another_repository_in_its_place_is_refused(service, repository, tmp_pat
     shutil.move(other.repository, place)
 
     def is_refused():
-        # At first it may be seen that there is none.
+        # At first it may be seen as missing.
         answer = service.call("GET", "machines")
         return answer.status != 200 and "another repository" in answer.json["detail"]
 

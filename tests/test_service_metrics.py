@@ -86,7 +86,7 @@ def of(machine):
     return (("machine", machine),)
 
 
-def test_the_numbers_are_right(service, coldrise):
+def test_the_numbers_are_correct(service, coldrise):
     found = metrics(service)
     ages = found["coldrise_machine_last_point_timestamp_seconds"]
     assert set(ages) == {of("web01"), of("db01")}
@@ -108,7 +108,7 @@ def test_the_numbers_are_right(service, coldrise):
     assert list(found["coldrise_build_info"].values()) == [1]
 
 
-def test_a_scoped_token_sees_its_machines_only(service):
+def test_a_scoped_token_sees_only_its_machines(service):
     token = service.token("metrics", ["db*"])
     found = metrics(service, token=token, over="https")
     assert set(found["coldrise_machine_last_point_timestamp_seconds"]) == {of("db01")}
@@ -132,7 +132,7 @@ def test_ages_stay_while_the_repository_is_away(service, coldrise):
     assert all(abs(after[key] - before[key]) <= 1 for key in before)
 
 
-def test_the_board_and_the_rules_use_metrics_that_exist():
+def test_the_dashboard_and_the_rules_use_existing_metrics():
     """The source names each metric; the other tests show what it holds."""
     source = (GRAFANA.parents[1] / "server/service/src/metrics.rs").read_text()
     known = set(re.findall(r'"((?:coldrise|process)_[a-z_]+)"', source)) | {"coldrise_build_info"}

@@ -53,7 +53,7 @@ def last_object(done):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_lists_are_the_same_as_on_the_host(remote, coldrise):
+def test_lists_match_those_on_the_host(remote, coldrise):
     coldrise.publish("web01/latest", "trial")
     for arguments in (["list"], ["list", "web01"], ["show", "web01/latest"], ["show", "live/trial"], ["sessions"]):
         there, here = remote("viewer", *arguments), coldrise.run(*arguments)
@@ -115,7 +115,7 @@ def test_errors_have_the_kind_and_exit_code_of_the_command(remote):
         assert refused.returncode == 2 and "not possible over the network" in refused.stderr, arguments
 
 
-def test_wrong_addresses_and_proofs_are_clear(remote, service, tmp_path):
+def test_wrong_addresses_and_proofs_have_clear_errors(remote, service, tmp_path):
     words, environment = remote.command("viewer", "list")
     at = words.index("--server") + 1
 

@@ -1,4 +1,4 @@
-"""Runs over the API: what a list shows to whom, and what killed runs leave."""
+"""Runs over the API: visibility in lists, and the leftovers of killed runs."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ def old_run(service, number, machine):
     (run / "result.json").write_text(json.dumps(result))
 
 
-def test_a_filter_finds_what_lies_behind_the_runs_of_others(service):
+def test_a_filter_finds_runs_beyond_the_first_page(service):
     old_run(service, 0, "db01")
     old_run(service, 1, "db01")
     for number in range(2, 130):
@@ -48,7 +48,7 @@ def test_a_filter_finds_what_lies_behind_the_runs_of_others(service):
 
 @pytest.mark.encrypted
 @pytest.mark.parametrize("own", ["passphrase", "key", "folder", "configuration"])
-def test_a_source_that_became_a_link_to_the_services_files_is_refused(tmp_path, coldrise, own):
+def test_a_source_replaced_by_a_link_to_service_files_is_refused(tmp_path, coldrise, own):
     """Its name was checked when the job was made; its owner has changed it since."""
     folder = tmp_path / "images"
     folder.mkdir()
@@ -74,7 +74,7 @@ def test_a_source_that_became_a_link_to_the_services_files_is_refused(tmp_path, 
         assert service.get("machines") == []
 
 
-def test_a_run_that_cannot_begin_names_its_machine(tmp_path, coldrise):
+def test_a_run_that_cannot_start_names_its_machine(tmp_path, coldrise):
     program = tmp_path / "coldrise"
     program.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
     program.chmod(0o755)
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_begin_names_its_machine(tmp_path, coldrise):
         assert service.get(f"runs/{run_id}", token=scoped, over="https")["state"] == "failed"
 
 
-def test_the_service_removes_what_a_killed_check_left(tmp_path, coldrise, monkeypatch):
+def test_the_service_removes_leftovers_of_a_killed_check(tmp_path, coldrise, monkeypatch):
     temporary = pathlib.Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temporary))
     disk = tmp_path / "disk"
@@ -106,7 +106,7 @@ def test_the_service_removes_what_a_killed_check_left(tmp_path, coldrise, monkey
     try:
         assert any("firmware" in line for line in process.stderr)
         with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
-            # The check lives: nothing of it is touched.
+            # The check is alive: its files are not touched.
             wait_until(lambda: service.get("sessions")["sessions"], "the session of the check")
             assert process.poll() is None and not service.get("runs")["runs"]
         process.kill()

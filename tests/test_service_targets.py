@@ -39,16 +39,16 @@ def test_each_template(service, web):
     (500, "answered 500: said no"), (404, "answered 404"), ("redirect", "redirects are not followed"),
     ("large", "answered 500: xxx"),
 ])
-def test_a_web_server_that_answers_badly(service, behaviour, said):
+def test_invalid_answers_of_a_web_server_are_reported(service, behaviour, said):
     with WebSink(behaviour) as sink:
         result = trial(service, add(service, webhook(sink.url)))
         assert not result["is_ok"] and said in result["text"] and len(result["text"]) < 1000
         assert sink.requests.qsize() == 1, "nothing is followed or repeated"
 
 
-def test_servers_that_hang_and_ports_that_are_closed(service):
+def test_hanging_servers_and_closed_ports(service):
     with WebSink("hang") as sink, MailSink("hang") as mail, socket.socket() as closed:
-        # Nobody else gets it, and nobody listens.
+        # The port is taken, and has no listener.
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         started = time.monotonic()
@@ -60,13 +60,13 @@ def test_servers_that_hang_and_ports_that_are_closed(service):
         assert time.monotonic() - started < 30
 
 
-def test_a_mail_says_what_to_do(service, jobs):
+def test_a_mail_contains_advice(service, jobs):
     with MailSink() as sink:
         add(service, smtp(sink.port))
         service.call("PUT", "notifications/settings", {"public_url": "https://backup.example/"})
         jobs.add("nightly", ["web01"])
         jobs.run("nightly")
-        # The job's alarm may come first.
+        # The job's alarm may arrive first.
         subject = "[Coldrise] fail: backup of web01 failed (job nightly)"
         mails = (email.message_from_bytes(sink.mails.get(timeout=30), policy=email.policy.default) for _ in range(2))
         mail = next(mail for mail in mails if mail["Subject"] == subject)
@@ -83,7 +83,7 @@ def peak_bytes(service):
 
 
 @pytest.mark.parametrize("behaviour", ["refuse", "garbage", "endless", "line"])
-def test_a_mail_server_that_answers_badly(service, behaviour):
+def test_invalid_answers_of_a_mail_server_are_reported(service, behaviour):
     with MailSink(behaviour) as sink:
         before = peak_bytes(service)
         started = time.monotonic()
@@ -93,7 +93,7 @@ def test_a_mail_server_that_answers_badly(service, behaviour):
         assert time.monotonic() - started < 20 and peak_bytes(service) - before < 16 << 20
 
 
-def test_a_password_goes_over_tls_only(tmp_path, coldrise):
+def test_passwords_are_sent_over_tls_only(tmp_path, coldrise):
     run("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "ca.key", "-x509",
         "-out", tmp_path / "ca.pem", "-subj", "/CN=authority")
     run("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key.pem",
@@ -116,13 +116,13 @@ def test_a_password_goes_over_tls_only(tmp_path, coldrise):
         # A server without STARTTLS gets neither mail nor password.
         refused = trial(service, add(service, smtp(plain.port, **login)))
         assert not refused["is_ok"] and not any("AUTH" in line for line in plain.log)
-        # A certificate that nobody knows is refused.
+        # An unknown certificate is refused.
         address = {**smtp(sink.port, **login), "name": "by address"}
         address["way"]["host"] = "127.0.0.1"
         assert "certificate" in trial(service, add(service, address))["text"]
 
 
-def test_sendmail_gets_its_words_one_by_one(tmp_path):
+def test_sendmail_gets_separate_arguments(tmp_path):
     program = tmp_path / "sendmail"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words\ncat > {tmp_path}/mail\n'
                        f'[ ! -e {tmp_path}/broken ] || {{ echo "no queue" >&2; exit 75; }}\n')
@@ -139,7 +139,7 @@ def test_sendmail_gets_its_words_one_by_one(tmp_path):
         assert not result["is_ok"] and "no queue" in result["text"]
 
 
-def test_secrets_are_never_returned_and_stay_with_their_server(service):
+def test_secrets_are_never_returned_and_bound_to_their_server(service):
     settings = webhook("https://hooks.example.org/T/B/secretpath", "slack")
     settings["way"]["token"] = "secrettoken"
     made = add(service, settings)

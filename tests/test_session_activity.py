@@ -1,4 +1,4 @@
-"""What clients do with the disks of served sessions: counts, sources, heat maps, events."""
+"""Client activity on the disks of served sessions: counts, sources, heat maps, events."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def hot(heat_map, kind):
     return {index: count for index, count in enumerate(heat_map[kind]) if count}
 
 
-def test_the_counts_are_those_of_the_requests(service, two_disks, nbdkit):
+def test_the_counts_match_the_requests(service, two_disks, nbdkit):
     server = nbdkit()
     before = time.time() * 1000
     with server.connect(two_disks["vda"]) as vda, server.connect(two_disks["vdb"]) as vdb:
@@ -82,7 +82,7 @@ def test_the_counts_are_those_of_the_requests(service, two_disks, nbdkit):
             "from_captured_bytes": 20 * KIB,
             "zero_bytes": 8 * KIB + 512,
         }
-        # The other disk's chunk is the same: another disk counts by itself, the cache is one.
+        # The other disk's chunk is the same: each disk has its own counts, the cache is shared.
         assert (of_vdb["read"]["operations"], of_vdb["read"]["bytes"]) == (1, KIB)
         assert of_vdb["write"]["operations"] == of_vdb["flush"]["operations"] == 0
         for activity in (of_vda, of_vdb):
@@ -117,7 +117,7 @@ def test_the_counts_are_those_of_the_requests(service, two_disks, nbdkit):
         assert "activity" not in service.get("sessions")["sessions"][0]["disks"][0]
 
 
-def test_show_and_its_json_have_the_totals(coldrise, live, nbdkit):
+def test_show_and_its_json_contain_the_totals(coldrise, live, nbdkit):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         handle.pread(4 * KIB, 0)
@@ -133,7 +133,7 @@ def test_a_seal_neither_resets_the_counts_nor_adds_to_them(coldrise, service, li
         before = disks(session(service, ""))["vda"]
         coldrise.json("seal", "trial")
         assert disks(session(service, ""))["vda"] == before
-        # What was sealed is captured all the same.
+        # Sealed writes still count as captured.
         handle.pread(4 * KIB, 0)
         assert disks(session(service, ""))["vda"]["from_captured_bytes"] == 4 * KIB
 
@@ -263,7 +263,7 @@ def recorded(path):
         return client.makefile("rb").readline()
 
 
-def test_answers_of_others_are_not_believed(coldrise, service, live, nbdkit):
+def test_forged_answers_are_ignored(coldrise, service, live, nbdkit):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         path = socket_of(coldrise)
@@ -296,7 +296,7 @@ def test_answers_of_others_are_not_believed(coldrise, service, live, nbdkit):
         assert session(service)["server"]
 
 
-def test_a_bad_question_disturbs_nothing(coldrise, service, live, nbdkit):
+def test_an_invalid_request_has_no_side_effects(coldrise, service, live, nbdkit):
     with nbdkit().connect(live) as handle:
         path = socket_of(coldrise)
         for question in (b"\n", b'"everything"\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n", b""):
@@ -336,7 +336,7 @@ def is_activity(event):
     return event.get("type") == "activity"
 
 
-def test_activity_is_sent_while_it_changes(coldrise, service, live, nbdkit, image, tmp_path):
+def test_activity_changes_are_sent(coldrise, service, live, nbdkit, image, tmp_path):
     with nbdkit().connect(live) as handle:
         handle.pwrite(b"w" * 4 * KIB, 0)
         with events(service) as following:
@@ -384,5 +384,5 @@ def test_other_users_get_no_activity(service, coldrise, live, nbdkit, image, tmp
             handle.pwrite(b"w", 0)
             assert following(is_activity)["session"] == "trial"
         coldrise.backup("db01", vda=image.save(tmp_path / "db.raw"))
-        told = hidden(lambda event: is_activity(event) or event.get("machine") == "db01")
-        assert told["type"] == "machine"
+        received = hidden(lambda event: is_activity(event) or event.get("machine") == "db01")
+        assert received["type"] == "machine"

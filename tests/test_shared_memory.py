@@ -65,7 +65,7 @@ def test_a_server_continues_when_shared_memory_is_full(coldrise, scattered, nbdk
             assert reading.pread(BLOCK, 0) == content(0, 9)
             write_all(handle, 1)
             assert_all(handle, 1)
-            # What it had is a part of the map from now on: refused, never shown.
+            # Its content is a part of the map from now on: refused, never shown.
             with pytest.raises(nbd.Error):
                 reading.pread(BLOCK, (GROUPS - 1) * GROUP_BYTES)
         refused(reader, live)
@@ -87,7 +87,7 @@ def test_a_server_continues_when_shared_memory_is_full(coldrise, scattered, nbdk
     assert done.returncode == 0, done.stdout + done.stderr
     sealed = json.loads(done.stdout.splitlines()[-1])["address"]
     assert sealed == f"{address}+1"
-    # Where there is room all of it is shared again.
+    # With enough space all of it is shared again.
     writing, reading = nbdkit(), nbdkit(options=["--readonly"])
     with writing.connect(live) as handle, reading.connect(live) as other:
         write_all(handle, 4)
@@ -109,7 +109,7 @@ def test_a_server_without_memory_for_its_map_reports_it(scattered, nbdkit, small
     assert server.process.poll() is None
 
 
-def test_verify_names_what_only_the_server_can_read_and_continues(coldrise, scattered, nbdkit, small):
+def test_verify_names_unreadable_files_and_continues(coldrise, scattered, nbdkit, small):
     _, live = scattered
     server = nbdkit(wrap=small.command)
     with server.connect(live) as handle:

@@ -1,4 +1,4 @@
-"""What may run beside a writer, what may not, and a repository that was copied."""
+"""Commands that may run during a write, those that may not, and a copied repository."""
 
 import fcntl
 import json
@@ -37,7 +37,7 @@ def writer(coldrise, live):
     ["fold"],
     ["repair"],
 ])
-def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, tmp_path):
+def test_a_second_writer_is_refused_immediately(coldrise, writer, point, arguments, tmp_path):
     image = str(tmp_path / "vda.raw")
     arguments = [a.replace("POINT", point).replace("IMAGE", image) for a in arguments]
     started = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_second_writer_is_refused_at_once(coldrise, writer, point, arguments, 
     assert time.monotonic() - started < 10, "it does not wait"
 
 
-def test_all_other_commands_work_beside_a_writer(coldrise, writer, point, image, nbdkit, tmp_path):
+def test_all_other_commands_work_during_a_write(coldrise, writer, point, image, nbdkit, tmp_path):
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         handle.pwrite(b"x" * 4096, 0)
         handle.flush()
@@ -79,7 +79,7 @@ def is_locked(path):
 
 
 def stopped_verify(coldrise):
-    """A verify that has noted what it is about to read, and stands still; None where it was
+    """A verify that has listed its reads, and is stopped; None where it was
     too quick."""
     leases = coldrise.repository / "leases"
     before = set(leases.iterdir())
@@ -97,7 +97,7 @@ def stopped_verify(coldrise):
     verify.send_signal(signal.SIGSTOP)
     if verify.poll() is None:
         os.waitid(os.P_PID, verify.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    # Not in the moment in which everybody else has to wait for it.
+    # Not while all others have to wait for it.
     if verify.poll() is None and not is_locked(leases / "lock"):
         return verify
     assert_clean(verify)
@@ -111,8 +111,8 @@ def assert_clean(verify):
     assert json.loads(output.splitlines()[-1])["is_clean"]
 
 
-def test_verify_finds_no_damage_in_what_changes_beside_it(coldrise, live, image, nbdkit, tmp_path):
-    """What it has set out to read is deleted, moved and added to before it is read."""
+def test_verify_ignores_concurrent_changes(coldrise, live, image, nbdkit, tmp_path):
+    """The data to verify is deleted, moved and extended before it is read."""
     with nbdkit() as server, server.connect(live) as handle:
         handle.pwrite(b"x" * MIB, 2 * MIB)
         handle.flush()
@@ -132,7 +132,7 @@ def test_verify_finds_no_damage_in_what_changes_beside_it(coldrise, live, image,
 
     def forget_and_gc():
         coldrise.json("forget", saved["forgotten"])
-        # The verify holds it; what it has read goes with the next one.
+        # The verify leases it; the next gc removes the data.
         assert coldrise.json("gc")["chunks_deleted"] == 0
 
     def fold():

@@ -16,8 +16,8 @@ def acme(coldrise, tmp_path):
     return functools.partial(store, coldrise, tmp_path)
 
 
-def test_boot_starts_a_loader_that_no_variable_names(coldrise, acme):
-    """The loader turns the machine off; the firmware's shell would wait for ever."""
+def test_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
+    """The loader turns the machine off; the firmware's shell would never end."""
     first = coldrise.run("boot", acme(), "--name", "one")
     assert first.returncode == 0 and "acme login" in first.stdout, first.stderr
     assert r"the machine starts \EFI\acme\grubx64.efi of vda" in first.stderr
@@ -29,9 +29,9 @@ def test_boot_starts_a_loader_that_no_variable_names(coldrise, acme):
 
 
 def interrupted(coldrise, address, *options):
-    """What a boot has said until its loader's prompt; then it is ended."""
+    """The output of a boot until its loader's prompt; then it is ended."""
     booting = coldrise.start("boot", address, *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    # The firmware's shell would wait for ever.
+    # The firmware's shell would never end.
     overdue = threading.Timer(120, booting.kill)
     overdue.start()
     said = ""
@@ -51,12 +51,12 @@ def test_an_interrupted_boot_keeps_the_variables(coldrise, acme):
     assert "firmware variables" not in interrupted(coldrise, "live/one")
 
 
-def test_check_boot_starts_a_loader_that_no_variable_names(coldrise, acme):
+def test_check_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
     checked = coldrise.json("check-boot", acme(end="sleep 3600"))
     assert checked["verdict"] == "ok" and checked["rungs"][-1]["rung"] == "login", checked
 
 
-def test_a_fallback_loader_needs_no_entry_and_a_missing_one_is_said(coldrise, acme, tmp_path):
+def test_a_fallback_loader_works_without_an_entry_and_a_missing_one_is_reported(coldrise, acme, tmp_path):
     booted = coldrise.run("boot", acme("/EFI/BOOT/BOOTX64.EFI"))
     assert booted.returncode == 0 and "acme login" in booted.stdout, booted.stderr
     assert "variables" not in booted.stderr

@@ -136,7 +136,7 @@ def site(make_site):
 
 @pytest.fixture
 def served(site, nfs):
-    """The same beside an NFS server: commands end when the machine runs."""
+    """The same with an existing NFS server: commands end when the machine runs."""
     site.nfs = nfs("--versions", "3", "--idle", "1")
     return site
 
@@ -159,7 +159,7 @@ def test_a_machine_runs_from_the_datastore_and_is_undone(make_site, mount, image
     assert machine["addresses"] == ["00:0c:29:00:00:01"], "the card is the same otherwise"
     assert machine["path"] == f"[{DATASTORE}] {SESSION}/{SESSION}.vmx"
     assert seen["sessions"] == before, "each command logs out"
-    # What the hosts mount are our files.
+    # The hosts mount our files.
     root = nfs3.mount(site.vcenter.network, path)
     with nfs3.Nfs(site.vcenter.network) as client:
         assert b"vda.vmdk" in client.read_all(client.walk(root, f"{SESSION}/{SESSION}.vmx"))
@@ -191,7 +191,7 @@ def test_the_command_may_be_killed_at_each_step(served):
         doctor = served.coldrise.run("doctor").stdout
         assert f"session {SESSION}" in doctor and "coldrise recover live/" in doctor, (step, doctor)
         if times % 2:
-            # Either it goes on ...
+            # Either it continues ...
             again = served.json(*served.recovery(address=f"live/{SESSION}", host=None))
             assert again["state"] == "running"
             seen = served.vcenter.look()
@@ -201,7 +201,7 @@ def test_the_command_may_be_killed_at_each_step(served):
         assert served.is_clean(), step
 
 
-def test_questions_are_answered_by_the_wish(served):
+def test_questions_of_vcenter_are_answered_as_requested(served):
     served.vcenter.order("question")
     served.json(*served.recovery())
     assert served.vcenter.answered() == ["1"], "moved: the UUID stays"
@@ -213,7 +213,7 @@ def test_questions_are_answered_by_the_wish(served):
     assert served.is_clean()
 
 
-def test_faults_leave_nothing_and_say_what_to_do(served):
+def test_faults_leave_nothing_and_give_advice(served):
     vcenter = served.vcenter
     wrong = vcenter.folder / "wrong"
     wrong.write_text("wrong", encoding="utf-8")
@@ -233,7 +233,7 @@ def test_faults_leave_nothing_and_say_what_to_do(served):
         assert said in message, message
         vcenter.order("clear")
         assert served.is_clean(), message
-    # Without the certificate nobody is told the password.
+    # Without the certificate the password is not sent.
     access = ["--user", USER, "--password-file", vcenter.password_file]
     message = served.refused("recover", served.address, "--to", f"vcenter:{vcenter.server}", "--host", HOST, *access)
     assert "--certificate" in message, message
@@ -267,7 +267,7 @@ def test_a_pinned_certificate(served):
         assert served.is_clean()
 
 
-def test_cleaning_up_that_fails_can_be_repeated(served):
+def test_a_failed_cleanup_can_be_repeated(served):
     vcenter = served.vcenter
     vcenter.order("fault", "PowerOnVM_Task", "InsufficientHostCapacityFault")
     vcenter.order("fault", "UnregisterVM", "NoPermission")
@@ -279,16 +279,16 @@ def test_cleaning_up_that_fails_can_be_repeated(served):
     vcenter.order("clear")
     served.undo()
     assert served.is_clean()
-    # An undo that has switched the machine off and goes no further.
+    # An undo that stops after switching the machine off.
     served.json(*served.recovery())
     vcenter.order("fault", "UnregisterVM", "NoPermission")
     assert "lacks the privilege" in served.refused("recover", f"live/{SESSION}", "--undo")
-    for told in (served.coldrise.run("doctor").stdout, served.coldrise.run("sessions").stdout):
-        assert "was not completed" in told and f"live/{SESSION} --undo" in told, told
+    for output in (served.coldrise.run("doctor").stdout, served.coldrise.run("sessions").stdout):
+        assert "was not completed" in output and f"live/{SESSION} --undo" in output, output
     vcenter.order("clear")
     served.undo()
     assert served.is_clean()
-    # The server is gone for good.
+    # The server is gone permanently.
     served.json(*served.recovery())
     vcenter.order("fault", "Login", "InvalidLogin")
     assert "password is wrong" in served.refused("recover", f"live/{SESSION}", "--undo")
@@ -296,7 +296,7 @@ def test_cleaning_up_that_fails_can_be_repeated(served):
     assert served.sessions() == [] and not undone["machine_ended"]
 
 
-def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
+def test_the_nfs_server_of_the_command_ends_and_restarts(site):
     process, _ = site.recover()
     process.send_signal(signal.SIGTERM)
     assert end_of(process)["state"] == "stalled"
@@ -310,15 +310,15 @@ def test_the_nfs_server_of_the_command_ends_and_goes_on(site):
     assert site.is_clean()
 
 
-def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site):
+def test_the_nfs_server_of_a_killed_command_does_not_count_as_running(site):
     process, _ = site.recover()
     ganesha, = [child for child in children(process.pid) if name_of(child) == "ganesha.nfsd"]
     # It cannot end yet, and listens.
     with stopped(ganesha):
         process.kill()
         process.communicate()
-        for told in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
-            assert "no NFS server serves the disks of web01-recovered" in told, told
+        for output in (site.coldrise.run("doctor").stdout, site.coldrise.run("sessions").stdout):
+            assert "no NFS server serves the disks of web01-recovered" in output, output
         again = site.start(*site.recovery(address=f"live/{SESSION}", host=None))
         says(again, "another server listens on 127.0.0.1:2049; waiting")
     event = json.loads(again.stdout.readline())
@@ -331,7 +331,7 @@ def test_the_nfs_server_of_a_killed_command_is_not_taken_for_a_running_one(site)
     assert end_of(again)["state"] == "undone" and site.is_clean()
 
 
-def test_a_foreign_server_is_not_taken_for_ours(site, tmp_path):
+def test_a_foreign_server_is_not_mistaken_for_ours(site, tmp_path):
     listening = "import socket\ns = socket.create_server(('127.0.0.1', 2049))\nprint('', flush=True)\nwhile True: s.accept()"
     foreign = site.vcenter.network.command(sys.executable, "-c", listening)
     foreign = subprocess.Popen(foreign, stdout=subprocess.PIPE)
@@ -345,7 +345,7 @@ def test_a_foreign_server_is_not_taken_for_ours(site, tmp_path):
     assert site.is_clean() and "RegisterVM_Task" not in site.vcenter.calls()
 
 
-def test_the_nfs_server_goes_on_for_other_machines(site):
+def test_the_nfs_server_keeps_running_for_other_machines(site):
     vmx = site.vcenter.folder / "empty"
     vmx.touch()
     site.vcenter.make_datastore_folder("second", "second", vmx)
@@ -381,7 +381,7 @@ def test_a_machine_moves_to_a_datastore(served, tmp_path):
     assert "runs on session" in served.coldrise.run("sessions").stdout
 
 
-def test_a_killed_move_is_followed_and_finished(served):
+def test_a_killed_move_is_resumed_and_completed(served):
     vcenter, live = served.vcenter, f"live/{SESSION}"
     served.json(*served.recovery())
     vcenter.order("hold", "RelocateVm")
@@ -391,7 +391,7 @@ def test_a_killed_move_is_followed_and_finished(served):
     process.communicate()
     assert "being moved" in served.refused("recover", live, "--undo")
     assert "follows it" in served.refused(*served.recovery(address=live, host=None))
-    # The copy is complete, but what follows fails at first.
+    # The copy is complete, but the next step fails at first.
     vcenter.order("fault", "RemoveDatastore", "HostConfigFault")
     process = served.start("move", live)
     says(process, "following that")
@@ -434,7 +434,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_vcenter(served, tmp_path):
     assert f"session {SESSION} is kept: coldrise recover {live} --undo" in messages
     served.undo()
     assert served.is_clean()
-    # One that answers, but waits for somebody: the machine is taken back.
+    # One that answers, but waits for an answer: the machine is removed again.
     vcenter.order("hold", "PowerOn")
     process = served.start(*served.recovery())
     vcenter.wait_for("PowerOnVM_Task", 2)

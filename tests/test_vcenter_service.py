@@ -163,7 +163,7 @@ def test_commands_name_servers_over_the_network(service, vcenter, nfs, tmp_path,
     assert "vcenter:vc01" in other.stdout, other.stdout
 
 
-def test_passwords_stay_with_their_server(service, vcenter):
+def test_passwords_are_bound_to_their_server(service, vcenter):
     added = put(service, "vc01", settings(vcenter))
     assert added["has_password"] and "password" not in added and PASSWORD not in json.dumps(service.get("hypervisors"))
     path, = secrets(service)
@@ -177,7 +177,7 @@ def test_passwords_stay_with_their_server(service, vcenter):
         assert "password: give it" in put(service, "vc01", {**kept, **change}, 400)["detail"]
     put(service, "vc01", {**settings(vcenter), "address": "127.0.0.1:1", "password": "other"})
     assert not path.exists() and [found.read_text() for found in secrets(service)] == ["other"]
-    # Lost, such as by a kill in between: said, and nothing is started.
+    # Lost, such as by a kill in between: this is reported, and nothing is started.
     secrets(service)[0].unlink()
     tested = service.post("hypervisors/vc01/test", {})
     assert not tested["last_test"]["is_ok"] and "password" in tested["last_test"]["text"]
@@ -199,7 +199,7 @@ def test_passwords_stay_with_their_server(service, vcenter):
     no_password_anywhere(service)
 
 
-def test_what_is_wrong_is_said(service, vcenter):
+def test_wrong_settings_are_reported(service, vcenter):
     good = settings(vcenter)
     for change, said in [
         ({"address": "vc01/sdk"}, "HOST"), ({"address": "[::1"}, "HOST"), ({"address": "vc01:99999"}, "HOST"),

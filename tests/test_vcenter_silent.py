@@ -1,4 +1,4 @@
-"""recover --to vcenter at servers that accept connections and are no vCenter."""
+"""recover --to vcenter at servers that accept connections but are not a vCenter."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ import time
 
 from support.certificates import make_certificates
 
-# Of the first answer; and the start of the program on a busy machine.
+# The limit of the first answer, and the start of the program on a busy machine.
 LIMIT_S = 15 + 15
 
 
@@ -87,8 +87,8 @@ SAID = [
 ]
 
 
-def test_servers_that_are_not_vcenters_are_left_soon(coldrise, tmp_path):
-    """All at once: each takes as long as the first request may."""
+def test_servers_other_than_vcenter_are_left_early(coldrise, tmp_path):
+    """All concurrently: each takes as long as the first request may."""
     disk = tmp_path / "disk.raw"
     disk.write_bytes(bytes(1 << 20))
     coldrise.backup("web01", vda=disk)

@@ -1,5 +1,5 @@
 """Moves the disk of a machine that runs on a session to a new qcow2 file, beside `qemu-img convert` of the same
-export. The machine is a QEMU whose processors stand still; requests through its virtio disk stand for the guest's."""
+export. The machine is a QEMU whose processors are stopped; requests through its virtio disk replace the guest's."""
 
 from __future__ import annotations
 

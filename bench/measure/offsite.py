@@ -27,11 +27,11 @@ _DATABASE, _DATABASE_LATER = "cold", "after more transactions"
 _SPENT = "sent per changed byte, 1 % changed by 16 KiB writes"
 _PACKETS = "packets on the line per MiB of the disk"
 _CYCLES = "processor cycles per byte of the disk"
-# Of the guest's disk, cold: enough to fill the line for a quarter of a minute.
+# The part of the guest's disk that is read cold: enough to fill the line for a quarter of a minute.
 _COPIED_BYTES = 256 * MIB
 _DATABASE_MIB = 512
 _WRITE_BYTES = 16 << 10
-# What packets of 1,500 bytes have of content.
+# The share of content in packets of 1,500 bytes.
 _CONTENT_SHARE = 1448 / 1500
 # Of the paper's best run: 89 % of the packets were saved. And a third of what another paper's chain takes, 363 cycles.
 _MOST_PACKETS, _MOST_CYCLES = 0.11, 121

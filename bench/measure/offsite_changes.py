@@ -1,4 +1,4 @@
-"""What small changes cost on the line, and what is sent twice when it is cut again and again."""
+"""The cost of small changes on the line, and the data that is sent twice if the line is cut repeatedly."""
 
 from __future__ import annotations
 

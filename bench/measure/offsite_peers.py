@@ -155,7 +155,7 @@ def _zstd(_setting: Setting, line: Line, folder: Path, disk: Path, change: Calla
             if is_later:
                 change()
             there = shlex.join([*client, f"zstd -q -d -f -o {copy}"])
-            # It knows nothing of what is there: all is sent again.
+            # It does not know the existing content: all is sent again.
             pipe = ["bash", "-o", "pipefail", "-c", f"zstd -q -3 -T2 -c {disk} | {there}"]
             times.append(_timed(lambda: ended(line.near, pipe, {})))
         _same(disk, copy)

@@ -1,4 +1,4 @@
-"""Four first backups of four machines at once, against the same four in turn.
+"""Four concurrent first backups of four machines, against the same four in turn.
 
 Half of each disk is the same on all of them. Wall times from the start of the first
 command to the end of the last one; the images are in the page cache.

@@ -1,6 +1,6 @@
 """Random requests to a session's disk over SMB and iSCSI, against the same smbd and tgtd on a plain raw file.
 
-Cold: nothing of the disk is in memory, and the server has just started. Warm: everything was read once before.
+Cold: no part of the disk is in memory, and the server has just started. Warm: everything was read once before.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Condition:
-    """What is wrong with a line."""
+    """The disturbances of a line."""
 
     round_trip_ms: float
     loss: float
@@ -44,7 +44,7 @@ USUAL, LOSSY, LONG = Condition(50.0, 0.001), Condition(50.0, 0.01), Condition(20
 
 @dataclass(frozen=True)
 class Passed:
-    """What one command took."""
+    """The time and bytes of one command."""
 
     elapsed_s: float
     out: Counters

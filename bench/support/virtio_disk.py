@@ -1,6 +1,6 @@
-"""Requests to a virtio disk of a QEMU whose processors stand still, in the guest's place.
+"""Requests to a virtio disk of a QEMU with stopped processors, in place of the guest.
 
-They come through the device, so QEMU counts them as the machine's own. QEMU's qtest socket stands for the processor:
+They come through the device, so QEMU counts them as the machine's own. QEMU's qtest socket replaces the processor:
 its commands write the machine's memory and ports. The device is driven as by a legacy driver, one request at a time.
 """
 

@@ -5,7 +5,7 @@
 #   build.sh INIT KERNEL INITRD
 #
 # INIT is our static program; KERNEL and INITRD are the files to make. The packages come from this machine's apt sources
-# and are kept in build/files/packages. Nothing is installed; it needs no root.
+# and are kept in build/files/packages. Nothing is installed; it runs without root.
 set -euo pipefail
 
 [ $# = 3 ] || { echo "usage: build.sh INIT KERNEL INITRD" >&2; exit 2; }
@@ -36,7 +36,7 @@ fetch() {
         [ -f "$file" ] || printf '%s\n' "$name"
         printf '%s\n' "$file" >>"$work/files"
     done <"$work/wanted" >"$work/missing"
-    # As root, apt warns that it cannot give up its rights here.
+    # As root, apt warns that it cannot drop its privileges here.
     [ ! -s "$work/missing" ] || xargs -d '\n' apt-get download -q <"$work/missing" 2>"$work/messages" >&2 ||
         { cat "$work/messages" >&2; exit 1; })
 }

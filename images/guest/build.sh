@@ -46,7 +46,7 @@ check_machine() {
 
 # The files among this machine's apt sources that name Debian's own archive (or the
 # mirror that stands in for it here): mmdebstrap takes them whole, keys and options
-# included, and so reaches whatever this machine reaches.
+# included, and so reaches everything that this machine reaches.
 debian_sources() {
     apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(ORIGIN) $(SOURCESENTRY)' |
         awk -v suite="$suite" '

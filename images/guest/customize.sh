@@ -39,10 +39,10 @@ chroot "$root" systemctl --root=/ --quiet mask \
     modprobe@configfs.service modprobe@drm.service modprobe@efi_pstore.service \
     modprobe@fuse.service modprobe@dm_mod.service modprobe@loop.service \
     proc-sys-fs-binfmt_misc.automount
-# Without systemd-user-sessions.service nobody would lift this ban on logins.
+# Without systemd-user-sessions.service this ban on logins stays.
 mkdir -p "$root/etc/tmpfiles.d"
 ln -s /dev/null "$root/etc/tmpfiles.d/systemd-nologin.conf"
-# Of the generators only the one for fstab is of use here.
+# Only the generator for fstab is needed here.
 mkdir -p "$root/etc/systemd/system-generators"
 for generator in "$root"/usr/lib/systemd/system-generators/*; do
     name=${generator##*/}

@@ -24,7 +24,7 @@ class Harmless:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The folder of a case, beside a file that no command names."""
+    """The folder of a case, next to a file that no command names."""
 
     folder: pathlib.Path
     secret: pathlib.Path
@@ -53,7 +53,7 @@ class Case:
     arguments: tuple[str, ...] = ()
 
     def write(self, base: pathlib.Path) -> pathlib.Path:
-        """Writes the image into base/NAME, and the secret beside it."""
+        """Writes the image into base/NAME, and the secret next to it."""
         secret = base / "secret"
         if not secret.exists():
             secret.write_bytes(SECRET * 40000)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the Debian package from the built programs. Needs no root.
+# Builds the Debian package from the built programs. Runs without root.
 #
 #   build.sh OUTPUT.deb VERSION
 #

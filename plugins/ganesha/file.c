@@ -192,7 +192,7 @@ static fsal_openflags_t status2(struct fsal_obj_handle *obj,
 	return state_fd(state)->openflags;
 }
 
-/* The global open of a file; there is none. */
+/* The global open of a file; unsupported. */
 static fsal_status_t close_global(struct fsal_obj_handle *obj)
 {
 	(void) obj;

@@ -1,6 +1,6 @@
 /* FSAL_COLDRISE: reading, writing, committing.
  *
- * Answers from memory at once: another thread costs more than a read.
+ * Answers from memory immediately: another thread costs more than a read.
  * Requests that wait run on a thread of the library (docs/decisions/0016).
  */
 
@@ -165,7 +165,7 @@ static void read2(struct fsal_obj_handle *obj, bool bypass,
 		if (coldrise_node_run_later(handle->node, read_waiting,
 					    waiting) == 0)
 			return;
-		/* There is no room for another waiting request. */
+		/* No space for another waiting request. */
 		gsh_free(waiting);
 		read_all(handle, arg, 0, &status);
 	}

@@ -62,7 +62,7 @@ fsal_status_t coldrise_failed(const char *what)
 		return fsalstat(ERR_FSAL_STALE, err);
 	case EBUSY:
 		/* Another process writes the session. Clients would retry
-		 * forever if the answer were to come back later.
+		 * forever if the answer arrived later.
 		 */
 		return fsalstat(ERR_FSAL_ACCESS, err);
 	case EOPNOTSUPP:

@@ -33,7 +33,7 @@ $(NBDKIT_PRELOAD): plugins/nbdkit/preload.c
 # the top Makefile's build, so that nothing is compiled twice.
 RELEASE_PACKAGES ?= --package coldrise-cli --package coldrise-service --package coldrise-capi
 
-# cargo knows best whether the library is up to date, and is quick to say so.
+# cargo decides quickly whether the library is up to date.
 .PHONY: capi-library
 capi-library:
 	$(CARGO) build --release --locked --quiet $(RELEASE_PACKAGES)

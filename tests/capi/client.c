@@ -1,4 +1,4 @@
-/* A C program on the C ABI: what the header promises, seen from outside.
+/* A C program on the C ABI: the promises of the header, checked from outside.
  *
  * usage: client REPOSITORY PASSPHRASE-FILE MACHINE/POINT/DISK live/SESSION/DISK
  *

@@ -24,7 +24,7 @@
 #define TIMEOUT_MS 60000
 /* Largest handle that ESXi takes. */
 #define MOST_HANDLE 56
-/* What ESXi reads of a small file, whatever its size. */
+/* ESXi's reads of a small file of any size. */
 #define SMALL_READ 0x200
 #define LOCK_BYTES 84
 #define HEARTBEATS 20
@@ -400,7 +400,7 @@ mount (const char *server, const char *export)
   return answer.handle;
 }
 
-/* What is asked for once, when the datastore is added. */
+/* Requests that are sent once, when the datastore is added. */
 static void
 check_datastore (struct rpc_context *host, struct handle root)
 {
@@ -446,7 +446,7 @@ check_lock (struct rpc_context *host, struct rpc_context *other,
   return lock;
 }
 
-/* A configuration is written beside the old one and renamed over it. */
+/* A configuration is written to a new file and renamed over the old one. */
 static void
 check_configuration (struct rpc_context *host, struct rpc_context *other,
                      struct handle folder)

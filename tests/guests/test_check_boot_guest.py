@@ -45,7 +45,7 @@ def check_guest(guests, address, *options):
     return check(guests, address, "--memory", "512M", "--cpus", "1", "--time-limit", "5m", *options)
 
 
-def test_a_good_guest_reaches_its_login_and_its_service(guests, tmp_path):
+def test_a_healthy_guest_reaches_its_login_and_its_service(guests, tmp_path):
     address = guests.changed("good", [
         f"mkdir {UNITS}/sockets.target.wants",
         f"symlink {UNITS}/sockets.target.wants/answer.socket {UNITS}/answer.socket"], {
@@ -77,8 +77,8 @@ def test_a_kernel_panic_is_a_failure(guests):
     assert any("Kernel panic" in line for line in checked["serial_tail"])
 
 
-# In place of systemd. It answers as an agent does, and speaks at a question that was asked after its last answer was heard:
-# it is asked again after three seconds.
+# In place of systemd. It answers as an agent does, and only to a request that was sent after its last answer was read:
+# the request is repeated after three seconds.
 PORTS = """#!/bin/bash
 mount -t devtmpfs devtmpfs /dev
 modprobe virtio_console
@@ -103,7 +103,7 @@ done
 """
 
 
-def test_a_machine_speaks_over_its_ports(guests):
+def test_a_machine_communicates_over_its_ports(guests):
     """A machine without a login prompt, but with an agent and a check of its own."""
     address = guests.changed("ports", ["rm /usr/sbin/init"], {"/usr/sbin/init": PORTS})
     status, checked = check_guest(guests, address, "--until", "service")

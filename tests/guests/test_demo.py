@@ -1,4 +1,4 @@
-"""The main job, whole, with a real guest: what `make demo` runs is also a test.
+"""The complete main job with a real guest: the script of `make demo` is also a test.
 
 It boots a Debian guest from its restore point over NBD, writes inside, seals,
 boots the synthetic point over NFS, reads the file back, and compares the first point with
@@ -11,7 +11,7 @@ import subprocess
 from support.cli import BUILT, ROOT
 
 
-def test_a_guest_boots_from_its_backup_and_what_it_writes_becomes_a_point():
+def test_a_guest_boots_from_its_backup_and_its_writes_become_a_point():
     # One processor: two of an emulated guest cost a third more, mostly in waiting for each other.
     command = ["/usr/bin/python3", ROOT / "demo/run.py", "--build-dir", BUILT, "--cpus", "1", "--two-boots"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -1,4 +1,4 @@
-"""coldrise serve nfs: Linux's own client, in a guest. It mounts by every version at once."""
+"""coldrise serve nfs: Linux's own client, in a guest. It mounts by every version concurrently."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from support.snapshot import running_guest
 MIB = 1 << 20
 # By version. A guest in QEMU's user network sees this side's loopback at 10.0.2.2.
 OPTIONS = {"3": "vers=3,nolock,proto=tcp,port=2049,mountport=20048", "4.0": "vers=4.0", "4.1": "vers=4.1"}
-# What each version has of the disk: what it writes while the server crashes, what fio verifies, and a file system.
+# Each version has three parts of the disk: for writes during the server's crash, for fio's verification, and for a file system.
 WRITTEN_MIB, RANDOM_MIB, NESTED_MIB = 16, 4, 16
 FIRST_WRITTEN_MIB, FIRST_RANDOM_MIB, FIRST_NESTED_MIB, DISK_MIB = 10, 60, 80, 130
 
@@ -62,7 +62,7 @@ dd if=/root/written of=$point bs=4k count=1 conv=notrunc,fsync 2>&1 | grep Read-
 truncate -s 1M $session/vda.raw 2>&1 | grep "not permitted"
 """
 
-# Of these functions each gets the version and its place in the disk, in MiB.
+# Each of these functions gets the version and its offset in the disk, in MiB.
 FUNCTIONS = f"""set -ex
 writes() {{ dd if=/root/written of=/mnt/$1/live/trial/vda.raw bs=1M seek=$2 conv=notrunc,fsync status=none; }}
 has() {{ dd if=/mnt/$1/live/trial/vda.raw bs=1M skip=$2 count={WRITTEN_MIB} status=none | cmp - /root/written; }}
@@ -118,7 +118,7 @@ def for_each(function, first_mib, step_mib):
     return [f"{function} {version} {first_mib + step_mib * number}" for number, version in enumerate(OPTIONS)]
 
 
-def test_linux_uses_files_and_is_refused_what_would_do_harm(server, guest, stored):
+def test_linux_uses_files_and_harmful_operations_are_refused(server, guest, stored):
     for version in OPTIONS:
         assert guest.check(f"v={version}\n{USE_FILES}", timeout=200).count(f"{stored}  -") == 2, version
 
@@ -132,7 +132,7 @@ def fio(names, what):
     return " ".join(["fio", "--output=/dev/null", *(f"{job} {shared}" for job in jobs)])
 
 
-def test_what_linux_writes_survives_a_crash_of_the_server(coldrise, server, guest, tmp_path):
+def test_linux_writes_survive_a_crash_of_the_server(coldrise, server, guest, tmp_path):
     layers = coldrise.repository / "layers"
     crashed = []
 

@@ -66,7 +66,7 @@ def test_the_package_is_complete(packages):
     assert answer("dpkg-deb", "--info", package, "conffiles").split() == ["/etc/default/coldrise"]
 
 
-def test_a_purge_leaves_no_state_and_every_repository(packages, tmp_path):
+def test_a_purge_removes_all_state_and_keeps_repositories(packages, tmp_path):
     """The script itself, with another folder for the state."""
     state = tmp_path / "state"
     script = answer("dpkg-deb", "--info", packages / f"{OLD}.deb", "postrm")

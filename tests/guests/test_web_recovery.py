@@ -48,14 +48,14 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
     screen.wait_for()
     wait_until(lambda: screen.evaluate("canvas => canvas.width") >= 640, "the machine's screen")
     see_the_activity(page)
-    # Two clocks: how soon it was usable, and that nothing was moved for it.
+    # Two clocks: the time until it was usable, and that nothing was moved before.
     page.get_by_text(re.compile(r"^\w{3} \d+ \w{3} \d{4}, \d\d:\d\d: disks and consoles, \d+\.\d s after its run began$")).wait_for()
     page.get_by_text(re.compile(r"^nothing: its disks of [\d.]+ [MG]iB stay in the backup, [\d.]+ MiB were read from it$")).wait_for()
     [run] = guest.get("runs?state=running")["runs"]
     assert (run["machine"]["session"], run["machine"]["network"], run["machine"]["memory_mib"]) == (session, "isolated", 512)
     look_everywhere(visitor, {f"sessions/{session}": session, f"runs/{run['id']}": "boot"})
 
-    # What it wrote becomes a point, while it runs.
+    # Its writes become a point, while it runs.
     visitor.go(f"sessions/{session}")
     page.get_by_role("button", name="Seal", exact=True).click()
     made = page.get_by_text("Seal: done. It made the point").get_by_role("link", name="guest/")
@@ -79,7 +79,7 @@ def test_a_machine_is_recovered_used_sealed_and_ended(guest, visit):
 
 def use_the_console(page):
     """Logs in, and says something that a browser would take for HTML."""
-    # The screen is shown first, and tells that the login is elsewhere. Who goes there types at once.
+    # The screen is shown first and names the other console with the login. Keys work there immediately.
     page.get_by_text("The serial console says: coldrise-guest login:").wait_for(timeout=300_000)
     page.get_by_role("button", name="Serial console").click()
     console = page.get_by_role("application", name="Serial console")

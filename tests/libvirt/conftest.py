@@ -1,4 +1,4 @@
-"""Fixtures of tests beside a libvirtd: one for each file."""
+"""Fixtures of tests with a libvirtd: one for each file."""
 
 import contextlib
 import json
@@ -95,7 +95,7 @@ def recover(coldrise, libvirt, entered_tmp, address):
 
 @pytest.fixture
 def tried(coldrise, libvirt, entered_tmp):
-    """What came of a recovery that ends soon."""
+    """The result of a short recovery."""
     def run(address, *options):
         return coldrise.run("recover", address, "--to", "libvirt", "--connect", libvirt.uri, "--socket", entered_tmp / "nbd",
                             "--socket-owner", QEMU_USER, *options)
@@ -105,7 +105,7 @@ def tried(coldrise, libvirt, entered_tmp):
 
 @pytest.fixture
 def grows(coldrise, tmp_path):
-    """The machine's counter goes on in the repository."""
+    """The machine's counter continues in the repository."""
     def check():
         before = counting_machine.count(coldrise, "live/web01-1", tmp_path)
         wait_until(lambda: counting_machine.count(coldrise, "live/web01-1", tmp_path) > before, "the machine writes")

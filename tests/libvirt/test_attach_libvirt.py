@@ -1,4 +1,4 @@
-"""coldrise attach to domains of libvirt, and what a kill leaves."""
+"""coldrise attach to domains of libvirt, and the leftovers of a kill."""
 
 import json
 import subprocess
@@ -92,8 +92,8 @@ def test_a_killed_attach_leaves_all_or_nothing(coldrise, libvirt, domain, attach
     assert ready is None
     is_there = moment == "after"
     assert has_disk(libvirt) == is_there
-    told = coldrise.run("doctor").stdout
-    assert is_there == (f"coldrise detach db01-vda --from libvirt:web01 --connect {libvirt.uri}" in told), told
+    output = coldrise.run("doctor").stdout
+    assert is_there == (f"coldrise detach db01-vda --from libvirt:web01 --connect {libvirt.uri}" in output), output
     done = detach()
     assert (done.returncode == 0) == is_there and ("no disk db01-vda" in done.stderr) == (not is_there), done.stderr
     assert not has_disk(libvirt)

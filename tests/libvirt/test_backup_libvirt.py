@@ -1,4 +1,4 @@
-"""coldrise backup --from libvirt: running domains, at one instant, and what is left when it fails."""
+"""coldrise backup --from libvirt: running domains, at one instant, and the leftovers of a failure."""
 
 import contextlib
 import os
@@ -89,7 +89,7 @@ def test_a_kill_at_each_step_loses_no_change(coldrise, libvirt, domain, scratch,
         assert len(running.checkpoints()) == 1 and not running.has_job(), (moment, request)
 
 
-def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain, live, tmp_path):
+def test_a_lost_bitmap_is_reported_and_forces_a_full_read(coldrise, domain, live, tmp_path):
     running = domain(persistent=True)
     running.write("vda", "write -P 1 0 4M")
     live()
@@ -106,7 +106,7 @@ def test_a_bitmap_that_was_lost_is_said_and_everything_is_read(coldrise, domain,
 
 
 def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domain, live, tmp_path):
-    """What the remark and docs/recovery.md say, command by command."""
+    """The steps of the message and of docs/recovery.md, command by command."""
     running = domain(persistent=True)
     running.write("vda", "write -P 1 0 1M")
     assert live()["instant"]["remarks"] == []
@@ -114,7 +114,7 @@ def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domai
     running.write("vda", "write -P 2 0 1M")
     (remark,) = live()["instant"]["remarks"]
     assert "web01 has internal snapshots" in remark and "virsh checkpoint-delete web01 NAME" in remark, remark
-    # Once: said again only within the second of the snapshot.
+    # Once: repeated only within the second of the snapshot.
     wait_until(lambda: live()["instant"]["remarks"] == [], "a checkpoint after the snapshot")
     assert live()["instant"]["remarks"] == []
     with pytest.raises(AssertionError, match="Device has active dirty bitmaps"):
@@ -130,7 +130,7 @@ def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domai
     remarks = "\n".join(made["instant"]["remarks"])
     assert "everything is read" in remarks and "web01 has internal snapshots" in remarks
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
-    # Of a domain that is off.
+    # For a domain that is off.
     running.end()
     (checkpoint,) = running.checkpoints()
     revert = ["qemu-img", "snapshot", "-a", "before"]
@@ -186,7 +186,7 @@ def test_the_next_job_of_another_repository_is_left_alone(coldrise, other, libvi
     assert second.returncode == 0, messages
 
 
-def test_a_job_that_others_end_is_named(coldrise, libvirt, domain, scratch):
+def test_a_libvirt_job_aborted_by_others_is_reported(coldrise, libvirt, domain, scratch):
     running = domain()
     running.write("vda", "write -P 1 0 60M")
     # It reads: libvirt shows a job before that has begun, and an abort then would do nothing.
@@ -218,7 +218,7 @@ def test_iothreads_raw_disks_and_chosen_ones(coldrise, domain, live, tmp_path):
     assert running.checkpoints() == []
 
 
-def test_refusals_say_what_to_do(libvirt, domain, refused, scratch, tmp_path):
+def test_refusals_contain_advice(libvirt, domain, refused, scratch, tmp_path):
     assert "no domain web01" in refused()
     running = domain(persistent=True)
     assert "there twice" in refused("a=vda", "b=vda") and "there twice" in refused("a=vda", "a=vdb")

@@ -66,7 +66,7 @@ def test_an_address_of_another_machine_is_refused(coldrise, domain, backup, tmp_
     assert listed(coldrise)["web2"] == "Web Server 01"
 
 
-def test_two_domains_with_one_address(coldrise, domain, backup):
+def test_two_domains_with_one_address_are_refused(coldrise, domain, backup):
     domain("Web Server 01")
     domain("web-server-01")
     done = backup("Web Server 01")

@@ -27,7 +27,7 @@ def test_a_machine_is_recovered_survives_its_server_and_is_undone(coldrise, libv
         clock.skip(1)
         return libvirt.state("web01").startswith("running")
 
-    # The server of the disks is killed: the machine is paused, and goes on without an error.
+    # The server of the disks is killed: the machine is paused, and continues without an error.
     for _ in range(2):
         server = child_called(running.process.pid, "nbdkit")
         os.kill(server, signal.SIGKILL)
@@ -67,10 +67,10 @@ def start_other(libvirt, uuid):
 
 
 @pytest.mark.parametrize("uuid", [UUID + "1", UUID + "9"], ids=["the original one", "another one"])
-def test_another_machine_of_the_name_is_left_alone(coldrise, libvirt, recover, uuid):
+def test_another_machine_with_that_name_is_left_alone(coldrise, libvirt, recover, uuid):
     recover().kill()
     libvirt.virsh("destroy", "web01")
-    # Somebody gets the machine up again by hand, from its own disks.
+    # A user starts the machine again by hand, from its own disks.
     start_other(libvirt, uuid)
     refused = coldrise.run("recover", "live/web01-1", "--to", "libvirt", "--connect", libvirt.uri)
     assert refused.returncode == 11 and "is another machine" in refused.stderr, refused.stderr
@@ -80,7 +80,7 @@ def test_another_machine_of_the_name_is_left_alone(coldrise, libvirt, recover, u
     assert libvirt.state("web01") == "paused (user)" and coldrise.json("sessions")["sessions"] == []
 
 
-def test_a_served_machine_whose_name_another_one_takes_is_off(libvirt, recover):
+def test_a_served_machine_replaced_under_its_name_counts_as_off(libvirt, recover):
     running = recover()
     # Stopped, so that it does not see the end.
     with stopped(running.process.pid):
@@ -90,7 +90,7 @@ def test_a_served_machine_whose_name_another_one_takes_is_off(libvirt, recover):
     assert running.end()["state"] == "off" and libvirt.state("web01") == "paused (user)"
 
 
-def test_a_name_that_is_taken_before_the_start_leaves_nothing(coldrise, libvirt, tried, address, tmp_path):
+def test_a_name_taken_before_the_start_leaves_nothing(coldrise, libvirt, tried, address, tmp_path):
     other = libvirt.images / "second.xml"
     other.write_text("""<domain type='qemu'><name>web01</name><memory unit='MiB'>32</memory>
         <os><type arch='x86_64' machine='pc'>hvm</type></os></domain>""", encoding="utf-8")
@@ -100,7 +100,7 @@ def test_a_name_that_is_taken_before_the_start_leaves_nothing(coldrise, libvirt,
     assert coldrise.json("sessions")["sessions"] == [] and libvirt.state("web01").startswith("running")
 
 
-def test_a_libvirt_that_does_not_know_its_machines_yet_ends_nothing(libvirt, recover, grows, clock, tmp_path):
+def test_a_starting_libvirt_ends_no_recovery(libvirt, recover, grows, clock, tmp_path):
     """As after a restart of libvirtd: for seconds, and two looks."""
     starting, asked = tmp_path / "starting", tmp_path / "asked"
     unknown = f"echo >> {asked}; echo \"error: failed to get domain 'web01'\" >&2; exit 1"
@@ -117,7 +117,7 @@ def test_a_libvirt_that_does_not_know_its_machines_yet_ends_nothing(libvirt, rec
         assert running.end()["state"] == "off" and libvirt.domains() == []
 
 
-def test_a_state_that_libvirt_does_not_tell_is_not_off(coldrise, libvirt, recover, tmp_path):
+def test_an_unknown_libvirt_state_does_not_count_as_off(coldrise, libvirt, recover, tmp_path):
     """A libvirtd that ends between two questions."""
     recover().kill()
     ends = "echo 'error: Disconnected from qemu:///system due to end of file' >&2; exit 1"
@@ -135,13 +135,13 @@ def test_a_machine_that_never_started_is_named_and_undone(coldrise, libvirt, tri
         killed = tried(address)
     assert killed.returncode == -signal.SIGKILL and libvirt.domains() == []
     wait_until(lambda: not coldrise.json("sessions")["sessions"][0]["is_served"], "the server of the disk ends")
-    for told in (coldrise.run("doctor").stdout, coldrise.run("sessions").stdout):
-        assert "web01 is off" in told and "recover live/web01-1 --undo" in told, told
+    for output in (coldrise.run("doctor").stdout, coldrise.run("sessions").stdout):
+        assert "web01 is off" in output and "recover live/web01-1 --undo" in output, output
     coldrise.json("recover", "live/web01-1", "--undo")
     assert "is off" not in coldrise.run("doctor").stdout
 
 
-def test_a_socket_that_another_server_has_leaves_nothing(coldrise, libvirt, entered_tmp, tried, address):
+def test_a_socket_in_use_by_another_server_leaves_nothing(coldrise, libvirt, entered_tmp, tried, address):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(entered_tmp / "nbd"))
         other.listen()
@@ -150,7 +150,7 @@ def test_a_socket_that_another_server_has_leaves_nothing(coldrise, libvirt, ente
     assert coldrise.json("sessions")["sessions"] == [] and libvirt.domains() == []
 
 
-def test_a_recovery_ends_that_was_undone_before_libvirt_ended(coldrise, recover, tmp_path):
+def test_a_recovery_undone_before_libvirt_stopped_ends(coldrise, recover, tmp_path):
     with changed_virsh(tmp_path, f"if [ -e {tmp_path}/away ]; then {AWAY}; fi"):
         running = recover()
         with stopped(running.process.pid):
@@ -201,7 +201,7 @@ def test_an_unusable_configuration_is_replaced_by_default_hardware(coldrise, lib
     assert running.end()["state"] == "off"
 
 
-def test_the_socket_of_a_killed_server_goes_with_its_session(coldrise, libvirt, recover, entered_tmp):
+def test_the_socket_of_a_killed_server_is_removed_with_its_session(coldrise, libvirt, recover, entered_tmp):
     recover().kill()
     libvirt.virsh("destroy", "web01")
     assert (entered_tmp / "nbd").exists()
@@ -213,7 +213,7 @@ def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, reco
     running = recover(clock=clock)
     beside = recover(coldrise.backup("db01", vda=other_machine(tmp_path)), name="db01", clock=clock)
     assert sorted(libvirt.domains()) == ["db01", "web01"] and "hardware of coldrise boot" in beside.said()
-    # The same machine again, beside itself.
+    # The same machine again, in parallel.
     twin = recover("web01/latest", "--new-uuid", name="twin", clock=clock)
     assert twin.event["domain"] == "web01-recovered" and UUID not in libvirt.virsh("domuuid", "web01-recovered")
     for recovered in (running, beside, twin):
@@ -222,7 +222,7 @@ def test_a_machine_without_xml_gets_the_hardware_of_boot(coldrise, libvirt, reco
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_recover_killed_around_the_start_goes_on(coldrise, libvirt, recover, tried, grows, address, tmp_path, moment):
+def test_a_recovery_killed_near_the_start_resumes(coldrise, libvirt, recover, tried, grows, address, tmp_path, moment):
     with killed_at(tmp_path, moment, "create"):
         killed = tried(address)
     assert killed.returncode == -signal.SIGKILL

@@ -66,12 +66,12 @@ def test_a_recovered_machine_moves_while_it_runs(coldrise, libvirt, recover, gro
 
 
 @pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
-def test_a_libvirt_that_is_away_for_the_switch_leaves_nothing_suspended(coldrise, libvirt, recover, grows, clock, tmp_path,
+def test_an_unreachable_libvirt_at_the_switch_leaves_no_machine_suspended(coldrise, libvirt, recover, grows, clock, tmp_path,
                                                                         is_long):
-    """A short absence is waited for; after a longer one the machine stands still, and the next move lets it run on."""
+    """A short absence is waited for; after a longer one the machine stays suspended, and the next move resumes it."""
     recover()
     mark, refused, back = tmp_path / "suspended", tmp_path / "refused", tmp_path / "back"
-    # After the machine was suspended nobody answers: three questions, or as long as the move asks.
+    # After the suspend libvirt does not answer: for three requests, or for the whole move.
     still = f"[ ! -e {back} ]" if is_long else f"[ ! -e {refused} -o $(stat -c %s {refused} || echo 0) -lt 3 ]"
     refuse = f"echo >> {refused}; {skip(clock, 12) if is_long else ':'}; {AWAY}"
     with changed_virsh(tmp_path, f"if [ -e {mark} ] && {still} 2>/dev/null; then {refuse}; fi", on(" suspend ", f": > {mark}")):
@@ -120,7 +120,7 @@ def test_an_undo_ends_a_move_that_copies(coldrise, libvirt, recover, slow_move, 
     assert not any("live/web01-1" in line or "unpublish" in line for line in running.said().splitlines()), running.said()
 
 
-def test_the_end_of_a_moved_session_is_seen(coldrise, libvirt, recover):
+def test_the_end_of_a_moved_session_is_detected(coldrise, libvirt, recover):
     running = recover()
     # So that it does not see the note of the move.
     with stopped(running.process.pid):
@@ -134,7 +134,7 @@ STEPS = [("blockcopy", "before", False), ("blockcopy", "after", False), ("suspen
 
 
 @pytest.mark.parametrize("request_word, moment, is_moved", STEPS)
-def test_after_a_killed_move_one_side_counts_and_is_named(coldrise, libvirt, recover, grows, tmp_path, request_word, moment,
+def test_after_a_killed_move_the_valid_side_is_named(coldrise, libvirt, recover, grows, tmp_path, request_word, moment,
                                                           is_moved):
     recover()
     grows()
@@ -171,12 +171,12 @@ def busy(coldrise, libvirt, recover, tmp_path):
     return running
 
 
-def test_a_machine_of_two_disks_runs_when_that_is_said(coldrise, libvirt, busy, recover):
+def test_a_machine_of_two_disks_runs_if_requested(coldrise, libvirt, busy, recover):
     busy.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     doctor, listed = coldrise.run("doctor").stdout, coldrise.run("sessions").stdout
-    for told in (doctor, listed):
-        assert "nothing serves the disks of web01" in told and "recover live/web01-1 --to libvirt" in told, told
+    for output in (doctor, listed):
+        assert "nothing serves the disks of web01" in output and "recover live/web01-1 --to libvirt" in output, output
     again = recover("live/web01-1")
     assert libvirt.state("web01").startswith("running"), again.said()
     before = writes(libvirt)
@@ -194,7 +194,7 @@ def test_a_machine_of_two_disks_runs_when_that_is_said(coldrise, libvirt, busy, 
 SLOW = "256K"
 
 
-def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, libvirt, busy):
+def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, libvirt, busy):
     done = coldrise.run("--json", "move", "live/web01-1", libvirt.images, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
@@ -209,7 +209,7 @@ def test_a_machine_that_writes_too_fast_is_held_for_the_rest(coldrise, libvirt, 
 def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, busy, tmp_path):
     with killed_at(tmp_path, "after", "suspend"):
         killed = coldrise.run("move", "live/web01-1", libvirt.images, "--rate", SLOW)
-    # At once: QEMU copies the rest, some seconds of it.
+    # Immediately: QEMU still copies the rest for some seconds.
     shown = libvirt.virsh("dumpxml", "web01")
     assert killed.returncode == -signal.SIGKILL
     assert libvirt.state("web01") == "paused (user)" and "may stand still" in coldrise.run("sessions").stdout
@@ -221,7 +221,7 @@ def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, 
     wait_until(lambda: writes(libvirt) > before, "the machine goes on in the session")
 
 
-def test_a_machine_that_its_owner_suspended_stays_so(coldrise, libvirt, recover, tmp_path):
+def test_a_machine_suspended_by_its_owner_stays_suspended(coldrise, libvirt, recover, tmp_path):
     recover()
     libvirt.virsh("suspend", "web01")
     with killed_at(tmp_path, "before", "--pivot"):
@@ -240,7 +240,7 @@ def test_a_machine_moves_to_a_larger_block_device(coldrise, libvirt, recover, gr
         assert refused.returncode == 1 and "is not empty" in refused.stderr
         moved = coldrise.json("move", "live/web01-1", f"vda={device}", "--force")
         assert moved["disks"][0]["is_moved"] and device in libvirt.virsh("domblklist", "web01")
-        # The disk keeps its size, and what lies behind it is left alone.
+        # The disk keeps its size, and data behind its end is not changed.
         assert int(libvirt.virsh("domblkinfo", "web01", "vda").split()[1]) == 32 * MIB
         sealed = count(coldrise, moved["address"], tmp_path)
         wait_until(lambda: counter_in_use(pathlib.Path(device), 512) > sealed, "the machine writes to its new disk")

@@ -18,7 +18,7 @@ from support.service import Coldrised
 
 @pytest.fixture
 def service(coldrise, tmp_path, entered_tmp, libvirt, address, clock):
-    """A service beside libvirtd, with sockets where QEMU's user finds them. Its runs have the clock."""
+    """A service with libvirtd, with sockets where QEMU's user finds them. Its runs have the clock."""
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=libvirt.inside(),
                    options=["--program", clock.program(PROGRAM, tmp_path)], environment={"RUNTIME_DIRECTORY": str(entered_tmp)}) as service:
         service.address = address
@@ -76,7 +76,7 @@ def test_a_machine_runs_under_libvirt_survives_its_server_and_is_undone(service,
     assert record["plan"]["machine"] == "web01" and record["progress"]["session"] == "web01-1"
     again = {"kind": "recover", "address": "live/web01-1", "to": "libvirt"}
     refused(service, again, 409, "in use")
-    # The server of its disks is killed: the page can say so, and start it again.
+    # The server of its disks is killed: the page can report it, and start it again.
     os.kill(record["plan"]["who"]["pid"], 9)
     wait_until(lambda: recovered(service)["run"] is None, "the end of the server")
     wait_until(lambda: not service.get("sessions/web01-1")["is_served"], "the end of the server of its disks")
@@ -93,7 +93,7 @@ def test_a_machine_runs_under_libvirt_survives_its_server_and_is_undone(service,
     assert libvirt.domains() == [] and service.call("GET", "sessions/web01-1").status == 404
 
 
-def test_who_may_recover_is_told(service):
+def test_recover_requires_permission(service):
     body = {"kind": "recover", "address": service.address, "to": "libvirt"}
     own = {**body, "connect": "qemu:///system?socket=/nonexistent/libvirt-sock"}
     viewer, operator = service.token("viewer"), service.token("operator")
@@ -102,7 +102,7 @@ def test_who_may_recover_is_told(service):
     # A URI that names a socket of the host.
     refused(service, own, 403, "operator", token=operator, over="tls")
     refused(service, {**body, "name": "db01"}, 404, "no machine db01", token=limited, over="tls")
-    # What is missing is said before anything starts.
+    # Missing requirements are reported before the start.
     refused(service, own, 422, "/nonexistent/libvirt-sock is missing")
     assert service.get("host")["libvirt_missing"] is None
     refused(service, {"kind": "recover", "address": service.address}, 400, "to: name the hypervisor")
@@ -244,7 +244,7 @@ def test_a_disk_is_attached_to_a_domain(disk, service, libvirt, domain, clock):
 
 
 @pytest.mark.encrypted
-def test_another_name_of_an_own_file_is_no_target(disk, service, tmp_path):
+def test_an_alias_of_an_own_file_is_not_a_target(disk, service, tmp_path):
     _, address, _ = disk
     for number, own in enumerate((service.state / "coldrised.db", Path(service.passphrase_file))):
         link = tmp_path / f"link{number}"
@@ -254,7 +254,7 @@ def test_another_name_of_an_own_file_is_no_target(disk, service, tmp_path):
         assert own.read_bytes() == before
 
 
-def test_the_same_from_another_host(disk, service, libvirt, tmp_path):
+def test_recovery_works_from_another_host(disk, service, libvirt, tmp_path):
     token = tmp_path / "token"
     token.write_text(service.token("admin"))
 

@@ -12,7 +12,7 @@ from support.virsh import killed_at
 
 @pytest.fixture
 def end():
-    """What the machine's loader does at its end."""
+    """The last action of the machine's loader."""
     return "sleep 3600"
 
 
@@ -74,7 +74,7 @@ def test_a_recovered_machine_never_opens_the_variables_of_the_original(coldrise,
 
 
 @pytest.mark.parametrize("end", ["halt"])
-def test_recover_starts_a_loader_that_no_variable_names(coldrise, libvirt, recover, address, tmp_path):
+def test_recover_starts_a_loader_without_a_boot_variable(coldrise, libvirt, recover, address, tmp_path):
     """The loader turns the machine off. A killed unpublish is done again: it removes the variables, and nothing else stays."""
     running = recover(address, "--name", "off")
     # Its firmware takes seconds, on a busy machine many.

@@ -1,4 +1,4 @@
-"""BLAKE3, from its paper: what a hash function that this project uses must give, independently of it."""
+"""BLAKE3, implemented from its paper, to check this project's hash function independently."""
 
 import struct
 

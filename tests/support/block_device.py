@@ -22,7 +22,7 @@ def block_device(backing, size):
 
 @contextlib.contextmanager
 def mounted_apart(device, folder):
-    """Mounts a device in a namespace of its own. The private network of another test, made meanwhile, would get a copy
+    """Mounts a device in a namespace of its own. The private network of another test, created meanwhile, would get a copy
     of a mount that all see, and keep the device in use as long as it lives."""
     holder = subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", 'mount "$0" "$1" && echo ready && exec sleep infinity', device, folder],

@@ -15,7 +15,7 @@ LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 39
 
 
 def missing():
-    """What is not built or installed, in words; empty if all is there."""
+    """The missing builds and programs, in words; empty if nothing is missing."""
     parts = {PAGE / "index.html": "make web", PACKAGES / "playwright": "make web-test-deps",
              CHROMIUM: "make web-test-deps"}
     return ", ".join(f"{path} ({command})" for path, command in parts.items() if not path.exists())
@@ -37,7 +37,7 @@ def chromium():
 
 
 def look(visitor, *words):
-    """What axe finds, light, dark and on a phone, when the words are there."""
+    """The findings of axe, light, dark and on a phone, once the words appear."""
     page, found = visitor.page, {}
     for name, (scheme, width) in LOOKS.items():
         page.emulate_media(color_scheme=scheme)
@@ -67,7 +67,7 @@ class Visitor:
 
     def _console(self, message):
         # A refused request is a line of the console too, and so is the screen of a machine that has just ended (noVNC says
-        # so): tests look at what the page shows instead. The last is advice on speed: a test reads the canvas.
+        # so): tests check the visible page instead. The last is advice on speed: a test reads the canvas.
         known = ("Failed to load resource", "Failed when connecting", "willReadFrequently")
         is_known = any(words in message.text for words in known)
         if message.type in ("error", "warning") and not is_known:
@@ -100,10 +100,10 @@ class Visitor:
         self.page.goto(f"/#/{address}")
 
     def violations(self):
-        """What axe-core finds, in words, once what slides in is there: half way its colours are paler."""
+        """The findings of axe-core, in words, after the slide-in animation: during it, colours are paler."""
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(AXE.read_text())
-        # In one step: what appears between two requests would be half way again.
+        # In one step: an element that appears between two requests would be in its animation again.
         found = self.page.evaluate("""async () => {
             const moving = () => document.getAnimations().filter((each) => each.playState === 'running'
                 && each.effect.getComputedTiming().endTime < Infinity);

@@ -1,4 +1,4 @@
-"""What crossed a line, as the programs at its ends wrote it: the streams of all TCP connections."""
+"""The captured traffic of a line, as its ends wrote it: the streams of all TCP connections."""
 
 import struct
 

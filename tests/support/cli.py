@@ -24,7 +24,7 @@ class Coldrise:
         self.runs = runs
         self.passphrase_file = passphrase_file
         self.started = []
-        # What the program gets beside the repository's settings.
+        # Settings of the program besides those of the repository.
         self.more = {}
         # Puts the program elsewhere, such as into a network of its own.
         self.wrap = lambda *command: command

@@ -1,4 +1,4 @@
-"""Points with a history, for copies, and what must be the same in a copy."""
+"""Points with a history, for copies, and the properties that a copy must keep."""
 
 from support.image import Image
 
@@ -28,7 +28,7 @@ def make_history(coldrise, nbdkit, tmp_path):
     for day, at in ((1, 5), (2, 7), (3, 9)):
         vda.fill(at * MIB + 4096, 8192, f"day {day}")
         if day == 3:
-            # What was there becomes a hole.
+            # The old content becomes a hole.
             vda.write(2 * MIB, bytes(2 * MIB))
         images = {"vda": vda.save(tmp_path / "vda.raw"), "vdb": vdb.save(tmp_path / "vdb.raw")}
         point = f"2026110{day}T100000Z"

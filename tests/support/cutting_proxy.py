@@ -1,4 +1,4 @@
-"""A relay in front of a site's server. It cuts all connections after so many bytes, or holds a copy in the middle of its content."""
+"""A relay in front of a site's server. It cuts all connections after a number of bytes, or holds a copy in the middle of its content."""
 
 import contextlib
 import socket
@@ -6,19 +6,19 @@ import threading
 
 from .nbdserver import DEADLINE_S
 
-# What is read at a time.
+# The size of a read.
 PIECE_BYTES = 4 << 10
 # The kernel takes little more than this from the sender while a connection is held.
 BUFFER_BYTES = 64 << 10
 # A held connection still carries a piece now and then: a peer that takes nothing for 20 s counts as dead.
 TRICKLE_S = 0.25
-# A line has a connection for control, one for what is asked out of turn, and several for content: these carry more than this.
+# A line has a connection for control, one for out-of-order requests, and several for content: these carry more than this.
 NOT_BULK = 2
 BULK_BYTES = 64 << 10
 
 
 class Direction:
-    """What a connection carries from one side to the other."""
+    """One direction of a connection."""
 
     def __init__(self, source, target, is_answer):
         self.source, self.target, self.is_answer = source, target, is_answer
@@ -63,7 +63,7 @@ class CuttingProxy:
 
     def hold_after(self, count):
         """After `count` more bytes, as in cut_after, holds the connections that carry content until `go_on`. The others stay
-        free: questions are answered, and what is asked out of turn comes."""
+        free: requests are answered, also out-of-order ones."""
         with self.lock:
             self.room, self.is_holding, self.has_ended = count, False, False
             self.held.clear()
@@ -126,7 +126,7 @@ class CuttingProxy:
                 self.lock.notify_all()
 
     def _bulk(self):
-        """The directions with content, when they are known: each has to carry some. What is asked out of turn comes later."""
+        """The directions with content, when they are known: each has to carry some. Out-of-order requests come later."""
         bulk = {direction for direction in self.directions if direction.is_bulk}
         if not bulk:
             some = {direction for direction in self.directions if direction.carried >= BULK_BYTES}

@@ -23,7 +23,7 @@ class Request:
         return self.method == "GET" and not self.is_list()
 
     def range(self):
-        """The first and the last byte that are asked for; None for all."""
+        """The first and the last requested byte; None for all."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
         return found and (int(found[1]), int(found[2]))
 

@@ -100,7 +100,7 @@ class FarSite:
         self.dialled = self.gate.address
 
     def held(self, program, count, *arguments):
-        """A copy that the gate holds after about so many bytes."""
+        """A copy that the gate holds after about this many bytes."""
         self.gate.hold_after(count)
         copy = program.start("--json", "copy", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_until(lambda: self.gate.is_holding or copy.poll() is not None, "the middle of the copy")
@@ -126,7 +126,7 @@ class FarSite:
                 if found := condition():
                     return found
                 time.sleep(0.02)
-            # The part that came last is not whole.
+            # The last part received is incomplete.
             self.gate.hold_after(STEP_BYTES)
             end = time.monotonic() + DEADLINE_S
             while not self.gate.is_held(within_s=1):

@@ -55,7 +55,7 @@ class Faults:
 
 
 def faults_of(counts, actions):
-    """Every fault of an operation that made so many calls."""
+    """Every fault of an operation that made this many calls."""
     found = []
     for family, count in counts.items():
         for action in actions:

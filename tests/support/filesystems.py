@@ -85,7 +85,7 @@ def copy(source, target, offset):
 def luks(path, content, passphrase):
     command = ["qemu-img", "convert", "--object", f"secret,id=key,data={passphrase}", "-f", "raw", "-O", "luks",
                "-o", "key-secret=key,iter-time=10", content, path]
-    # QEMU 7.2 measures how costly a passphrase is, and gives up if the measured time is too short for its clock.
+    # QEMU 7.2 measures the cost of a passphrase, and fails if the measured time is too short for its clock.
     for _ in range(100):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -172,7 +172,7 @@ def volume_group(paths, group, volumes, mark="a"):
 
 
 def mirror_metadata(position, count, size):
-    """What device-mapper keeps beside a copy of a RAID 1: a superblock, and a bitmap without changes."""
+    """The metadata of device-mapper for a copy of a RAID 1: a superblock, and a bitmap without changes."""
     sectors, all_ = size // SECTOR, 0xFFFFFFFFFFFFFFFF
     superblock = struct.pack("<4sIIIQQQQIIIIQIIIIQQQQ", b"DmRd", 1, count, position, 1, 0, all_, all_, 1, 0, 0, 0, all_, 1, 0, 0, 0,
                              sectors, 0, 0, sectors)

@@ -58,17 +58,17 @@ class ForegroundServer:
 
 
 def children(process):
-    """Of all its threads."""
+    """The sum of all its threads."""
     found = []
     for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
-        # Some come and go.
+        # Some are short-lived.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += (thread / "children").read_text(encoding="ascii").split()
     return [int(child) for child in found]
 
 
 def child_called(process, name):
-    """The id of the one child that runs this program. Others, such as virsh, come and go."""
+    """The id of the one child that runs this program. Others, such as virsh, are short-lived."""
     found = []
     for child in children(process):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -4,7 +4,7 @@ import os
 
 
 def fill(path):
-    """Takes all the room that there is, to the last block."""
+    """Fills all free space, to the last block."""
     with path.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12):
             while True:

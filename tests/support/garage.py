@@ -25,7 +25,7 @@ root_domain = ".s3.garage"
 
 
 class GarageServer(S3Server):
-    """As S3Server; what is stored cannot be looked at."""
+    """As S3Server; its stored files cannot be inspected."""
 
     def __init__(self, folder, program):
         access, secret = f"GK{secrets.token_hex(12)}", secrets.token_hex(32)

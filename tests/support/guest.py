@@ -6,9 +6,9 @@
         status, output = guest.run("uname -r")
         guest.poweroff()
 
-The console is one end of a socket pair that QEMU inherits, so there is no name to
-collide with and no moment at which output could be lost. A thread reads it, keeps
-it in memory and appends it to the log file; whoever waits, waits on a condition
+The console is one end of a socket pair that QEMU inherits, so no name can
+collide and no output can be lost. A thread reads it, keeps
+it in memory and appends it to the log file; readers wait on a condition
 with a deadline, and every error ends with the console's tail.
 
 Commands travel quoted in short lines to a plain shell without echo or line
@@ -43,13 +43,13 @@ QEMU = "qemu-system-x86_64"
 IMAGES = Path(__file__).resolve().parents[2] / "images"
 LOGIN_PROMPT = b"coldrise-guest login: "
 TAIL_BYTES = 2000
-# A terminal in line mode takes no more than 4095 bytes at once.
+# A terminal in line mode takes at most 4095 bytes at a time.
 LINE_BYTES = 2048
 _BASE64_LINE = re.compile(rb"[A-Za-z0-9+/=]{40,}")
 
 
 class GuestError(Exception):
-    """The guest did not do what it was asked; the message holds the console's tail."""
+    """The guest did not do as requested; the message holds the console's tail."""
 
 
 class GuestTimeout(GuestError):
@@ -162,7 +162,7 @@ def kvm_works() -> bool:
 
 
 def _read_until(stream, wanted: bytes) -> bytes:
-    """What the stream says up to and with `wanted`, or up to its end."""
+    """The stream up to and including `wanted`, or up to its end."""
     seen = b""
     while wanted not in seen:
         piece = os.read(stream.fileno(), 4096)
@@ -182,7 +182,7 @@ def accelerator_arguments() -> list[str]:
 
 
 class Guest:
-    """One QEMU process and its console. Starts at once; `close` or `with` ends it."""
+    """One QEMU process and its console. Starts immediately; `close` or `with` ends it."""
 
     def __init__(self, disks, *, log, memory_mib: int = 1024, cpus: int = 2,
                  network: bool = False, extra=(), prefix=(), boot=None, environment=None):
@@ -274,7 +274,7 @@ class Guest:
                     return
 
     def console(self) -> str:
-        """All that the console has said so far."""
+        """The complete output of the console so far."""
         with self._changed:
             return self._received.decode(errors="replace")
 
@@ -299,7 +299,7 @@ class Guest:
             while True:
                 found = compiled.search(self._received, start)
                 if found:
-                    # The buffer goes on growing; a match must not hold it.
+                    # The buffer keeps growing; a match must not hold it.
                     return compiled.search(bytes(self._received), start)
                 if self._ended:
                     break
@@ -317,7 +317,7 @@ class Guest:
                     + "\n".join("  | " + line for line in self._log_tail().splitlines()))
 
     def _log_tail(self) -> str:
-        # The file rather than the memory: QEMU's own complaints are there too. An
+        # The file rather than the memory: it contains QEMU's own messages too. An
         # earlier guest's lines and the base64 of long outputs would hide the reason.
         text = self.log_path.read_bytes()[self._log_start:].replace(b"\r", b"")
         lines = [line for line in text.splitlines() if not _BASE64_LINE.fullmatch(line)]
@@ -336,7 +336,7 @@ class Guest:
         self._send("root")
         self._wait_for(rb"root@coldrise-guest:[^\n]*# ", start, timeout, "the shell's prompt after the login")
         # A shell without echo, prompt and line editing. The answer to wait for is
-        # put together by the shell, so that the echoed line cannot be taken for it.
+        # put together by the shell, so that the echoed line does not match.
         start = self._mark()
         self._send("stty -echo -onlcr; dmesg -n 1; PS1= PS2= exec bash --norc --noprofile --noediting")
         self._send("PS1= PS2= PROMPT_COMMAND=; echo shell-'ready'")

@@ -70,7 +70,7 @@ def assert_same(image, raw, size, stored, sector_bytes=512):
             assert reader.size_bytes == shown, reader_type
             if reader_type is Qemu:
                 reader.check()
-                # Of a larger one it might read all holes.
+                # In a larger one it might read only holes.
                 if size < 1 << 30:
                     reader.compare(raw)
                     continue

@@ -22,7 +22,7 @@ echo 'libvirt-qemu:x:{QEMU_USER}:{QEMU_USER}::/nonexistent:/usr/sbin/nologin' >>
 echo 'libvirt-qemu:x:{QEMU_USER}:' >> group
 mount --bind passwd /etc/passwd
 mount --bind group /etc/group
-# A file that is no device: libvirt asks QEMU again and again whether KVM works if it may open the device, but
+# A file, not a device: libvirt asks QEMU again and again whether KVM works if it may open the device, but
 # guests may not.
 if [ -e /dev/kvm ]; then touch kvm; chmod 0 kvm; mount --bind kvm /dev/kvm; fi
 for pair in etc:/etc/libvirt lib:/var/lib/libvirt cache:/var/cache/libvirt run:/run/libvirt; do
@@ -77,7 +77,7 @@ class Libvirt:
         return done.stdout.strip()
 
     def inside(self):
-        """The beginning of a command that sees its users: the user of QEMU is no user of this host."""
+        """The beginning of a command that sees its users: the user of QEMU is not a user of this host."""
         return ["nsenter", "--mount", f"--target={self.process.pid}", "--"]
 
     def state(self, name):
@@ -93,7 +93,7 @@ class Libvirt:
     def clear(self):
         """Removes all domains and images."""
         for name in self.domains():
-            # It may end by itself meanwhile.
+            # It may exit meanwhile.
             with contextlib.suppress(AssertionError):
                 self.virsh("destroy", name)
         assert not self.domains()
@@ -108,6 +108,6 @@ class Libvirt:
         self.process.wait(timeout=DEADLINE_S)
         self.log.close()
         subprocess.run(["umount", self.small], check=True)
-        # The folder is in use by nobody: the mounts were in the process's own namespace.
+        # The folder is not in use: the mounts were in the process's own namespace.
         shutil.rmtree(self.folder)
         assert not os.path.exists(self.folder)

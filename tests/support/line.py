@@ -35,7 +35,7 @@ class Line:
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, _SOURCE], check=True)
         self.mbit = mbit
         self.asking = threading.Lock()
-        # What the line holds in one round trip.
+        # The bytes in flight in one round trip.
         queue_kb = queue_kb or mbit * round_trip_ms / 8
         self.near, self.far = Network(), Network()
         namespaces = [f"/proc/{network.process.pid}/ns/net" for network in (self.near, self.far)]

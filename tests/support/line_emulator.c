@@ -3,7 +3,7 @@
  *     line_emulator NAMESPACE_A NAMESPACE_B MBIT ONE_WAY_MS LOSS QUEUE_KB SEED [CAPTURE]
  *
  * The namespaces are files such as /proc/PID/ns/net. A has 10.99.0.1, B 10.99.0.2. LOSS is the share of packets
- * that are lost, each way; QUEUE_KB the buffer before the line, each way: what finds it full is dropped.
+ * that are lost, each way; QUEUE_KB the buffer before the line, each way: packets that find it full are dropped.
  *
  * Commands, one a line on standard input: `cut`, `restore`, `counters`. Each is answered by one line; counters are
  * packets and bytes that came out, lost packets, and packets dropped at the full queue, A to B and then B to A.
@@ -33,7 +33,7 @@ struct packet {
     unsigned char bytes[MTU];
 };
 
-/* One direction: what is read from `from` goes to `to`. */
+/* One direction: packets read from `from` go to `to`. */
 struct direction {
     int from, to;
     int64_t busy_until_ns;

@@ -47,7 +47,7 @@ class Machine:
         return next((node for node in nodes if node["node-name"] == name), None)
 
     def io(self, device, command):
-        """What qemu-io says about a command on a disk; QEMU prints it in two lines on stdout."""
+        """The output of qemu-io for a command on a disk; QEMU prints it in two lines on stdout."""
         line = f'qemu-io -d {device} "{command}"'
         refused = self.execute("human-monitor-command", **{"command-line": line})
         return refused or self.process.stdout.readline() + self.process.stdout.readline()

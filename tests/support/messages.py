@@ -50,7 +50,7 @@ class Jobs:
 
     def __init__(self, service, folder):
         self.service, self.folder = service, folder
-        # What was there before the first look of the service is not told.
+        # Events before the first scan of the service are not reported.
         wait_for(lambda: service.call("GET", "machines").status == 200)
         wait_for(lambda: count_looks(service) > 0)
 

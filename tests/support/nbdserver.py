@@ -14,8 +14,8 @@ DEADLINE_S = 30
 
 
 def wait_until(condition, what):
-    """Waits for a condition that must soon be true. What takes longer is asked less often: asking
-    takes a process or a request from the processors that all wait for."""
+    """Waits for a condition that must soon be true. The interval grows with the waiting time: a check
+    costs processor time that all others wait for."""
     end, pause_s = time.monotonic() + DEADLINE_S, 0.005
     while time.monotonic() < end:
         result = condition()

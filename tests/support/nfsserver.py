@@ -15,7 +15,7 @@ PATH = "/coldrise"
 
 
 class NfsServer(ForegroundServer):
-    """`coldrise serve nfs`, and what its clients see."""
+    """`coldrise serve nfs`, and its clients' view."""
 
     def __init__(self, coldrise, network, log_path, *options):
         super().__init__(coldrise, log_path, "nfs", *options, wrap=network.command)
@@ -61,7 +61,7 @@ class NfsServer(ForegroundServer):
 
     @contextlib.contextmanager
     def in_use(self, file):
-        """A client writes a file, which has content, all the while: it is not idle, however long a command takes."""
+        """A client writes a non-empty file continuously: it is not idle, however long a command takes."""
         begun, ending = threading.Event(), threading.Event()
 
         def write():

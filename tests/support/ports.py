@@ -20,7 +20,7 @@ PORTS = ports_of_this_worker()
 
 
 def free_port():
-    """A port of the loopback that nobody has, and that this worker has not given out for long."""
+    """A free port of the loopback that this worker has not handed out recently."""
     for port in PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

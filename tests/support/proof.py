@@ -49,7 +49,7 @@ def signed_bytes(statement):
 
 
 def is_signed(proof):
-    """What OpenSSL says about the signature."""
+    """OpenSSL's verdict on the signature."""
     with tempfile.TemporaryDirectory(prefix="coldrise-proof-") as folder:
         folder = pathlib.Path(folder)
         (folder / "key").write_text(proof["public_key"], encoding="ascii")

@@ -9,7 +9,7 @@ import sys
 
 from support.cli import ROOT
 
-# What the Makefile installs for the tests alone.
+# Programs that the Makefile installs only for the tests.
 sys.path.insert(1, str(ROOT / "build" / "python"))
 
 # pylint: disable=wrong-import-position

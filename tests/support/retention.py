@@ -44,7 +44,7 @@ def kept(points, rules, now):
     newest_first = sorted(points, key=order_of, reverse=True)
     stays = {point for point in points if time_of(point) > now}
     counted = [point for point in newest_first if point not in stays]
-    # The newest backup; one from the future only if there is no other.
+    # The newest backup; one from the future only if it is the only one.
     backups = [point for point in counted + newest_first if "+" not in point]
     stays |= set(backups[:1])
     for rule, bound in rules.items():

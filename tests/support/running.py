@@ -157,7 +157,7 @@ def restored(coldrise, address, folder):
 
 
 def assert_same_as_now(coldrise, address, machine, folder):
-    """Whether a point has the content of the machine's images, which nobody writes."""
+    """Whether a point has the content of the machine's images, which are not written."""
     for disk, image in zip(DISKS, restored(coldrise, address, folder)):
         machine.write(disk, "flush")
         command = ["qemu-img", "compare", "-U", "-f", "raw", "-F", machine.format, image, machine.images[disk]]

@@ -150,7 +150,7 @@ class Relay:
 
     def serve(self):
         client, _ = self.listener.accept()
-        # Whoever comes later finds QEMU gone.
+        # Later callers find that QEMU has exited.
         self.listener.close()
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.connect(self.qmp)
@@ -181,6 +181,6 @@ class Relay:
 
 
 def kill(process):
-    """Kills a process that is no child of ours alone."""
+    """Kills a process that is not only our child."""
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=DEADLINE_S)

@@ -67,7 +67,7 @@ class S3Server:
         self._end(signal.SIGTERM)
 
     def kill(self):
-        """At once, as a crash does."""
+        """Immediately, as in a crash."""
         self._end(signal.SIGKILL)
 
     def _end(self, number):
@@ -107,7 +107,7 @@ class S3Server:
 
 
 class Proxy:
-    """Passes on HTTP/1.1 to a port of the loopback, and disturbs it as it is told."""
+    """Passes on HTTP/1.1 to a port of the loopback, and disturbs it on request."""
 
     def __init__(self, target):
         self.target = target
@@ -141,11 +141,11 @@ class Proxy:
             self.busy = count
 
     def delay(self, seconds):
-        """Each piece of at most 64 KiB waits for so long."""
+        """Delays each piece of at most 64 KiB by this time."""
         self.delay_s = seconds
 
     def hold(self):
-        """A black hole: connections stay open and come about, and no byte passes."""
+        """A black hole: connections open and stay open, and no byte passes."""
         self.flows.clear()
 
     def hold_after(self, count):

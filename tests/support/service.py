@@ -22,7 +22,7 @@ SETUP_MARK = "/#/setup/"
 
 @dataclasses.dataclass
 class Answer:
-    """What the service answered."""
+    """An answer of the service."""
 
     status: int
     headers: http.client.HTTPMessage

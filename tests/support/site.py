@@ -51,7 +51,7 @@ class Site:
             self.coldrise.run("check-boot", address, "--memory", "64M", "--time-limit", "60s")
 
     def seal(self, address, session):
-        """A session that is sealed at once: a point of its own."""
+        """A session that is sealed immediately: a point of its own."""
         self.coldrise.publish(address, session)
         with contextlib.suppress(KeyError):
             return self.coldrise.json("seal", session)["address"]

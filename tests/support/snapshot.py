@@ -1,10 +1,10 @@
-"""A guest whose shell is ready at once: it continues from a snapshot.
+"""A guest whose shell is ready immediately: it continues from a snapshot.
 
     with running_guest(tmp_path, prepare="modprobe nfs") as guest:
         guest.check("uname -r")
 
 A boot takes an emulated processor 14 seconds, a snapshot one. It is a copy of the disk, with the machine's memory in it, and is
-kept beside the guest's image. The first user makes it.
+kept next to the guest's image. The first user makes it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ NAME = "running"
 @contextlib.contextmanager
 def running_guest(folder, *, recipe="guest", prepare="true", data=None, prefix=(), **options):
     """Before the snapshot the guest has run `prepare`. `data` is a raw file for a second disk; the snapshot knows its size only.
-    Under KVM, which boots in two seconds, there is none: it would depend on the processor."""
+    Under KVM, which boots in two seconds, no snapshot is made: it would depend on the processor."""
     folder, base = pathlib.Path(folder), image(recipe)
     disk = folder / "guest.qcow2"
     disks = [qcow2_disk(disk), *([raw_disk(data, name="data", read_only=True)] if data else [])]

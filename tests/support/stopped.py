@@ -9,7 +9,7 @@ from support.nbdserver import wait_until
 
 
 def stop(pid):
-    """Returns when every thread stands: until then, another one may answer a request."""
+    """Returns when every thread has stopped: until then, another one may answer a request."""
     os.kill(pid, signal.SIGSTOP)
 
     def stands():

@@ -159,7 +159,7 @@ after (int action)
   } while (0)
 
 /* Defines a function of the C library that fails with `failed` and an errno, if `call`, which counts
- * it, says so. `arguments`, for the library's own function, may depend on `action`.
+ * it, returns an errno. `arguments`, for the library's own function, may depend on `action`.
  */
 #define FAULTY_OR(failed, type, name, parameters, call, arguments) \
   type                                                          \

@@ -1,4 +1,4 @@
-"""What a run of the suite keeps, for people and for the next run: see tests/run.py.
+"""The results that a run of the suite keeps, for people and for the next run: see tests/run.py.
 
 `build/tests/durations.tsv` has a line for each test: wall seconds, processor seconds, name. The
 processor seconds include the processes that the test started and waited for. Files that took
@@ -89,7 +89,7 @@ class Recorder:
 
 def lanes(config, log):
     """Test files go to the workers whole, the longest first. Those in tests/guests have the first
-    worker: two emulated processors at once leave nothing for the tests beside them."""
+    worker: two emulated processors leave nothing for concurrent tests."""
     from xdist.scheduler import LoadScopeScheduling  # The plugin, where it is in use.
 
     class Lanes(LoadScopeScheduling):

@@ -11,7 +11,7 @@ NVRAM = "/var/lib/libvirt/qemu/nvram"
 
 
 def loader(folder, end):
-    """A boot loader that writes a login prompt to the serial port, then ends as told."""
+    """A boot loader that writes a login prompt to the serial port, then ends as requested."""
     script = folder / "grub.cfg"
     script.write_text(f"serial --unit=0 --speed=115200\nterminal_output serial\necho 'acme login: '\n{end}\n", encoding="utf-8")
     program = folder / "loader.efi"

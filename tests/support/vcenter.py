@@ -94,14 +94,14 @@ class Vcenter:
         wait_until(lambda: self.calls().count(call) >= times, call)
 
     def look(self):
-        """What pyvmomi sees."""
+        """The state as pyvmomi reports it."""
         done = self.network.run(sys.executable, "-c", LOOK, ROOT / "build/python", self.certificate, self.port, USER,
                                 PASSWORD)
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
     def make_datastore_folder(self, session, machine, vmx):
-        """What vcsim wants in the datastore: it makes none of it, and ESXi needs none of it."""
+        """Files that vcsim expects in the datastore: it creates none of them, and ESXi needs none of them."""
         folder = self.folder / "coldrise-127.0.0.1" / session
         folder.mkdir(parents=True)
         (folder / f"{session}.vmx").symlink_to(vmx)

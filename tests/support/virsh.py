@@ -1,4 +1,4 @@
-"""A virsh that does more than it is asked, or something else."""
+"""A virsh with additional or different effects."""
 
 import contextlib
 import os

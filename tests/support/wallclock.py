@@ -12,7 +12,7 @@ LIBRARIES = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"
 
 
 class WallClock:
-    """The time of the processes that get its environment. Their steady clock goes on as it is."""
+    """The time of the processes that get its environment. Their steady clock is not changed."""
 
     def __init__(self, folder):
         assert LIBRARIES, "install faketime"
@@ -28,7 +28,7 @@ class WallClock:
         new.replace(self.file)
 
     def set_to_noon(self, seconds_after):
-        """Sets the clock to noon of this day in UTC, or to so many seconds after it."""
+        """Sets the clock to noon of this day in UTC, or to this many seconds after it."""
         now = datetime.datetime.now(datetime.UTC)
         noon = now.replace(hour=12, minute=0, second=0, microsecond=0)
         self.set(round((noon - now).total_seconds()) + seconds_after)
@@ -37,7 +37,7 @@ class WallClock:
         return time.time() + self.offset_s
 
     def environment(self):
-        # Without the cache, a change counts at once. Times of files stay true.
+        # Without the cache, a change counts immediately. Times of files stay true.
         return {"LD_PRELOAD": str(LIBRARIES[0]), "FAKETIME_TIMESTAMP_FILE": str(self.file),
                 "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
 
@@ -51,7 +51,7 @@ class WallClock:
 
 
 class BothClocks(WallClock):
-    """The steady clock, too: what a process does every few seconds it does when a test says so."""
+    """The steady clock, too: a test triggers what a process does every few seconds."""
 
     def __init__(self, folder):
         super().__init__(folder)

@@ -102,7 +102,7 @@ class WebSocket:
         return found
 
     def closed(self):
-        """The end, with its code and reason; what comes before is dropped."""
+        """The end, with its code and reason; earlier messages are dropped."""
         try:
             while True:
                 self.receive()

@@ -38,7 +38,7 @@ JOBS = [
 
 
 def pages(made):
-    """The address of each picture, and what to do before it is taken."""
+    """The address of each picture, and the steps before it is taken."""
     return {
         "machines": ("machines", None),
         "machine": ("machines/web01", None),
@@ -116,7 +116,7 @@ def copy_job(page):
 
 
 def way(*choices):
-    """The whole drawer, also what is below its edge."""
+    """The complete drawer, also the part below its edge."""
     def choose(page):
         recover(page)
         for choice in choices:

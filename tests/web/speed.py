@@ -52,7 +52,7 @@ def make_repository(folder):
 
 
 def first_visit_bytes(visitor):
-    """What the browser loads until the machines are listed, by kind, as compressed on the way."""
+    """Bytes that the browser loads until the machines are listed, by kind, compressed."""
     kinds, found = {}, {"files": 0, "answers": 0}
     session = visitor.context.new_cdp_session(visitor.page)
     session.send("Network.enable")

@@ -40,7 +40,7 @@ def week_of(tmp_path, visit):
 
 
 @pytest.mark.parametrize("date", [*(f"2026-11-{day}" for day in range(23, 30)), "2026-03-26"])
-def test_a_job_that_is_due_often_hides_no_other_one(week_of, date):
+def test_a_frequent_job_does_not_hide_others(week_of, date):
     start = datetime.date.fromisoformat(date)
     days = [start + datetime.timedelta(days=ahead) for ahead in range(7)]
     expected = {}
@@ -53,8 +53,8 @@ def test_a_job_that_is_due_often_hides_no_other_one(week_of, date):
     assert week_of(at, {"often": [OFTEN], "weekly": [WEEKLY]}) == expected
 
 
-def test_of_many_jobs_the_rare_ones_are_shown(week_of):
-    """Those that are due on few days, at whatever time, and as many as there are."""
+def test_rare_jobs_are_shown_among_many(week_of):
+    """All jobs that are due on few days, at any time."""
     nightly = {f"nightly-{number:02}": [f"20:{number:02}"] for number in range(15)}
     late = {f"late-{number}": [f"Mon 22:0{number}"] for number in range(9)} | {"twice": ["Mon 04:00", "Mon 19:00"]}
     monthly = {f"monthly-{number}": [f"*-*-01 23:{number}0"] for number in range(5)} | {"first-hour": ["*-*-01 *:0/10"]}

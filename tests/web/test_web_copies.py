@@ -56,7 +56,7 @@ def service(made, tmp_path, clock):
 
 
 def picture(visitor, name):
-    """Pictures for people, if somebody wants them."""
+    """Screenshots, if they are requested."""
     folder = os.environ.get("COLDRISE_PICTURES")
     for scheme in ("light", "dark") if folder else ():
         visitor.page.emulate_media(color_scheme=scheme)
@@ -69,7 +69,7 @@ def big(made, name, seed, count):
     made.coldrise.json("backup", name, f"vda=raw:{path}")
 
 
-def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visit, clock):
+def test_a_link_shows_its_running_copy_and_the_remaining_points(made, far, service, visit, clock):
     visitor = visit(service)
     visitor.log_in()
     visitor.go("copies")
@@ -94,7 +94,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     far.gate.hold_after(MIB)
     service.post("jobs/offsite/start", {}, expected=(202,))
     visitor.go("copies")
-    # Rates are told every 10 s, and two make a plot.
+    # Rates are sent every 10 s, and two make a plot.
     far.gate.wait_for_hold()
     far.step_until(page.get_by_role("img", name=re.compile("^Rate: content .*on the line")).is_visible, clock)
     page.get_by_text("Left").wait_for()
@@ -111,7 +111,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     card.get_by_role("img", name=re.compile(r"sent: 6\.\d MiB")).wait_for(timeout=60_000)
     picture(visitor, "current")
 
-    # What is behind appears by itself.
+    # The lag appears without a reload.
     big(made, "web01", 2, 2)
     card.get_by_text("behind by 1 point").first.wait_for(timeout=60_000)
     assert re.search(r"1 point, \d", card.inner_text())
@@ -133,7 +133,7 @@ def test_a_link_shows_a_copy_that_runs_and_what_it_left(made, far, service, visi
     browser.look(visitor, "failing")
 
 
-def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path, clock):
+def test_an_incomplete_point_is_booted_from_the_page(made, far, visit, tmp_path, clock):
     big(made, "mail01", 3, 12)
     work = tmp_path / "there"
     work.mkdir()
@@ -149,7 +149,7 @@ def test_a_point_on_its_way_is_booted_from_the_page(made, far, visit, tmp_path, 
         card.get_by_text("connected", exact=True).wait_for(timeout=60_000)
         (coming,) = there.get("coming")
         assert coming["address"] in card.inner_text() and not visitor.violations()
-        # What arrives is shown by itself.
+        # Received points appear without a reload.
         far.step_until(
             card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).is_visible, clock)
         picture(visitor, "coming")

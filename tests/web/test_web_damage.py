@@ -1,4 +1,4 @@
-"""Damage that a verify finds is shown wherever somebody looks, until a verify finds none."""
+"""Damage that a verify finds is shown on all pages, until a verify finds none."""
 
 import random
 
@@ -49,7 +49,7 @@ def test_damage_is_shown_until_a_verify_finds_none(place, visit):
     page.reload()
     see_the_damage(visitor, place)
 
-    # What the verify has read is said of its run, too; the run before it is not called killed.
+    # The run shows the data that verify has read; the run before it is not called killed.
     run = next(run["id"] for run in service.get("runs")["runs"] if run["plan"]["command"] == "verify")
     visitor.go(f"runs/{run}")
     alert = page.get_by_role("alert")

@@ -1,4 +1,4 @@
-"""First start, login, logout; the service that goes away and comes back; roles."""
+"""First start, login, logout; an outage of the service; roles."""
 
 from support.browser import PASSWORD
 from support.nbdserver import wait_until
@@ -40,7 +40,7 @@ def make_user(page, name):
     page.get_by_text(f"User {name} is saved.").wait_for()
 
 
-def test_a_used_link_says_so(service, visit):
+def test_a_used_link_is_reported(service, visit):
     visitor = visit(service)
     secret = service.setup_secret()
     visitor.set_up()
@@ -65,7 +65,7 @@ def test_a_revoked_login_leads_to_the_login(service, visit):
     assert visitor.page.get_by_text("secret-name").count() == 0
 
 
-def test_the_page_says_that_the_service_is_away_and_connects_again(service, visit):
+def test_the_page_reports_an_outage_and_reconnects(service, visit):
     visitor = visit(service)
     visitor.set_up()
     visitor.go("access")

@@ -49,12 +49,12 @@ def test_nothing_else_is_served(service):
     assert service.call("POST", "/", {}, over="https").status == 405
 
 
-def test_without_a_page_the_service_says_what_to_do(tmp_path):
+def test_without_a_page_the_service_gives_advice(tmp_path):
     with Coldrised(tmp_path) as service:
         assert b"openapi.json" in get(service, "/").body
 
 
-def test_a_folder_that_is_no_page_is_refused(tmp_path):
+def test_a_folder_without_a_page_is_refused(tmp_path):
     import subprocess
 
     service = Coldrised(tmp_path, options=["--web", str(tmp_path)])
@@ -62,8 +62,8 @@ def test_a_folder_that_is_no_page_is_refused(tmp_path):
     assert done.returncode != 0 and "there is no index.html" in done.stderr and "make web" in done.stderr
 
 
-def test_the_first_visit_is_small():
-    """What a browser loads to show the machines: index.html, its script, its style. In compressed bytes."""
+def test_the_first_page_load_is_small():
+    """The files that a browser loads to show the machines: index.html, its script, its style. In compressed bytes."""
     page = (PAGE / "index.html").read_text()
     files = [PAGE / "index.html", *(PAGE / path[1:] for path in re.findall(r'(?:src|href)="(/assets/[^"]+)"', page))]
     assert len(files) >= 3

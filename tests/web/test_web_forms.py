@@ -1,4 +1,4 @@
-"""Forms: users, tokens, targets, jobs. What they make works; what the API refuses is said in the form."""
+"""Forms: users, tokens, targets, jobs. Created objects work; refusals of the API are shown in the form."""
 
 import json
 
@@ -24,7 +24,7 @@ def confirm(page, action):
     page.get_by_role("dialog").wait_for(state="detached")
 
 
-def test_a_user_is_made_changed_and_removed(service, admin, visit):
+def test_a_user_is_created_changed_and_removed(service, admin, visit):
     page = admin.page
     admin.go("access")
     users = page.get_by_role("region", name="Users")
@@ -65,7 +65,7 @@ def test_a_user_is_made_changed_and_removed(service, admin, visit):
     assert [user["name"] for user in service.get("users")] == ["admin"]
 
 
-def test_everybody_changes_the_own_password(service, admin, visit):
+def test_users_change_their_own_password(service, admin, visit):
     service.post("users", {"name": "auditor", "role": "viewer", "password": PASSWORD})
     other = visit(service)
     other.log_in("auditor")
@@ -82,7 +82,7 @@ def test_everybody_changes_the_own_password(service, admin, visit):
     visit(service).log_in("auditor", "quite another one")
 
 
-def test_a_token_is_made_used_and_revoked(service, admin):
+def test_a_token_is_created_used_and_revoked(service, admin):
     page = admin.page
     admin.go("access")
     page.get_by_role("button", name="New token").click()
@@ -108,7 +108,7 @@ def test_a_token_is_made_used_and_revoked(service, admin):
     assert service.call("GET", "me", token=text, over="https").status == 401
 
 
-def test_a_webhook_is_made_tested_and_removed(admin):
+def test_a_webhook_is_created_tested_and_removed(admin):
     page = admin.page
     admin.go("notifications")
     with WebSink() as sink:
@@ -140,7 +140,7 @@ def test_a_webhook_is_made_tested_and_removed(admin):
     page.get_by_text("None yet").wait_for()
 
 
-def test_a_mail_target_is_made_and_says_what_fails(admin):
+def test_a_mail_target_is_created_and_reports_failures(admin):
     page = admin.page
     admin.go("notifications")
     with MailSink() as sink:

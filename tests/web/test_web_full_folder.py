@@ -1,4 +1,4 @@
-"""The drive of the service's folder is full: users cannot log in, and everything says so."""
+"""The drive of the service's folder is full: users cannot log in, and every page reports the cause."""
 
 import pytest
 
@@ -43,19 +43,19 @@ def test_a_full_service_folder(small, visit):
     outside.go("machines")
     page.get_by_label("User").fill("admin")
     page.get_by_label("Password").fill(browser.PASSWORD)
-    # The last room of the database's own files may take some logins.
+    # The free space in the database's own files may suffice for some logins.
     credentials = {"user": "admin", "password": browser.PASSWORD}
     wait_until(lambda: service.call("POST", "login", credentials, over="https").status == 507, "no room for a login")
     page.get_by_role("button", name="Log in").click()
     said = page.get_by_role("alert").get_by_text(f"the drive of the service's folder {service.state} is full")
     said.wait_for()
     assert "free some space" in said.inner_text() and said.inner_text().count("is full") == 1
-    # A wrong password is that, whatever the drive.
+    # A wrong password is reported as such, even on a full drive.
     page.get_by_label("Password").fill("wrong password")
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("alert").get_by_text("The user or the password is wrong.").wait_for()
 
-    # Those who are in see the alarm, which the database has no room for.
+    # Logged-in users see the alarm, although the database has no space for it.
     wait_until(lambda: alarm(service)["summary"].endswith("is full"), "the alarm")
     inside.page.get_by_text("is full", exact=False).first.wait_for(timeout=30_000)
     found = alarm(service)

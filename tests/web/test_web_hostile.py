@@ -71,7 +71,7 @@ def test_hostile_names_on_every_page(place, visit, look):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} is wider than the window"
 
 
-def test_what_a_machine_printed_is_text(place, visit):
+def test_machine_output_is_shown_as_text(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/evil01")
     evidence = page.get_by_label("Evidence")
@@ -84,7 +84,7 @@ def test_what_a_machine_printed_is_text(place, visit):
     nothing_of_it_is_html(page)
 
 
-def test_a_hostile_machine_in_the_console(place, visit):
+def test_a_hostile_machine_in_the_console_is_harmless(place, visit):
     visitor, page = enter(visit, place)
     started = place.service.post("runs", {"kind": "boot", "address": place.evil, "session": "evil", "memory_mib": 64})["run"]
     try:
@@ -94,7 +94,7 @@ def test_a_hostile_machine_in_the_console(place, visit):
         page.get_by_role("application", name="Screen of the machine").locator("canvas").wait_for(timeout=60_000)
         page.get_by_text("Connecting to the screen").wait_for(state="detached")
         page.get_by_role("button", name="Serial console").click()
-        # Ctrl-Alt-Del starts it again: what it prints then, this console shows.
+        # Ctrl-Alt-Del restarts it: this console shows its output.
         page.get_by_text("Connecting").wait_for(state="detached")
         page.get_by_role("button", name="Ctrl-Alt-Del").click()
         console = page.get_by_role("application", name="Serial console")
@@ -109,8 +109,8 @@ def test_a_hostile_machine_in_the_console(place, visit):
         wait_until(lambda: not place.service.get("runs?state=running")["runs"], "the machine ends")
 
 
-def test_a_picture_that_is_none(place, visit):
-    """The service says that it is a PNG, whatever it is; the page says that it cannot be shown."""
+def test_an_invalid_picture_is_reported(place, visit):
+    """The service always declares a PNG; the page reports that it cannot be shown."""
     visitor, page = enter(visit, place)
     address = f"/api/v1/machines/{place.evil.replace('/', '/points/')}/screenshot.png"
     answer = visitor.context.request.get(address)
@@ -146,7 +146,7 @@ def test_hostile_addresses(place, visit):
     page.get_by_role("heading", name="%E0%A4%A").wait_for()
 
 
-def test_names_that_are_refused(place, visit):
+def test_invalid_names_are_refused(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("access")
     for name in (HTML, TURNED, "Capital", "a b"):

@@ -59,7 +59,7 @@ def test_machines_by_state_with_search_and_keys(place, visit):
     assert site.locator(".good").count() == 0, "green only if it holds for all"
     assert sorted(asked) == ["db01", "old01", "web01"], "each strip is asked for once"
     page.get_by_text("3 machines. Press").wait_for()
-    # Keys work at once; the search has the focus only after its key. Enter opens the only row that is left.
+    # Keys work immediately; the search has the focus only after its key. Enter opens the only row that is left.
     page.keyboard.press("?")
     page.get_by_role("dialog", name="Keys").wait_for()
     page.keyboard.press("Escape")
@@ -108,7 +108,7 @@ def test_the_timeline_is_used_by_keys(place, visit):
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
 
 
-def test_recover_is_filled_in(place, visit):
+def test_the_recover_form_is_prefilled(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/web01")
     page.get_by_role("button", name="Recover").click()
@@ -127,7 +127,7 @@ def test_recover_is_filled_in(place, visit):
     drawer.wait_for(state="detached")
 
 
-def test_a_boot_check_is_no_recovery(place, visit):
+def test_a_boot_check_is_not_a_recovery(place, visit):
     """The session of a boot check that runs: its machine does not run from the backup."""
     visitor, page = enter(visit, place)
     place.coldrise.publish(place.web[0], "web01-throwaway")
@@ -149,7 +149,7 @@ def test_a_boot_check_is_no_recovery(place, visit):
         page.get_by_text("disks of 1.0 MiB").wait_for()
         assert page.get_by_text("running from backup").or_(page.get_by_text("web01-throwaway")).count() == 0
     finally:
-        # The page asks again at any time: what is answered now must not meet the end of the window.
+        # The page repeats requests at any time: the current answer must not overlap with the end of the window.
         page.unroute_all(behavior="wait")
         place.coldrise.json("unpublish", "web01-throwaway", "--discard")
 
@@ -184,7 +184,7 @@ def test_the_chosen_point_is_recovered(place, visit):
         place.coldrise.json("release", base)
 
 
-def test_what_is_not_known_leads_nowhere_else(place, visit):
+def test_unknown_addresses_show_an_error(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/none01")
     page.get_by_role("alert").first.wait_for()
@@ -200,14 +200,14 @@ def test_what_is_not_known_leads_nowhere_else(place, visit):
     assert page.get_by_text("Loading…").count() == 0
 
 
-def test_a_machine_in_no_job_leads_to_its_form(place, visit):
+def test_a_machine_without_a_job_links_to_its_form(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/db01")
     page.get_by_role("link", name="Make a job for it").click()
     assert page.get_by_role("dialog", name="New job").get_by_role("textbox", name="Machines").input_value() == "db01"
 
 
-def test_a_viewer_is_told_nothing_to_do(place, visit):
+def test_a_viewer_gets_no_advice(place, visit):
     visitor, page = enter(visit, place, "auditor")
     visitor.go("machines/db01")
     page.get_by_text("no job backs up db01").wait_for()
@@ -241,7 +241,7 @@ def test_every_page_is_accessible(place, visit):
 
 
 def test_the_newest_is_the_newest_by_time(place, visit):
-    """A sealed point's time is its seal, whatever its name."""
+    """A sealed point's time is that of its seal, not of its name."""
     visitor, page = enter(visit, place)
     visitor.go("machines/web01")
     page.get_by_text(re.compile(r"last one \d+ (s|min) ago")).wait_for()
@@ -251,7 +251,7 @@ def test_the_newest_is_the_newest_by_time(place, visit):
     options.filter(has_text=place.web[-1]).get_by_text(re.compile("^newest backup, ")).wait_for()
 
 
-def test_what_is_offered_stays_while_the_drawer_is_open(place, visit):
+def test_choices_are_stable_while_the_drawer_is_open(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/db01")
     page.get_by_role("button", name="Recover").click()
@@ -262,7 +262,7 @@ def test_what_is_offered_stays_while_the_drawer_is_open(place, visit):
     [newer] = place.back_up("db01", [2])
     drawer.get_by_text("Points have come").wait_for()
     assert chosen.get_attribute("value") == before and drawer.get_by_text(newer).count() == 0
-    # What came is there when it is asked for, and the choice is still the user's.
+    # New points are shown on request, and the user's choice is kept.
     drawer.get_by_role("button", name="Show them").click()
     drawer.get_by_text(newer).wait_for()
     assert chosen.get_attribute("value") == before

@@ -1,4 +1,4 @@
-"""Display names of machines on the page: beside the address everywhere, found by the search, text however hostile they are."""
+"""Display names of machines on the page: shown with the address everywhere, found by the search, and always escaped."""
 
 import re
 
@@ -66,7 +66,7 @@ def test_lists_show_and_find_either_name(place, visit):
     page.get_by_role("link", name=re.compile("Warenwirtschaft.*vm19.20")).first.wait_for()
 
 
-def test_a_new_name_appears_by_itself(place, visit):
+def test_a_new_name_appears_without_a_reload(place, visit):
     visitor, page = enter(visit, place)
     visitor.go("machines/db01")
     page.get_by_role("heading", name="db01", exact=True).wait_for()

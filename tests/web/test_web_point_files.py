@@ -49,7 +49,7 @@ def service(template):
 
 
 def look(visitor, name):
-    """What axe finds, light, dark and on a phone; with COLDRISE_PICTURES the pictures are kept there."""
+    """The findings of axe, light, dark and on a phone; with COLDRISE_PICTURES the pictures are kept there."""
     page, found = visitor.page, {}
     pictures = os.environ.get("COLDRISE_PICTURES")
     for looks, (scheme, width) in LOOKS.items():
@@ -89,7 +89,7 @@ def test_files_of_a_point(service, visit):
     folder.get_by_text("<img src=x onerror=alert(1)>", exact=True).wait_for()
     folder.get_by_text("\\xff\\xfe", exact=True).wait_for()
     look(visitor, "folder")
-    # A file, one whose name is no text, and a folder.
+    # A file, one whose name is not text, and a folder.
     file = saved(page, folder.get_by_role("link", name="fstab", exact=True).click)
     assert file.suggested_filename == "fstab" and file.path().read_text() == "second, and longer\n"
     assert saved(page, folder.get_by_text("\\xff\\xfe", exact=True).click).path().read_text() == "strange"
@@ -144,7 +144,7 @@ def versions(visitor, folder):
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_what_cannot_be_shown_is_said(service, visit):
+def test_content_that_cannot_be_shown_is_reported(service, visit):
     watcher = visit(service)
     watcher.log_in("viewer")
     watcher.go("machines/web01/20261120T110000Z")

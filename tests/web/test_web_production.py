@@ -26,7 +26,7 @@ def clock(tmp_path):
 @pytest.fixture
 def service(coldrise, tmp_path, own_tmp, libvirt, clock):
     """Its runs have the clock."""
-    # A move at 1 MiB/s lasts so long that it can be looked at and cancelled on a busy machine, too.
+    # A move at 1 MiB/s is slow enough to be inspected and cancelled on a busy machine, too.
     counting_machine.store(coldrise, tmp_path, random_mib=24)
     own_tmp.chmod(0o755)
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=libvirt.inside(),
@@ -66,14 +66,14 @@ def test_a_machine_is_recovered_under_libvirt_and_moved(service, libvirt, visit,
     watcher.page.get_by_text("web01, under libvirt").wait_for()
     assert watcher.page.get_by_role("region", name="Production").get_by_role("button").count() == 0
 
-    # Cancelled, its run suspends it; what was suspended or went off is started again.
+    # Cancelled, its run suspends it; a suspended or stopped machine is started again.
     service.call("POST", f"runs/{service.get('sessions/web01-1')['recovered']['run']}/cancel", {})
     production.get_by_text("It is suspended").wait_for()
     production.get_by_role("button", name="Serve its disks again").click()
     production.get_by_text("It runs.").wait_for(timeout=30_000)
     libvirt.virsh("destroy", "web01")
     wait_until(lambda: clock.skip(1) or production.get_by_text("It is off.").is_visible(), "the end of its run")
-    # Its last server may let go of the session a moment after its run has ended.
+    # Its last server may close the session a moment after its run has ended.
     wait_until(page.get_by_role("button", name="Seal and end").is_enabled, "the session can end")
     production.get_by_role("button", name="Start it again").click()
     production.get_by_text("It runs.").wait_for(timeout=30_000)
@@ -122,7 +122,7 @@ def move(visitor, libvirt):
     page.get_by_text("Seal and end: done.").wait_for()
 
 
-def test_a_disk_is_rolled_back_after_its_numbers_were_seen(service, visit, tmp_path):
+def test_a_disk_is_rolled_back_after_its_numbers_are_shown(service, visit, tmp_path):
     path = tmp_path / "boot.raw"
     stored = path.read_bytes()
     with open(path, "r+b") as file:

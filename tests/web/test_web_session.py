@@ -1,4 +1,4 @@
-"""The page of a session: its machine's keyboard, and what the page says when the machine or the session is gone."""
+"""The page of a session: its machine's keyboard, and its messages when the machine or the session is gone."""
 
 import os
 import re
@@ -38,7 +38,7 @@ const badge = row.querySelector('.state > *').getBoundingClientRect();
 return Math.max(a.right, badge.right) > b.left; }"""
 
 
-def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(place, visit):
+def test_a_phone_shows_all_pages_and_a_running_machine_with_its_last_boot(place, visit):
     place.check_boot(place.point)
     place.service.post("runs", {"kind": "boot", "address": place.point, "session": "trial", "memory_mib": 64, "cpus": 1})
     visitor = visit(place.service, viewport={"width": 390, "height": 844})
@@ -52,7 +52,7 @@ def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(plac
     links = page.get_by_role("navigation", name="Pages").get_by_role("listitem").get_by_role("link").all()
     boxes = [link.bounding_box() for link in links]
     assert len(boxes) > 8 and all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes[:8]), boxes
-    # The audit log says what was done, and what was asked.
+    # The audit log records the action and the request.
     visitor.go("access")
     log = page.get_by_role("table").filter(has_text="started a boot")
     log.get_by_text(f"started a boot of {place.point} (isolated)").wait_for()
@@ -63,7 +63,7 @@ def test_a_phone_shows_all_pages_and_a_running_machine_beside_its_last_boot(plac
     assert request.get_by_text("POST /api/v1/runs").is_visible()
 
 
-def test_a_session_from_its_start_to_its_end(place, visit):
+def test_the_life_of_a_session(place, visit):
     service, visitor = place.service, visit(place.service)
     visitor.log_in()
     page = visitor.page
@@ -122,13 +122,13 @@ def find_the_machine_without_the_repository(place, page):
         page.get_by_role("button", name="Power off").wait_for()
     finally:
         away.rename(repository)
-    # It looks by itself.
+    # It refreshes automatically.
     page.locator("dt", has_text="Published").wait_for()
     assert page.get_by_text("does not tell of the session").count() == 0
 
 
 def take_no_other_for_its_own(place, page):
-    """A name that is taken leads to no other machine's keyboard: neither from the dialog nor by an address."""
+    """A name in use never opens another machine's keyboard: neither from the dialog nor by an address."""
     service = place.service
     before = {run["id"] for run in service.get("runs")["runs"]}
     page.goto("/#/machines/web01")
@@ -162,7 +162,7 @@ def lose_the_disks(place, page, process):
 
 
 def use_the_keyboard(page):
-    """The screen takes keys only when it is asked to, and gives them back."""
+    """The screen captures keys only on request, and releases them."""
     screen = page.get_by_role("application", name="Screen of the machine")
     canvas = screen.locator("canvas")
     canvas.wait_for(timeout=60_000)
@@ -187,7 +187,7 @@ def use_the_keyboard(page):
     assert not screen.evaluate(IS_FOCUSED) and not canvas.evaluate(IS_FOCUSED)
 
 
-def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
+def test_a_seal_without_writes_asks_for_confirmation(place, visit, tmp_path):
     place.coldrise.publish(place.point, "quiet")
     visitor = visit(place.service)
     visitor.log_in()
@@ -212,13 +212,13 @@ def test_a_seal_of_nothing_is_asked_about(place, visit, tmp_path):
     page.get_by_role("button", name="Seal", exact=True).click()
     wait_until(lambda: points() == 3, "the point")
     assert page.get_by_role("dialog").count() == 0
-    # Nothing is lost: what was captured before is in the point.
+    # Nothing is lost: earlier captured writes are in the point.
     page.get_by_text(re.compile(r"^0 B since the last seal, \d+ s ago")).wait_for()
     visitor.go("machines/web01")
     page.get_by_text("with 0 B captured since the last seal").wait_for()
 
 
-def test_a_start_that_failed(place, visit):
+def test_a_failed_start_is_shown(place, visit):
     visitor = visit(place.service)
     visitor.log_in()
     run = place.service.post("runs", {"kind": "boot", "address": place.point, "session": "none", "memory_mib": 999_999})["run"]

@@ -61,7 +61,7 @@ def test_an_empty_repository(tmp_path, visit):
             assert page.get_by_role("alert").count() == 0, address
 
 
-def test_a_service_without_a_repository_says_so(service, visit):
+def test_a_service_without_a_repository_reports_it(service, visit):
     visitor = visit(service)
     visitor.set_up()
     for address in ("machines", "repository"):
@@ -69,12 +69,12 @@ def test_a_service_without_a_repository_says_so(service, visit):
         visitor.page.get_by_role("alert").get_by_text("no repository").first.wait_for()
 
 
-def test_a_service_that_is_slow(running, visit):
-    """A stopped process answers nothing: the page waits, and goes on when the answers come."""
+def test_a_slow_service_is_shown(running, visit):
+    """A stopped process does not answer: the page waits, and continues when answers arrive."""
     visitor, page = enter(visit, running)
     for address in (f"#/{page}" for page in (*PAGES, "machines/web01", "jobs?new")):
         print(address)
-        # Nothing of it is there yet.
+        # None of it is loaded yet.
         page.goto("about:blank")
         visitor.go("nowhere")
         page.get_by_text("There is nothing at this address").wait_for()
@@ -86,20 +86,20 @@ def test_a_service_that_is_slow(running, visit):
         page.get_by_role("heading", level=1).wait_for()
 
 
-def test_what_does_not_exist(running, made, visit):
+def test_missing_pages_are_reported(running, made, visit):
     visitor, page = enter(visit, running)
     for address, said in {"machines/none01": "none01", "runs/20200101T000000Z-0000-backup": "no run", "runs/..%2F..%2Fetc": "run",
                           "nowhere": "There is nothing at this address"}.items():
         visitor.go("about")
         visitor.go(address)
         page.locator("#main").get_by_text(said).first.wait_for()
-    # A point that is gone: the machine's page says so, and shows its newest one.
+    # A point that is gone: the machine's page reports it, and shows its newest one.
     visitor.go("machines/web01/20200101T000000Z")
     page.get_by_label("Chosen point").get_by_text(made.points[-1]).wait_for()
     page.get_by_role("alert").get_by_text("There is no point 20200101T000000Z").wait_for()
 
 
-def test_a_login_that_is_ended_elsewhere_leads_to_the_login(running, visit):
+def test_a_login_revoked_elsewhere_leads_to_the_login_page(running, visit):
     visitor, page = enter(visit, running, "auditor")
     visitor.go("about")
     page.get_by_text("auditor, role viewer").wait_for()
@@ -108,7 +108,7 @@ def test_a_login_that_is_ended_elsewhere_leads_to_the_login(running, visit):
     assert page.get_by_text("The service is away").count() == 0
 
 
-def test_a_viewer_sees_and_starts_nothing(running, made, visit, tmp_path):
+def test_a_viewer_gets_no_actions(running, made, visit, tmp_path):
     run = slow_backup(running, tmp_path)
     visitor, page = enter(visit, running, "auditor")
     for address, heading, hidden in (
@@ -150,7 +150,7 @@ def test_a_run_is_followed_and_cancelled(running, visit, tmp_path):
     assert running.get(f"runs/{run}")["state"] == "cancelled"
 
 
-def test_the_service_is_killed_and_comes_back(running, visit):
+def test_the_service_is_killed_and_restarted(running, visit):
     """On every page, each in a window of its own."""
     windows = []
     for address in (*PAGES, "machines/web01"):
@@ -166,17 +166,17 @@ def test_the_service_is_killed_and_comes_back(running, visit):
     running.start()
     for page in windows:
         page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
-        # What was asked while the service read the repository is asked again.
+        # Requests sent while the service read the repository are repeated.
         page.get_by_role("alert").first.wait_for(state="detached", timeout=30_000)
 
 
-def test_a_page_first_opened_while_the_service_is_away(running, visit):
+def test_a_page_opened_during_an_outage_recovers(running, visit):
     visitor, page = enter(visit, running)
     visitor.go("machines")
     page.get_by_role("link", name="web01", exact=True).wait_for()
     running.kill()
     page.get_by_text("The service is away").wait_for(timeout=20_000)
-    # Neither the code of that page nor its values are there yet.
+    # Neither the code of that page nor its values are loaded yet.
     visitor.go("jobs")
     page.get_by_text("could not be loaded").wait_for()
     running.start()
@@ -184,7 +184,7 @@ def test_a_page_first_opened_while_the_service_is_away(running, visit):
     assert page.get_by_role("alert").count() == 0
 
 
-def test_an_action_while_the_service_is_away(running, visit):
+def test_an_action_during_a_service_outage(running, visit):
     visitor, page = enter(visit, running)
     visitor.go("repository")
     page.get_by_text("none known").wait_for()
@@ -202,15 +202,15 @@ def test_an_action_while_the_service_is_away(running, visit):
     page.locator(".message").get_by_text("whether this was done is not known yet. It is not repeated").wait_for()
     running.start()
     page.get_by_text("The service is away").wait_for(state="detached", timeout=30_000)
-    # What it said of its absence goes with it.
+    # The message about the outage is removed.
     page.get_by_role("button", name="Close this message").first.wait_for(state="detached", timeout=5_000)
     page.get_by_role("button", name="Verify all data").click()
     page.get_by_role("link", name="Follow it").wait_for()
-    # The first click started nothing: it was told that it did not.
+    # The first click started nothing: it got an error.
     wait_until(lambda: [run["state"] for run in running.get("runs")["runs"]] == ["ok"], "the verify run")
 
 
-def test_a_recovery_while_the_service_is_away(running, visit):
+def test_a_recovery_survives_a_service_outage(running, visit):
     visitor, page = enter(visit, running)
     visitor.go("machines/web01")
     page.get_by_role("button", name="Recover").click()

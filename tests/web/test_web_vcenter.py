@@ -22,7 +22,7 @@ def vcenter(network, tmp_path):
 
 @pytest.fixture
 def service(coldrise, point, network, vcenter, nfs, tmp_path):
-    """A service beside an NFS server, in the network of the vCenter."""
+    """A service with an NFS server, in the network of the vCenter."""
     assert point.startswith("web01/")
     nfs("--versions", "3", "--idle", "1")
     with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, prefix=network.command(),
@@ -53,7 +53,7 @@ def test_a_vcenter_is_configured_and_a_machine_recovered_there(service, vcenter,
     form.get_by_label("This service’s host").fill("127.0.0.1")
     look(admin, "As the server’s console shows it.")
     form.get_by_role("button", name="Save and test").click()
-    # What it presents can be compared, and is taken over.
+    # Its certificate can be compared, and is adopted.
     servers.get_by_text(vcenter.thumbprint()).wait_for()
     servers.get_by_role("button", name="Edit").click()
     form = page.get_by_role("dialog", name="Hypervisor vc01")

@@ -1,4 +1,4 @@
-"""Ways of recovery besides booting here, what fits on the host, and what differs between points."""
+"""Ways of recovery besides booting here, the host's capacity, and differences between points."""
 
 import json
 import shlex
@@ -56,7 +56,7 @@ def recover(visit, place, machine="web01", user="admin"):
     return visitor, drawer
 
 
-def test_the_line_for_any_host_works(place, visit, tmp_path):
+def test_the_command_for_other_hosts_works(place, visit, tmp_path):
     visitor = visit(place.service)
     visitor.log_in()
     visitor.go("about")
@@ -89,7 +89,7 @@ def test_a_point_is_served_over_nbd(place, visit):
     # At 127.0.0.1 the page knows no address of its host that others could use.
     assert reach.get_by_text(f"ssh -N -L {port}:127.0.0.1:{port} HOST", exact=True).count() == 1
     reach.get_by_text("set COLDRISE_LISTEN").wait_for()
-    # What is started here comes first, and what holds for all servers is said once.
+    # Local starts come first, and remarks about all servers appear once.
     top = [element.bounding_box()["y"] for element in (reach.get_by_role("button", name="Boot it here"),
                                                        reach.get_by_role("link", name="Server over NBD"))]
     assert top == sorted(top)
@@ -106,7 +106,7 @@ def test_a_point_is_served_over_nbd(place, visit):
     assert disk.pread(len(place.disk), 0) == place.disk
     disk.pwrite(b"w" * MIB, 0)
     disk.flush()
-    # Who opens the page later sees what happened before.
+    # A page opened later shows earlier events.
     wait_until(lambda: place.service.get("sessions/from-page/activity/history")[-1:] != [], "a sample")
     page.reload()
     live = page.get_by_role("region", name="Live activity")
@@ -115,10 +115,10 @@ def test_a_point_is_served_over_nbd(place, visit):
     assert live.get_by_role("img", name="Throughput").count() == 1
     assert not visitor.violations()
     disk.shutdown()
-    # The line for QEMU works as it stands, with and without KVM.
+    # The printed line for QEMU works unchanged, with and without KVM.
     words = [*shlex.split(line), "-S", "-display", "none", "-monitor", "stdio"]
-    told = subprocess.run(words, input="info block\nquit\n", capture_output=True, text=True, timeout=60, check=True)
-    assert uri in told.stdout, told
+    shown = subprocess.run(words, input="info block\nquit\n", capture_output=True, text=True, timeout=60, check=True)
+    assert uri in shown.stdout, shown
 
     reach.get_by_role("button", name="Stop serving").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop serving").click()
@@ -127,7 +127,7 @@ def test_a_point_is_served_over_nbd(place, visit):
 
 
 def connected(uri):
-    """A client; `None` if the server does not listen yet. A handle that was refused once is of no more use."""
+    """A client; `None` if the server does not listen yet. A refused handle cannot be used again."""
     disk = nbd.NBD()
     try:
         disk.connect_uri(uri)
@@ -136,7 +136,7 @@ def connected(uri):
     return disk
 
 
-def test_what_the_service_refuses_starts_nothing(place, visit):
+def test_refused_requests_start_nothing(place, visit):
     visitor, drawer = recover(visit, place)
     drawer.get_by_label("Serve over NFS").check()
     drawer.get_by_label("Other hosts").check()
@@ -152,8 +152,8 @@ def test_what_the_service_refuses_starts_nothing(place, visit):
     assert not visitor.violations()
 
 
-def test_what_was_corrected_is_started(place, visit):
-    """No server runs for a session that cannot be published; the same drawer goes on with what is corrected."""
+def test_a_corrected_form_is_submitted(place, visit):
+    """No server runs for a session that cannot be published; the same drawer continues after the correction."""
     visitor, drawer = recover(visit, place, user="operator")
     taken = f"taken-{free_port()}"
     place.coldrise.publish(place.first, taken)
@@ -217,7 +217,7 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     assert page.evaluate("document.activeElement.id") == "main", "the keyboard goes on in the new page"
     assert (place.service.state / "restores" / name).read_bytes() == place.disk
     page.get_by_text("web01: restore: done.").wait_for()
-    # It is not replaced unasked, and the page says so wherever it is.
+    # It is only replaced on request, and every page reports it.
     visitor.go("machines/web01")
     page.get_by_role("button", name="Recover").click()
     drawer.get_by_label("Restore on the host").check()
@@ -227,7 +227,7 @@ def test_a_disk_is_restored_in_the_services_folder(place, visit):
     assert "or check “Replace an existing file”" in page.locator(".message", has_text="exists").inner_text()
 
 
-def test_a_device_is_overwritten_only_after_a_question(place, visit, tmp_path):
+def test_a_device_is_overwritten_only_after_confirmation(place, visit, tmp_path):
     visitor, drawer = recover(visit, place)
     page = visitor.page
     drawer.get_by_label("Restore on the host").check()
@@ -292,7 +292,7 @@ def test_a_machine_that_fits_keeps_its_memory(place, visit):
     assert memory.input_value() == "" and "--memory" not in drawer.locator("code").inner_text()
 
 
-def test_the_blocks_that_differ_are_shown(place, visit):
+def test_differing_blocks_are_shown(place, visit):
     visitor = visit(place.service)
     visitor.log_in()
     page = visitor.page
@@ -339,7 +339,7 @@ def test_a_job_has_every_setting(place, visit):
               "bitmap": "coldrise", "retries": 5, "retry_seconds": 30, "disks": {"vda": "raw:/dev/vg/{machine}"}}
     assert {name: job.get(name) for name in wanted} == wanted
     page.get_by_text("at most 25.0 MiB/s").wait_for()
-    # What is edited shows what is stored; what the service refuses is said in its words.
+    # The form shows stored values; refusals are shown in the service's words.
     page.get_by_role("button", name="Edit").click()
     form = page.get_by_role("dialog", name="Job full")
     form.get_by_text("More settings").click()

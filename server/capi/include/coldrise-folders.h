@@ -216,7 +216,7 @@ int coldrise_node_write_waits (const coldrise_node *file, size_t length,
                                uint64_t offset);
 
 /* Work that waits, on threads of the library. The numbers of threads and of waiting
- * tasks are bounded. errno: EAGAIN if there is no room; the caller then does the work
+ * tasks are bounded. errno: EAGAIN if the queue is full; the caller then does the work
  * itself. Do not release the file before the callback.
  */
 typedef void coldrise_task_callback (void *context);

@@ -96,8 +96,8 @@ int coldrise_exports_list (coldrise_repository *repository, size_t limit,
                            void *context);
 
 /* Writes the name of the default export into `name`, which must hold
- * COLDRISE_NAME_MAX bytes. Returns 1 if there is one (the repository has exactly one
- * export), 0 if there is none, -1 on failure.
+ * COLDRISE_NAME_MAX bytes. Returns 1 if it exists (the repository has exactly one
+ * export), 0 if not, -1 on failure.
  */
 int coldrise_exports_default (coldrise_repository *repository, char *name);
 
@@ -160,7 +160,7 @@ int coldrise_export_zero (const coldrise_export *export_, uint64_t length,
 int coldrise_export_trim (const coldrise_export *export_, uint64_t length,
                           uint64_t offset, uint32_t flags);
 
-/* Decodes a range into the chunk cache, as far as it has room. */
+/* Decodes a range into the chunk cache, as far as it has space. */
 int coldrise_export_prefetch (const coldrise_export *export_, uint64_t length,
                               uint64_t offset);
 

@@ -32,7 +32,7 @@ def _run(*command):
 
 
 class LoopFileSystem:
-    """Made and mounted at once; `close` unmounts it."""
+    """Created and mounted immediately; `close` unmounts it."""
 
     def __init__(self, directory, size_bytes):
         self.image = directory / "power.ext4"

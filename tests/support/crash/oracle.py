@@ -1,4 +1,4 @@
-"""What a disk may hold, known outside the server.
+"""The valid contents of a disk, known outside the server.
 
 The oracle keeps, for each cell, the writes that may still be seen in it. Every
 event (a request sent, a reply received) gets the next tick of one clock, so of
@@ -191,7 +191,7 @@ class DiskOracle:
         self.power_is_cut = False
 
     def _forget(self, history):
-        """Drops writes that no read can return any more."""
+        """Drops writes that no read can return now."""
         horizon = min(self.observers, default=RUNNING)
         binding = max(
             (w.issue for w in history if self._survives(w) and w.end < horizon), default=-1

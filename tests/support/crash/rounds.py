@@ -1,4 +1,4 @@
-"""The two ways to crash, the clients that come and go, and the rounds of each."""
+"""The two kinds of crash, the clients that connect and leave, and the rounds of each."""
 
 import contextlib
 import pathlib

@@ -1,4 +1,4 @@
-"""Cells of a disk that say what they are.
+"""Cells of a disk that identify themselves.
 
 A cell is the unit in which the oracle thinks: a 4 KiB block, or 128 bytes where
 sub-block writes are tried. Its first 28 bytes, little endian:
@@ -11,7 +11,7 @@ sub-block writes are tried. Its first 28 bytes, little endian:
     24  4  CRC-32 of everything else in the cell
 
 The rest is random and different for every write and place. A torn, misplaced
-or foreign cell is told from a good one without knowing what was written.
+or foreign cell is distinguished from a good one without knowing the written data.
 """
 
 import random
@@ -28,7 +28,7 @@ _BODY_START = _HEADER.size + _CHECKSUM.size
 _POOL = random.Random("the bodies of cells").randbytes(1 << 20)
 _ZEROES = bytes(BLOCK)
 
-# What a cell of zeroes counts as; sequence numbers start above it.
+# The number of a cell of zeroes; sequence numbers start above it.
 ZERO = 0
 
 
@@ -59,7 +59,7 @@ def read_stamp(disk, offset, cell):
 
 
 class Garbage:
-    """A cell that nobody wrote there."""
+    """A cell that was never written there."""
 
     def __init__(self, what):
         self.what = what

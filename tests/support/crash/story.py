@@ -352,7 +352,7 @@ class Story:
             self.check_point(address)
 
     def check_live(self):
-        """Checks the session without a crash: every answered write is there, flushed or not."""
+        """Checks the session without a crash: every answered write is present, flushed or not."""
         for disk in self.disks:
             began = disk.begin_read()
             violations = disk.judge_read(self.read_disk(self.export(disk)), 0, began)

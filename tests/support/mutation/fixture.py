@@ -155,7 +155,7 @@ class Fixture:
 
 
 def mark_number(layer):
-    """Of the newest mark; see "Layer files" in docs/on-disk-format.md."""
+    """The offset of the newest mark; see "Layer files" in docs/on-disk-format.md."""
     with open(layer, "rb") as file:
         return max(int.from_bytes(os.pread(file.fileno(), 8, at), "little") for at in (4096, 8192))
 

@@ -70,7 +70,7 @@ type askingMachine struct{ *simulator.VirtualMachine }
 var (
 	asks    bool
 	answers = make(chan string, 1)
-	// Of what commands change.
+	// Protects the state that commands change.
 	lock sync.Mutex
 )
 

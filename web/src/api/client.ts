@@ -2,7 +2,7 @@
 import { pageWords } from '../lib/words';
 import type { Operations, Problem as ProblemDocument } from './schema';
 
-/** What went wrong, in the service's words. */
+/** An error, in the service's words. */
 export class Problem extends Error {
   /** HTTP status; 0 if the service did not answer. */
   readonly status: number;

@@ -1,4 +1,4 @@
-// The one event stream: it feeds every view, and says whether the service is there.
+// The one event stream: it feeds every view, and reports whether the service is reachable.
 import { call } from './client';
 import type { Event as ServiceEvent } from './schema';
 
@@ -26,7 +26,7 @@ class Stream {
       if (this.status === 'away') for (const listener of this.#backListeners) listener();
       this.status = 'open';
       this.#pause = FIRST_PAUSE_MS;
-      // A new EventSource has no Last-Event-ID: what was missed is fetched again.
+      // A new EventSource has no Last-Event-ID: missed changes are fetched again.
       if (this.#wasLost) this.#tell({ type: 'reset' });
       this.#wasLost = false;
     };

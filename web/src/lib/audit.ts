@@ -1,7 +1,7 @@
-// Sentences of the audit log. What was asked stays below each: the log's entries are requests.
+// Sentences of the audit log. The request stays below each: the log's entries are requests.
 import type { AuditEntry } from '../api/schema';
 
-// The request, and what it did. $1 is the part in parentheses; {name} is a field of the request's body.
+// The request, and its effect. $1 is the part in parentheses; {name} is a field of the request's body.
 const REQUESTS: [request: RegExp, sentence: string][] = [
   [/^POST \/runs\/(.+)\/cancel$/, 'cancelled run $1'],
   [/^DELETE \/queue\/(.+)$/, 'cancelled run $1'],
@@ -66,7 +66,7 @@ function startOf(asked: Fields): string {
   return `started ${what}${subject}${details.length > 0 ? ` (${details.join(', ')})` : ''}`;
 }
 
-/** What the entry's request did; what was asked if it is none that is known. */
+/** The effect of the entry's request; the request itself if it is unknown. */
 export function auditSentence({ action, subject }: AuditEntry): string {
   const request = decodeURIComponent(action.replace(' /api/v1', ' '));
   const asked = fields(subject);

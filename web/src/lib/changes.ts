@@ -6,7 +6,7 @@ export function shareOf(ranges: DifferingRange[], bytes: number, cells: number):
   const cell = Math.max(1, bytes) / cells;
   const shares = new Array<number>(cells).fill(0);
   for (const range of ranges) {
-    // Of a joined range it is only known how much of it differs: that is spread evenly.
+    // For a joined range only the amount that differs is known: it is spread evenly.
     const density = range.differing_bytes / range.length_bytes;
     const end = range.offset_bytes + range.length_bytes;
     for (let index = Math.floor(range.offset_bytes / cell); index < cells && index * cell < end; index += 1) {

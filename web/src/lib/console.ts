@@ -5,7 +5,7 @@ export function socketOf(session: string, what: 'screen' | 'serial'): string {
   return `${location.origin.replace(/^http/, 'ws')}/api/v1/sessions/${encodeURIComponent(session)}/${what}`;
 }
 
-/** What a console says after its connection has ended. It connects again by itself. */
+/** The message of a console after its connection has ended. It reconnects automatically. */
 export function awayText(console: string, { code, reason }: { code: number; reason: string }): string {
   if (code === 1000) return 'The machine has ended.';
   if (reason.includes('is starting')) return 'The machine is starting…';

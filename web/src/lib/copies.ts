@@ -1,9 +1,9 @@
-// Copies elsewhere: their states in words, and what was saved by what.
+// Copies elsewhere: their states in words, and the savings by cause.
 import type { CopyCounts, CopyState, MachineCopies, TargetCopies } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 import { count, elapsed, size } from './units';
 
-/** What nobody knows is grey, and not green. */
+/** Unknown states are grey, not green. */
 export const COPY_TONES: Record<CopyState, Tone> = {
   current: 'good', copying: 'live', behind: 'warn', never: 'none', unknown: 'none', failing: 'bad',
 };
@@ -34,12 +34,12 @@ export interface Part {
   colour: string;
 }
 
-/** What was looked at, copies that did not end included. */
+/** The processed bytes, unfinished copies included. */
 export function offeredBytes({ line, size_bytes: size }: CopyCounts): number {
   return line ? line.unchanged_bytes + line.zero_bytes + line.known_bytes + line.content_bytes : size;
 }
 
-/** Where the bytes of the copied points went: what was not sent, by what means, and what was. */
+/** The bytes of the copied points: not sent, by cause, and sent. */
 export function savedParts(counts: CopyCounts): Part[] {
   const { line, size_bytes: all, read_bytes: read, stored_bytes: stored } = counts;
   if (line) {

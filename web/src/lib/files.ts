@@ -4,7 +4,7 @@ import type { FileEntry, PointState } from '../api/schema';
 import { attempt } from './messages.svelte';
 import { to } from './route.svelte';
 
-/** A path in a file system of a point. Names that are no text have their bytes in `hex`. */
+/** A path in a file system of a point. Names that are not text have their bytes in `hex`. */
 export interface Place {
   machine: string;
   point: string;
@@ -13,7 +13,7 @@ export interface Place {
   hex?: string | undefined;
 }
 
-/** What requests call the place. */
+/** The place's name in requests. */
 export function queryOf({ system, path, hex }: Place): { system: string; path?: string; path_hex?: string } {
   return hex ? { system, path_hex: hex } : { system, path };
 }
@@ -33,7 +33,7 @@ export function downloadOf(place: Place): string {
   return addressOf('/machines/{machine}/points/{point}/files/content', { machine, point }, queryOf(place));
 }
 
-/** Downloads a place. A refusal is said here: the browser would show it as a page, or as a broken download. */
+/** Downloads a place. A refusal is shown here: the browser would show it as a page, or as a broken download. */
 export async function download(place: Place): Promise<void> {
   await attempt(async () => {
     const { machine, point } = place;

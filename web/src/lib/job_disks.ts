@@ -7,7 +7,7 @@ export function exceptionLines(exceptions: Exceptions): string {
     .join('\n');
 }
 
-/** What the lines say. A line of another form becomes a disk without a source, which the service refuses. */
+/** The parsed lines. A line of another form becomes a disk without a source, which the service refuses. */
 export function exceptionsOf(text: string): Exceptions {
   const exceptions: Exceptions = {};
   for (const line of text.split('\n').map((found) => found.trim()).filter(Boolean)) {

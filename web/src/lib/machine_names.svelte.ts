@@ -1,5 +1,5 @@
-// What people call the machines. The rail keeps it current; every page shows it beside the name that addresses a machine.
-/** Around text of either direction, where there is no element. */
+// Display names of machines. The rail keeps them current; every page shows them with the name that addresses a machine.
+/** Around text of either direction, where no element can be used. */
 const [ISOLATE, END] = [String.fromCharCode(0x2068), String.fromCharCode(0x2069)];
 
 class MachineNames {
@@ -10,7 +10,7 @@ class MachineNames {
     return Object.hasOwn(this.all, machine) ? this.all[machine] : undefined;
   }
 
-  /** The machine that a text names: by its display name in any case, else as it stands. */
+  /** The machine that a text names: by its display name in any case, else unchanged. */
   named(text: string): string {
     const found = Object.entries(this.all).find(([, name]) => name.toLowerCase() === text.toLowerCase());
     return found?.[0] ?? text;

@@ -9,7 +9,7 @@ export const STATE_WORDS: Record<MachineState, string> = {
   old: 'old',
   running: 'running from backup',
   empty: 'no backup',
-  // A backup that is there proves no boot.
+  // An existing backup does not prove a boot.
   good: 'backed up',
 };
 
@@ -21,7 +21,7 @@ const BY_TOPIC: Partial<Record<Alarm['topic'], MachineState>> = {
   age: 'old',
 };
 
-/** A boot check's own session: nobody recovers with it. */
+/** A boot check's own session: it is not a recovery. */
 export function isOfCheck({ session }: SessionDetails): boolean {
   return session.endsWith('-throwaway');
 }

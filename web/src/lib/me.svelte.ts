@@ -1,17 +1,17 @@
-// Who uses the page, and what they may do.
+// The user of the page, and their permissions.
 import { call, problemFrom, type Problem } from '../api/client';
 import type { Me, Role } from '../api/schema';
 
 export const ROLES: Role[] = ['viewer', 'operator', 'admin', 'backup', 'metrics'];
 
-/** Roles that do not see the machines: what they are for, and the pages that they have. */
+/** Roles that do not see the machines: their purpose, and their pages. */
 const NARROW: Partial<Record<Role, { may: string; pages: string[] }>> = {
   backup: { may: 'starts backups of jobs and sees their runs', pages: ['activity', 'runs', 'about'] },
   metrics: { may: 'reads /metrics, for programs such as Prometheus', pages: ['about'] },
 };
 
 class Caller {
-  /** `undefined`: not asked yet; `null`: not logged in. */
+  /** `undefined`: not requested yet; `null`: not logged in. */
   me = $state.raw<Me | null | undefined>();
   problem = $state.raw<Problem | undefined>();
 
@@ -30,7 +30,7 @@ class Caller {
     return this.me?.role === 'admin';
   }
 
-  /** What the role is for, if it has few of the pages. */
+  /** The purpose of the role, if it has few of the pages. */
   get onlyMay(): string | undefined {
     return this.me ? NARROW[this.me.role]?.may : undefined;
   }

@@ -1,4 +1,4 @@
-// Short messages at the edge of the page: what was started, what was refused.
+// Short messages at the edge of the page: started runs and refused requests.
 import { problemFrom } from '../api/client';
 import { stream } from '../api/events.svelte';
 

@@ -1,4 +1,4 @@
-// What a restore point's marks say.
+// The meaning of a restore point's marks.
 import type { ListedPoint, PointPage } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 

@@ -1,4 +1,4 @@
-// What the Recover drawer starts: the same choices as requests, as command lines and in words.
+// The requests of the Recover drawer: the same choices as requests, as command lines and in words.
 import type { Hardware, Host, Hypervisor, Start } from '../api/schema';
 import { commandLine, shellLine } from './command_line';
 import type { Point } from './points';
@@ -26,7 +26,7 @@ export interface Choices {
   isReplacing: boolean;
   /** Of the machine under libvirt; empty: as stored. */
   name: string;
-  /** A new identity: it can run beside the original. */
+  /** A new identity: it can run in parallel with the original. */
   isNew: boolean;
   link: 'none' | 'same' | 'named';
   /** Of libvirt, if the link is `named`. */
@@ -50,15 +50,15 @@ export function firstChoices(): Choices {
 }
 
 export interface Plan {
-  /** What is started, in this order. */
+  /** The runs to start, in this order. */
   starts: Start[];
   /** The same on the command line. */
   lines: string[];
-  /** What will happen, in words. */
+  /** The effect, in words. */
   will: string;
   /** When it can be used, and how much is moved until then. */
   clocks: string;
-  /** What it overwrites for ever, if anything. */
+  /** The data that it overwrites irrevocably, if any. */
   overwrites?: string;
 }
 

@@ -1,4 +1,4 @@
-// Starting runs, and what records of runs say.
+// Starting runs, and the content of run records.
 import { call, onceKey } from '../api/client';
 import { stream } from '../api/events.svelte';
 import type { RunRecord, Start } from '../api/schema';
@@ -11,7 +11,7 @@ import { pageWords } from './words';
 /** Interval of looking whether a run serves. */
 const LOOKING_MS = 300;
 
-/** Starts a run and says so, with a link to it. */
+/** Starts a run and shows a message with a link to it. */
 export async function startRun(body: Start, what: string): Promise<boolean> {
   return attempt(async () => {
     const started = await call('POST /runs', { body, once: onceKey() });
@@ -27,7 +27,7 @@ function ended(id: string): Promise<RunRecord> {
       const run = await call('GET /runs/{id}', { path: { id } });
       if (run.state !== 'running' && stop()) resolve(run);
     };
-    // A run that has not begun is not known yet; its events come.
+    // A run that has not begun is not known yet; its events will arrive.
     const lookAgain = () => void look().catch(() => undefined);
     const stop = stream.listen((event) => {
       if (event.type === 'reset' || (event.type === 'run' && event.id === id && event.state !== 'running')) lookAgain();
@@ -36,7 +36,7 @@ function ended(id: string): Promise<RunRecord> {
   });
 }
 
-/** What a verify has found. Its list is absent if it was too long to be kept. */
+/** The findings of a verify. Its list is absent if it was too long to be kept. */
 export interface FoundDamage {
   summary: string;
   /** MACHINE/POINT/DISK or live/SESSION/DISK. */
@@ -85,7 +85,7 @@ export async function servedSession(id: string): Promise<string> {
   for (;;) {
     // A run that has not begun is not known yet.
     const run = await call('GET /runs/{id}', { path: { id } }).catch(() => undefined);
-    // One that needs nobody to serve it has ended already.
+    // One that needs no server has ended already.
     const session: unknown = run?.progress?.['session'] ?? (run?.state === 'ok' ? run.result?.counts?.['session'] : undefined);
     if (typeof session === 'string') return session;
     if (run && run.state !== 'running') throw new Error(run.state === 'cancelled' ? 'It was cancelled.' : failureOf(run));
@@ -108,7 +108,7 @@ export async function sayEnd(id: string, what: string): Promise<void> {
 export const RUN_TONES: Record<RunRecord['state'], Tone> = { running: 'accent', ok: 'good', failed: 'bad', cancelled: 'none',
   lost: 'warn' };
 
-/** Runs that end only when somebody ends them: servers and machines. They have no progress. */
+/** Runs that end only on request: servers and machines. They have no progress. */
 export function isEndless({ plan, machine }: RunRecord): boolean {
   const isUndo = plan?.arguments.includes('--undo');
   return Boolean(machine) || plan?.command.startsWith('serve ') === true || plan?.command === 'attach'
@@ -136,7 +136,7 @@ export function progressOf(raw: unknown): Progress | undefined {
   return { phase: word('phase'), disk: word('disk'), done, total, perSecond, ...rest };
 }
 
-/** What a run is about, in few words. */
+/** The subject of a run, in few words. */
 export function subjectOf(run: RunRecord): string {
   const plan = run.plan;
   if (!plan) return run.id;

@@ -1,4 +1,4 @@
-// What a serial console prints, as plain text. Escape sequences are dropped; \r, \n, \b and tabs are obeyed.
+// The output of a serial console, as plain text. Escape sequences are dropped; \r, \n, \b and tabs are obeyed.
 
 /** Lines that are kept. */
 const MAX_LINES = 2_000;
@@ -68,7 +68,7 @@ const KEYS: Record<string, string> = {
   ArrowUp: '\x1b[A', ArrowDown: '\x1b[B', ArrowRight: '\x1b[C', ArrowLeft: '\x1b[D', Home: '\x1b[H', End: '\x1b[F',
 };
 
-/** What a key sends to the console; `undefined` for keys that the browser keeps. */
+/** The text that a key sends to the console; `undefined` for keys that the browser keeps. */
 export function bytesOf(event: Pick<KeyboardEvent, 'key' | 'ctrlKey' | 'altKey' | 'metaKey'>): string | undefined {
   if (event.metaKey) return undefined;
   if (event.ctrlKey) return /^[a-z[\\\]]$/i.test(event.key) ? String.fromCharCode(event.key.toUpperCase().charCodeAt(0) & 31) : undefined;

@@ -15,7 +15,7 @@ export interface Server {
   isLocal: boolean;
   tls: 'none' | 'certificates' | 'psk';
   isReadOnly: boolean;
-  /** Who reaches what through it, and how: equal for servers that can stand for each other. */
+  /** Its clients, its content and its transport: equal for servers that can stand for each other. */
   terms: string;
 }
 
@@ -62,7 +62,7 @@ export interface Line {
   line: string;
 }
 
-/** QEMU with disks that it opens at these places; it emulates where there is no KVM. */
+/** QEMU with disks that it opens at these places; it emulates without KVM. */
 function qemu(hardware: Hardware | undefined, drives: string[], objects: string[] = []): string {
   const bus = hardware?.disk_bus === 'sata' || hardware?.disk_bus === 'ide' ? 'ide' : 'virtio';
   return shellLine('qemu-system-x86_64', '-accel', 'kvm', '-accel', 'tcg', '-m', hardware?.memory_mib ?? 2048, '-smp', hardware?.cpus ?? 2,

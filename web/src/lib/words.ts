@@ -1,4 +1,4 @@
-// What the service says to callers of its command line and API, for readers of the page.
+// Messages of the service for its command line and API, reworded for readers of the page.
 const WORDS: [string, string][] = [
   ['or overwrite it with --force', 'or check “Overwrite existing files”'],
   ['or use --force to replace it', 'or check “Replace an existing file”'],

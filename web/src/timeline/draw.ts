@@ -10,7 +10,7 @@ const AXIS_Y = 122;
 const RADIUS = 8;
 /** Marks nearer than this become bars. */
 const CROWDED_PX = 9;
-/** Smaller marks have no room for a sign: their shape says it. */
+/** Smaller marks have no space for a sign: their shape shows it. */
 const LEAST_SIGN_PX = 6;
 const COLUMN_PX = 5;
 
@@ -140,7 +140,7 @@ interface Alone {
   gap: number;
 }
 
-/** Points with room around them in their lane, and bars for those without. */
+/** Points with space around them in their lane, and bars for those without. */
 function columnsOf(scene: Scene, first: number, end: number): { bars: Map<number, Bar>; alone: Alone[] } {
   const bars = new Map<number, Bar>();
   const lanes = (['backup', 'synthetic'] as const).flatMap((kind) => laneOf(scene, kind, first, end, bars));
@@ -175,7 +175,7 @@ function laneOf({ points, times, span, width }: Scene, kind: Point['kind'], firs
 
 const STACK: Tone[] = ['bad', 'warn', 'none', 'good'];
 
-/** Taller for more points; failures lie at the foot and keep at least three pixels. */
+/** Taller for more points; failures are at the bottom and keep at least three pixels. */
 function drawBar(context: CanvasRenderingContext2D, bar: Bar, colours: Colours): void {
   const height = Math.min(40, 12 + 6 * Math.log2(bar.count));
   let y = bar.y + height / 2;

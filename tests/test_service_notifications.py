@@ -1,4 +1,4 @@
-"""Who is told what: alarms, messages, restarts."""
+"""Alarms, the messages to their targets, and restarts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def ask(service, coldrise, number, *arguments):
     return name
 
 
-def test_an_alarm_of_a_job_is_told_once_and_cleared_by_a_success(service, jobs, web):
+def test_a_job_alarm_is_sent_once_and_cleared_by_a_success(service, jobs, web):
     add(service, webhook(web.url))
     jobs.add("nightly", ["web01"])
     [run_id] = jobs.run("nightly")
@@ -66,15 +66,15 @@ def test_ages_and_machines_without_a_job(service, jobs, web, coldrise, tmp_path)
     raised = web.message()
     assert (raised["key"], raised["severity"]) == ("uncovered:web01", "warn")
     jobs.add("nightly", ["web01"], age_limit_hours=24)
-    told = {(m["key"], m["occasion"]) for m in (web.message(), web.message())}
-    assert told == {("uncovered:web01", "cleared"), ("age:web01", "raised")} and web.messages(2) == []
+    received = {(m["key"], m["occasion"]) for m in (web.message(), web.message())}
+    assert received == {("uncovered:web01", "cleared"), ("age:web01", "raised")} and web.messages(2) == []
     jobs.disk("web01").write_bytes(os.urandom(1 << 20))
     jobs.run("nightly")
     cleared = web.message()
     assert (cleared["key"], cleared["occasion"]) == ("age:web01", "cleared")
 
 
-def test_runs_of_the_api_are_told_and_those_of_a_terminal_only_when_lost(service, jobs, web, coldrise):
+def test_api_runs_are_reported_and_terminal_runs_only_if_lost(service, jobs, web, coldrise):
     add(service, webhook(web.url, topics=["run_failed", "run_lost", "run_succeeded"]))
     asked = ask(service, coldrise, 1, "verify")
     failed = ask(service, coldrise, 2, "backup", "web01", "vda=raw:/missing")
@@ -82,17 +82,17 @@ def test_runs_of_the_api_are_told_and_those_of_a_terminal_only_when_lost(service
     assert by_hand.run("backup", "web01", "vda=raw:/missing").returncode != 0
     plan = json.loads((service.runs / failed / "plan.json").read_text())
     lost = service.runs / failed.replace("-9002-", "-0001-")
-    # There at once: the service looks at any time.
+    # Immediately: the service checks at any time.
     new = service.folder / "lost"
     new.mkdir(mode=0o700)
     (new / "lock").touch()
     (new / "plan.json").write_text(json.dumps({**plan, "requested_by": None}))
     new.rename(lost)
-    told = {}
-    while len(told) < 3:
+    received = {}
+    while len(received) < 3:
         message = web.message()
-        told[message["run"]] = (message["topic"], message["occasion"])
-    assert told == {asked: ("run_succeeded", "event"), failed: ("run_failed", "event"), lost.name: ("run_lost", "event")}
+        received[message["run"]] = (message["topic"], message["occasion"])
+    assert received == {asked: ("run_succeeded", "event"), failed: ("run_failed", "event"), lost.name: ("run_lost", "event")}
     more = web.messages(1)
     assert more == [], [(message["run"], message["topic"], message["occasion"]) for message in more]
     assert active(service) == []
@@ -117,7 +117,7 @@ def test_a_message_survives_a_kill_in_the_middle_of_its_delivery(service, jobs):
         assert sink.messages(2) == []
 
 
-def test_a_target_that_refuses_is_tried_again_and_others_are_not_held_up(service, jobs, web):
+def test_a_refusing_target_is_retried_without_delaying_others(service, jobs, web):
     with WebSink(500) as broken:
         target = add(service, webhook(broken.url))
         add(service, webhook(web.url, "gotify"))
@@ -129,7 +129,7 @@ def test_a_target_that_refuses_is_tried_again_and_others_are_not_held_up(service
         assert not shown["last_result"]["is_ok"] and "answered 500" in shown["last_result"]["text"]
         assert shown["waiting"] == 1
         broken.requests.get(timeout=5)
-        # A change of the target sends at once what waits.
+        # A change of the target sends waiting messages immediately.
         broken.behaviour = "ok"
         change(service, target)
         assert broken.message()["topic"] == "run_failed"
@@ -147,10 +147,10 @@ def test_many_messages_become_one_and_switching_off_drops_them(service, jobs):
         sink.behaviour = "ok"
         change(service, target)
         # An attempt with the last message may have been under way.
-        told = [sink.message()]
-        told += [sink.message()] if "messages" not in told[0] else []
-        count = len(told[-1]["messages"])
-        assert count + len(told) == 9 and told[-1]["subject"] == f"[Coldrise] fail: {count} messages"
+        received = [sink.message()]
+        received += [sink.message()] if "messages" not in received[0] else []
+        count = len(received[-1]["messages"])
+        assert count + len(received) == 9 and received[-1]["subject"] == f"[Coldrise] fail: {count} messages"
         wait_for(lambda: service.get("notifications/targets")[0]["waiting"] == 0)
         sink.behaviour = 500
         service.call("DELETE", "jobs/nightly")
@@ -188,7 +188,7 @@ def test_only_administrators_see_targets_and_scopes_bound_alarms(service, jobs):
     assert service.call("POST", path.format("db01"), token=viewer, over="https").status == 403
 
 
-def test_a_repository_that_is_away_is_an_alarm_until_it_is_back(coldrise, tmp_path):
+def test_an_unreachable_repository_raises_an_alarm_until_it_returns(coldrise, tmp_path):
     clock = BothClocks(tmp_path)
 
     def seen():
@@ -206,12 +206,12 @@ def test_a_repository_that_is_away_is_an_alarm_until_it_is_back(coldrise, tmp_pa
         wait_for(lambda: not seen())
 
 
-def test_the_watchdog_is_told_while_the_service_answers(tmp_path):
+def test_the_watchdog_is_notified_while_the_service_answers(tmp_path):
     service = Coldrised(tmp_path)
     notify = tmp_path / "n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, (tmp_path / "log").open("wb") as log:
-        told.bind(str(notify))
-        told.settimeout(30)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications, (tmp_path / "log").open("wb") as log:
+        notifications.bind(str(notify))
+        notifications.settimeout(30)
         started = os.fstat(log.fileno())
         command = ["sh", "-c", 'WATCHDOG_PID=$$ exec "$@"', "sh", *service.command()]
         environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "900000",
@@ -220,16 +220,16 @@ def test_the_watchdog_is_told_while_the_service_answers(tmp_path):
         try:
             words = queue.Queue()
             for _ in range(12):
-                words.put(told.recv(4096).decode())
+                words.put(notifications.recv(4096).decode())
             found = "".join(words.queue)
             assert "READY=1" in found and found.count("WATCHDOG=1") >= 3
             assert "STATUS=0 runs, 0 failures, 0 warnings" in found
             # A stopped process tells nothing: systemd would restart it.
             process.send_signal(19)
-            told.settimeout(1)
+            notifications.settimeout(1)
             with pytest.raises(TimeoutError):
                 while True:
-                    told.recv(4096)
+                    notifications.recv(4096)
             process.send_signal(18)
         finally:
             process.terminate()
