@@ -18,7 +18,7 @@ pub(crate) use builder::Builder;
 pub(crate) use present::Present;
 pub(crate) use table::{Table, Width};
 
-/// What happens to the bytes that a client writes into a range of the file.
+/// The destination of the bytes that a client writes into a range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
     /// They go to the disk.
@@ -58,7 +58,7 @@ pub struct Segment {
     pub length_bytes: u64,
     /// The source of its bytes.
     pub source: Source,
-    /// What happens to a client's writes to it.
+    /// The destination of a client's writes to it.
     pub writes: Writes,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Filesystem {
     on_end: Option<OnEnd>,
 }
 
-/// Called when the kernel sends no more requests.
+/// Called when the kernel stops sending requests.
 pub(crate) type OnEnd = Box<dyn FnOnce() + Send + Sync>;
 
 impl Filesystem {

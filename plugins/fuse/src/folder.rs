@@ -109,7 +109,7 @@ pub(crate) fn detach(path: &Path) -> Result<()> {
 }
 
 /// Ends our dead mounts in private folders of killed programs (`TMP/coldrise-…/NAME`), so that those
-/// folders can be removed. Returns their number. What cannot be ended now stays for the next call.
+/// folders can be removed. Returns their number. The rest stays for the next call.
 pub fn end_abandoned_mounts() -> usize {
     let parent = std::env::temp_dir();
     let Ok(parent) = parent.canonicalize() else { return 0 };

@@ -15,7 +15,7 @@ pub(crate) struct Nodes {
 
 struct LookedUpNode {
     node: Node,
-    /// Look-ups that the kernel was told of and will forget.
+    /// Look-ups that the kernel got an answer to and will forget.
     lookups: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a proof is made of or checked on: a disk of a repository, or a source outside of it.
+//! The content that a proof is made of or checked on: a disk of a repository, or a source outside of it.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use base64::Engine;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
-/// What precedes the 32 bytes of a public key in its DER form (RFC 8410).
+/// The bytes before the 32 bytes of a public key in its DER form (RFC 8410).
 const PUBLIC_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
 /// Maximum length of a key file, in bytes.
 const MAX_KEY_FILE_BYTES: u64 = 4096;

@@ -9,7 +9,7 @@
 //! can be checked on any copy: another repository, a restored file, an NBD export. docs/recovery.md
 //! specifies the document for third parties.
 //!
-//! A proof is read from a file that somebody else may have written: its length is limited, every field is
+//! A proof is read from an untrusted file: its length is limited, every field is
 //! checked, and its sections count only if they lead to the signed root.
 #![forbid(unsafe_code)]
 

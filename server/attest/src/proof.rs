@@ -22,7 +22,7 @@ const KIND: &str = "coldrise-proof";
 const VERSION: u64 = 1;
 const HASH: &str = "sha256";
 
-/// What is signed. The signed bytes are this object as JSON with sorted names and without spaces: the
+/// The signed part. The signed bytes are this object as JSON with sorted names and without spaces: the
 /// fields below stand in that order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -88,7 +88,7 @@ struct WrittenProof {
     sections: BTreeMap<String, WrittenSections>,
 }
 
-/// What tells the version of a proof.
+/// The version of a proof.
 #[derive(Deserialize)]
 struct Head {
     statement: HeadStatement,
@@ -103,7 +103,7 @@ struct HeadStatement {
 /// A proof whose signature and sections are right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// What is signed.
+    /// The signed part.
     pub statement: Statement,
     /// The key that signed it. Who holds it is not part of the proof.
     pub public_key: PublicKey,
@@ -224,7 +224,7 @@ impl Statement {
         if self.hash != HASH || self.leaf_bytes != LEAF_BYTES {
             return Err(invalid("another hash or size of leaves"));
         }
-        // Names of this form need no escapes, so everybody writes the signed bytes alike.
+        // Names of this form need no escapes, so every implementation writes the signed bytes alike.
         MachineName::parse(&self.machine)?;
         PointName::parse(&self.point)?;
         if self.disks.is_empty() || self.disks.len() > MAX_DISKS {

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_advice_of_whoever_is_nearest_comes_last() {
+    fn the_advice_of_the_nearest_caller_comes_last() {
         let below = std::io::Error::from_raw_os_error(libc::EIO);
         let error = Error::io("reading db", below).advise("look at the drive").context("web01");
         let error = error.advise("try again");

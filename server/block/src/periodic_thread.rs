@@ -65,11 +65,11 @@ mod tests {
 
     #[test]
     fn it_turns_until_it_breaks_or_is_dropped() {
-        let (told, turns) = channel();
+        let (sender, turns) = channel();
         let mut left = 3;
         let breaking = PeriodicThread::start("test", Duration::from_millis(1), move || {
             left -= 1;
-            let _ = told.send(left);
+            let _ = sender.send(left);
             if left > 0 {
                 ControlFlow::Continue(())
             } else {

@@ -19,7 +19,7 @@ pub fn would_wait() -> Error {
     Error::new(ErrorKind::WouldWait, "the bytes are not in memory")
 }
 
-/// What a part of a read was answered from.
+/// The source of a part of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadSource {
     /// Stored chunks, decoded for this read.
@@ -43,7 +43,7 @@ pub struct ReadPiece {
     pub length_bytes: u64,
 }
 
-/// What a disk is told about a read, and what it tells.
+/// The parameters of a read, and the sources that the disk reports for it.
 ///
 /// An observed read collects its parts, in the order in which they were read. Neighbours with one
 /// source are joined, so the usual read allocates nothing. After an error it has the parts before it.
@@ -57,14 +57,14 @@ pub struct ReadContext {
 }
 
 impl ReadContext {
-    /// Of a read that nobody observes: it costs no look at the clock.
+    /// For a read without an observer: it does not read the clock.
     #[inline]
     pub fn new(waiting: Waiting) -> ReadContext {
         let is_observed = false;
         ReadContext { waiting, is_observed, last: None, earlier: Vec::new(), waits_since: None }
     }
 
-    /// Of a read that is observed.
+    /// For a read with an observer.
     #[inline]
     pub fn observed(waiting: Waiting) -> ReadContext {
         ReadContext { is_observed: true, ..ReadContext::new(waiting) }

@@ -23,21 +23,21 @@ use crate::{Context, Result};
 const LOCK: &str = "scratch-lock";
 /// The same before it is locked.
 const NEW_LOCK: &str = "scratch-lock.new";
-/// A folder without a lock may be a new one for so long.
+/// A folder without a lock counts as new for this long.
 const NEW: Duration = Duration::from_secs(3600);
 
 /// The purpose of a folder, a part of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchKind {
-    /// Of a backup of a running machine.
+    /// For the backup of a running machine.
     Backup,
-    /// Of a machine that a user boots.
+    /// For a machine that a user boots.
     Boot,
-    /// Of a machine that is checked.
+    /// For a boot check.
     Check,
-    /// Of a machine that reads file systems.
+    /// For a machine that reads file systems.
     Files,
-    /// Of a foreign image's reader.
+    /// For the reader of a foreign image.
     Image,
     /// Of nbdkit.
     Nbdkit,
@@ -194,7 +194,7 @@ fn remove(path: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What a kill leaves: the folder, and no holder of its lock.
+    /// Leaves the same as a kill: the folder, and no holder of its lock.
     fn abandon(folder: ScratchFolder) -> PathBuf {
         let path = folder.path().to_owned();
         let ScratchFolder { _lock, .. } = &folder;

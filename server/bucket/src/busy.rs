@@ -2,7 +2,7 @@
 //!
 //! A compaction removes what no point needs; a writer may have found just that, and name it in the next point. So they never
 //! run at the same time. There is no lock in an object store: each puts an object of its own in `busy/` first, and then looks for
-//! those that exclude it. If both begin at once, at least one sees the other. What was not renewed for [`FORGOTTEN`] is of a
+//! those that exclude it. If both begin at once, at least one sees the other. An object that was not renewed for [`FORGOTTEN`] is of a
 //! process that was killed. All times are the server's.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const LATE: Duration = Duration::from_secs(10 * 60);
 /// The content of an object whose process has ended, and may not remove it.
 const ENDED: &[u8] = b"ended";
 
-/// What a process does.
+/// The activity of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Writer,
@@ -138,7 +138,7 @@ impl Busy {
     }
 
     /// # Errors
-    /// `Incomplete` if this process could not say for too long that it is there, or somebody has removed what says so; errors
+    /// `Incomplete` if this process could not renew its object for too long, or the object was removed; errors
     /// of reaching the store.
     pub(super) fn check(&self) -> Result<()> {
         match self.objects.get(&self.name, 1) {

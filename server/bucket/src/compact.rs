@@ -3,7 +3,7 @@
 //! # Order of writes, and crashes
 //!
 //! Everything that points lead to is found first; if one page of a map cannot be read, nothing is removed. Then packs of
-//! which nothing is needed are removed, and those of which less than half is needed are put anew without the rest: the numbers of the
+//! which nothing is needed are removed, and those of which less than half is needed are rewritten without the rest: the numbers of the
 //! values stay, and a removed one has the length 0. Each step is one request, and after each of them all points are whole.
 
 use std::collections::HashSet;
@@ -23,10 +23,10 @@ use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
 use super::walk::Reached;
 use super::BucketRepository;
 
-/// A pack is put anew only if that returns so many bytes.
+/// A pack is rewritten only if that returns at least this many bytes.
 const LEAST_RETURNED_BYTES: u64 = 256 << 10;
 
-/// What a compaction has done.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompactReport {
     /// Packs that are there now.
@@ -35,7 +35,7 @@ pub struct CompactReport {
     pub size_bytes: u64,
     /// Packs that were removed.
     pub removed_packs: u64,
-    /// Packs that were put anew.
+    /// Packs that were rewritten.
     pub rewritten_packs: u64,
     /// Bytes that were returned.
     pub returned_bytes: u64,
@@ -59,7 +59,7 @@ impl BucketRepository {
     /// nothing is removed; errors of reaching the store.
     pub fn compact(&self, is_meant: bool) -> Result<CompactReport> {
         let busy = Busy::begin(&self.reader.objects, Role::Compactor)?;
-        // Before the points are read: what is put later is not looked at.
+        // Before the points are read: packs that are put later are not looked at.
         let listed = self.reader.objects.list(FOLDER)?;
         let mut reached = Reached::default();
         let points = self.all_points()?;
@@ -119,7 +119,8 @@ impl BucketRepository {
         let all: u64 = (0..table.count()).map(size).sum();
         match needed * 2 < all && all - needed >= LEAST_RETURNED_BYTES {
             true => {
-                match self.put_anew(busy, used.pack, |place| used.places.contains(place as u32)) {
+                match self.rewrite_pack(busy, used.pack, |place| used.places.contains(place as u32))
+                {
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         tracing::warn!("{}", error.full_message());
                         Ok(used.size_bytes)
@@ -135,7 +136,7 @@ impl BucketRepository {
     ///
     /// # Errors
     /// `Corrupt` if one of these cannot be read: then the pack stays as it is.
-    pub(super) fn put_anew(
+    pub(super) fn rewrite_pack(
         &self,
         busy: &Busy,
         pack: PackNumber,
@@ -160,11 +161,11 @@ impl BucketRepository {
             sizes.push(value.len() as u32);
             values.extend_from_slice(value);
         }
-        let anew = assemble(keys, pack, &sizes, &names, &values)?;
-        let size_bytes = anew.len() as u64;
+        let rewritten = assemble(keys, pack, &sizes, &names, &values)?;
+        let size_bytes = rewritten.len() as u64;
         // A copy that was let in meanwhile may count on what is removed.
         busy.check_time()?;
-        self.reader.objects.put(&name, anew)?;
+        self.reader.objects.put(&name, rewritten)?;
         Ok(size_bytes)
     }
 

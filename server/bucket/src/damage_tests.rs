@@ -146,7 +146,7 @@ fn another_key_writes_nothing() {
 }
 
 #[test]
-fn a_writer_that_may_not_remove_anything_blocks_nobody() {
+fn a_writer_that_may_not_remove_anything_blocks_no_other() {
     let bucket = Bucket::new();
     bucket.memory.refuses_removal.store(true, Ordering::Relaxed);
     bucket.add(1, None, &random(1, 100));

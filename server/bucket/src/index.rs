@@ -1,6 +1,6 @@
 //! The local index of a bucket: which contents its packs have.
 //!
-//! It is a database in the directory of the repository that is copied, and a cache: without it, it is made anew from the
+//! It is a database in the directory of the repository that is copied, and a cache: without it, it is rebuilt from the
 //! packs' names. A copy begins by comparing it with the list of packs.
 //!
 //! When a pack has vanished, or has another size or time, a compaction was there, or something was lost. Then what points lead to is looked at
@@ -154,7 +154,7 @@ impl Index {
         news: &[(PackNumber, ListedPack, bool)],
     ) -> Result<()> {
         let tables = in_parallel(news, REQUESTS, |(pack, ..)| match reader.tables(*pack) {
-            // What it has is stored again. A verify tells of it.
+            // Its content is stored again. A verify reports it.
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!("{}", error.full_message());
                 Ok(None)
@@ -170,7 +170,7 @@ impl Index {
                     self.put(&mut batch, reader, name, id_of(*pack, place))?;
                 }
             }
-            // Without any index before, too, it may have been put anew.
+            // If there was no index before, the pack may have been rewritten, too.
             let is_changed = *is_changed || !(0..table.count()).all(has);
             put_pack(&mut batch, *pack, *shown, is_changed)?;
             self.database.write(batch, false)?;

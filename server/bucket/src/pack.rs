@@ -21,7 +21,7 @@ use super::keys::{BucketKeys, Name, NAME_BYTES};
 
 /// The number of a pack: random, from 1 to 2^47.
 pub(super) type PackNumber = u64;
-/// A pack is complete with so many bytes of values. With less, the tests in this crate need less
+/// A pack is complete at this size of values. With a lower limit, the tests in this crate need less
 /// data for several packs.
 const FULL_BYTES: usize = if cfg!(test) { 2 << 20 } else { 16 << 20 };
 const PLACE_BITS: u32 = 16;
@@ -147,7 +147,7 @@ fn names_purpose(number: PackNumber) -> String {
     format!("pack names {number:012x}")
 }
 
-/// What the first bytes of a pack say: where its parts lie, in bytes.
+/// The header of a pack: the places of its parts, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) sizes: Range<u64>,
@@ -233,7 +233,7 @@ impl Table {
     }
 }
 
-/// What the beginning of a pack says of its values.
+/// The tables at the beginning of a pack.
 pub(super) struct Tables {
     pub(super) table: Table,
     /// One for each value; `None` if they are damaged. Nothing is lost with them: contents have the same names again.

@@ -21,7 +21,7 @@ const VERIFY: &str = "coldrise bucket verify shows what it affects";
 pub(super) const REQUESTS: usize = 8;
 /// The first read of a pack: most have their sizes in it, and small ones everything.
 const FIRST_BYTES: u64 = 64 << 10;
-/// Pages of a disk lie side by side; they are read in blocks of so many bytes.
+/// Pages of a disk lie side by side; they are read in blocks of this size.
 const BLOCK_BYTES: u64 = 128 << 10;
 /// Values with less than this between them are read in one request.
 const GAP_BYTES: u64 = 64 << 10;
@@ -123,7 +123,7 @@ impl PackReader {
         Ok(requests)
     }
 
-    /// Reads the chunks of a request. If one is not where it was, a compaction may have put the pack anew: looks again.
+    /// Reads the chunks of a request. If one is not where it was, a compaction may have rewritten the pack: looks again.
     fn fetch(&self, request: &mut Request<'_>) -> Result<()> {
         match self.try_fetch(request) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -186,7 +186,7 @@ impl PackReader {
         Ok(table)
     }
 
-    /// What the beginning of a pack says. Nothing of it is kept.
+    /// The tables at the beginning of a pack. They are not cached.
     ///
     /// # Errors
     /// `Corrupt` if none of its values can be found; errors of reaching the store.

@@ -68,7 +68,7 @@ impl BucketRepository {
         Ok(points.into_iter().flatten().collect())
     }
 
-    /// The names of documents of points. What else lies there is not ours.
+    /// The names of documents of points. Other objects there are not ours.
     fn names_below(&self, prefix: &str) -> Result<Vec<String>> {
         let listed = self.reader.objects.list(prefix)?;
         Ok(listed.into_iter().map(|listed| listed.name).filter(|name| is_name(name)).collect())
@@ -166,7 +166,7 @@ impl BucketRepository {
         opened.map(Some).map_err(|error| error.context(name))
     }
 
-    /// What a point's document says of files.
+    /// The files in a point's document.
     pub fn facts_of_files(&self, count: usize, size_bytes: u64, files: &[u8]) -> PointFiles {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         PointFiles { count, size_bytes, hash: self.reader.keys.hash_of_files(files) }
@@ -209,7 +209,7 @@ impl BucketRepository {
         self.reader.objects.put(&name, self.reader.keys.encrypt(&purpose(&name), trace)?)
     }
 
-    /// What a machine reads first at a boot, if that is known.
+    /// The boot trace of a machine, if there is one.
     ///
     /// # Errors
     /// `Corrupt` if it is damaged; errors of reaching the store.

@@ -20,7 +20,7 @@ use coldrise_store::PointDocument;
 pub struct BucketDamage {
     /// MACHINE/POINT/DISK, or the name of an object.
     pub address: String,
-    /// What is damaged or missing.
+    /// Damaged or missing parts.
     pub reason: String,
 }
 
@@ -35,11 +35,11 @@ pub struct BucketVerifyReport {
     pub other_packs: u64,
     /// Bytes that were read of the packs; 0 if only maps were checked.
     pub read_bytes: u64,
-    /// What is damaged, in the order of the points.
+    /// The damage, in the order of the points.
     pub damaged: Vec<BucketDamage>,
-    /// Packs that were put anew without what was damaged, or removed.
+    /// Packs that were rewritten without what was damaged, or removed.
     pub mended_packs: u64,
-    /// Other packs of which only the list of names was made anew: nothing is lost.
+    /// Other packs of which only the list of names was rebuilt: nothing is lost.
     pub renamed_packs: u64,
     /// An object that was put back from the other one that holds the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ pub enum BucketCheck {
     Mend,
 }
 
-/// What is wrong with a pack.
+/// The damage of a pack.
 #[derive(Default)]
 struct Broken {
     /// Values that are missing or damaged, and why.
@@ -66,11 +66,11 @@ struct Broken {
     are_names_damaged: bool,
 }
 
-/// What was done to a pack.
+/// The repair of a pack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mended {
     Nothing,
-    /// Its list of names was made anew.
+    /// Its list of names was rebuilt.
     Names,
     /// Damaged values were removed.
     Values,
@@ -154,7 +154,7 @@ impl BucketRepository {
         Ok(report)
     }
 
-    /// What the points lead to, and their disks of which all maps can be read. The others are in the report.
+    /// Everything that the points lead to, and their disks of which all maps can be read. The others are in the report.
     fn reached<'a>(
         &self,
         points: &'a [PointDocument],
@@ -239,9 +239,9 @@ impl BucketRepository {
         Ok(false)
     }
 
-    /// Removes the broken values of a pack, and makes its names anew; removes all of it, if none of its values can be found.
+    /// Removes the broken values of a pack, and rebuilds its names; removes all of it, if none of its values can be found.
     fn mend(&self, busy: &Busy, pack: PackNumber, broken: &Broken) -> Result<Mended> {
-        // One wrong answer is no reason to remove anything.
+        // One wrong answer does not justify a removal.
         let nothing = RoaringBitmap::new();
         let again = match self.check_content(pack, &nothing, true, &Mutex::new(0)) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -258,13 +258,13 @@ impl BucketRepository {
         };
         let is_broken = |id: &u64| broken.values.contains_key(id) && again.values.contains_key(id);
         let are_names_damaged = broken.are_names_damaged && again.are_names_damaged;
-        // What is missing already needs no removal.
+        // A missing pack needs no removal.
         let mended = match (again.values.keys().any(is_broken), are_names_damaged) {
             (true, _) => Mended::Values,
             (false, true) => Mended::Names,
             (false, false) => return Ok(Mended::Nothing),
         };
-        match self.put_anew(busy, pack, |place| !is_broken(&id_of(pack, place))) {
+        match self.rewrite_pack(busy, pack, |place| !is_broken(&id_of(pack, place))) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::warn!("{}", error.full_message());
                 Ok(Mended::Nothing)

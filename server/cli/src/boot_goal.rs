@@ -15,7 +15,7 @@ use crate::invocation::Invocation;
 use crate::report::print_line;
 use crate::units::{parse_duration, show_duration};
 
-/// What the machine has to reach.
+/// The goal of the machine.
 #[derive(Debug, Args)]
 pub(crate) struct GoalOptions {
     /// The stage to reach. Default: login, or service with --check-port or --check.
@@ -54,7 +54,7 @@ pub(crate) struct JudgeOptions {
 }
 
 impl GoalOptions {
-    /// What a check has to reach.
+    /// The goal of a check.
     pub(crate) fn new(request: &CheckBoot, judge: &JudgeOptions) -> GoalOptions {
         let CheckBoot { until, check_port, .. } = *request;
         GoalOptions { until, check_port, judge: judge.clone() }

@@ -45,7 +45,7 @@ impl Invocation {
         tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(LogLines)
-            // It would say so on the same stream, and a stream on a full drive then ends the thread.
+            // It would log its errors to the same stream, and a stream on a full drive then ends the thread.
             .log_internal_errors(false)
             .with_ansi(false)
             .without_time()
@@ -59,7 +59,7 @@ impl Invocation {
         }
     }
 
-    /// Whether the command is for another host's service: an option says so, or the environment, unless
+    /// Whether the command is for another host's service: set by an option or by the environment, unless
     /// an option names a repository.
     pub(crate) fn is_remote(&self) -> bool {
         self.options.repo.is_none() && self.server().is_some()
@@ -153,7 +153,7 @@ impl Invocation {
         }
     }
 
-    /// What programs need that the command starts.
+    /// The caller for programs that the command starts.
     ///
     /// # Errors
     /// `InvalidInput` if no repository was named, or two sources of the passphrase.

@@ -127,7 +127,7 @@ fn keep_secrets_out_of_core_dumps() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Why the arguments are no command.
+/// Why the arguments are not a valid command.
 struct RefusedArguments(clap::Error);
 
 impl RefusedArguments {

@@ -237,10 +237,10 @@ impl Progress for ProgressView {
         let now = self.started.elapsed();
         let is_due = now >= current.next;
         // The start and end of a disk are shown at once, except as lines.
-        let is_told = is_new_phase
+        let is_boundary = is_new_phase
             && matches!(state.phase, Phase::Opening | Phase::Finishing)
             && !matches!(self.shown, Display::Lines);
-        if !is_due && !is_told && !is_recorded {
+        if !is_due && !is_boundary && !is_recorded {
             return;
         }
         let running = current.since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -254,7 +254,7 @@ impl Progress for ProgressView {
         if is_recorded {
             process_run::progress(serde_json::json!(self.event(state, rate)));
         }
-        if is_due || is_told {
+        if is_due || is_boundary {
             current.next = now.saturating_add(self.interval());
             self.show(state, rate);
         }

@@ -41,7 +41,7 @@ pub(crate) fn is_long(command: &str) -> bool {
 }
 
 /// Begins the record if the command is a long one and changes or reads more than lists.
-/// Reports problems as a warning and goes on.
+/// Reports problems as a warning and continues.
 pub(crate) fn begin(invocation: &Invocation, matches: &ArgMatches) {
     let Some((name, arguments)) = matches.subcommand() else { return };
     let is_dry = arguments.try_get_one::<bool>("dry_run").ok().flatten() == Some(&true);

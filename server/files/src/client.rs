@@ -20,7 +20,7 @@ const MAX_ENTRIES: u64 = 5_000_000;
 const MAX_LISTED_BYTES: usize = 256 << 20;
 /// How often a waiting command looks after the machine.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The machine may be silent for so long: it may replay a long journal.
+/// The machine may be silent for this long: it may replay a long journal.
 const SILENCE: Duration = Duration::from_secs(120);
 /// After the end of a conversation, who looks after the machine knows why within this time.
 const REASON_PATIENCE: Duration = Duration::from_secs(5);
@@ -44,7 +44,7 @@ pub enum Received<'a> {
     Entry(&'a Entry),
     /// The next bytes of the last file. All of them together are as many as its entry says.
     Content(&'a [u8]),
-    /// What could not be read, and why. The bytes that are missing come as zeroes.
+    /// The unreadable parts, and the reasons. Missing bytes come as zeroes.
     Unread(&'a str),
 }
 
@@ -213,7 +213,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Shows only these disks to a machine with those of several points. What was open is closed.
+    /// Shows only these disks to a machine with those of several points. Closes all open file systems.
     ///
     /// # Errors
     /// `Unsupported` if something cannot be closed: start another machine.
@@ -292,7 +292,7 @@ impl<'a> Client<'a> {
         self.ask(request)?;
         let mut folders = OpenFolders::default();
         let (mut entries, mut listed_bytes, mut content_bytes) = (0, 0, 0_u64);
-        // Of the last file.
+        // Counts for the last file.
         let mut missing_bytes = 0_u64;
         // Said once.
         let mut lack = self.lacks.get(&device).cloned();

@@ -1,10 +1,10 @@
-//! What differs between two trees, by kind, length, time and target.
+//! The differences between two trees, by kind, length, time and target.
 
 use std::collections::BTreeMap;
 
 use coldrise_files_protocol::{Entry, EntryKind};
 
-/// What a tree holds.
+/// The content of a tree.
 #[derive(Default)]
 pub struct Snapshot {
     entries: BTreeMap<Vec<u8>, State>,
@@ -19,7 +19,7 @@ struct State {
     target: Vec<u8>,
 }
 
-/// What has happened to a name.
+/// The change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// It is only in the second tree.
@@ -35,7 +35,7 @@ pub enum ChangeKind {
 pub struct Change<'a> {
     /// The path below the tree.
     pub path: &'a [u8],
-    /// What has happened.
+    /// The change.
     pub kind: ChangeKind,
     /// What it is, in the second tree if it is there.
     pub entry_kind: EntryKind,
@@ -56,7 +56,7 @@ impl Snapshot {
         self.entries.insert(entry.path.clone(), state);
     }
 
-    /// What `to` has instead, by path.
+    /// The content of `to` instead, by path.
     pub fn changes<'a>(&'a self, to: &'a Snapshot) -> Vec<Change<'a>> {
         let mut changes = Vec::new();
         for (path, before) in &self.entries {

@@ -8,7 +8,7 @@ use super::names::{printable, shown};
 /// Maximum length of a sentence, in characters: a machine may claim anything.
 const MAX_CHARS: usize = 2000;
 
-/// What is wrong with a group, and what to type.
+/// The message about an incomplete group, with the command to type.
 pub(super) fn sentence(group: &Group, devices: &[Device], attached: &AttachedDisks<'_>) -> String {
     let name = shown(&group.name);
     let text = match group.copies.as_slice() {

@@ -48,7 +48,7 @@ pub enum State {
 }
 
 impl State {
-    /// Of an entry. What a folder holds changes its time.
+    /// The state of an entry. A change of a folder's content changes its time.
     pub fn of(entry: &Entry) -> State {
         let modified = (entry.modified_s, entry.modified_ns);
         State::Present { kind: entry.kind, size_bytes: entry.size_bytes, modified }

@@ -8,7 +8,7 @@
 //!
 //! This host's kernel never sees the file systems. A file system that takes the machine over can only
 //! answer wrongly, so every answer is checked: its length, the number of names, that names are names,
-//! that each lies in a folder that was told before, and that no more content comes than was told.
+//! that each lies in a folder that was listed before, and that no more content comes than was announced.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -41,7 +41,7 @@ pub fn printable(text: &str) -> String {
 /// Whether a name fits a pattern in which `*` stands for any bytes and `?` for one.
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on if the last star has to take one byte more.
+    // Where to continue if the last star has to take one byte more.
     let mut again: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {

@@ -66,7 +66,7 @@ impl FileSystems {
         self.0.iter().filter(|system| system.is_readable)
     }
 
-    /// What may hold more file systems than are listed: an encrypted disk that was not opened, or
+    /// Devices that may hold more file systems than are listed: an encrypted disk that was not opened, or
     /// physical volumes that LVM refuses.
     fn unopened(&self) -> Option<&str> {
         let is_unopened = |system: &&FileSystem| match system.format.as_str() {
@@ -169,9 +169,9 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
 
 fn list(systems: &FileSystems) -> String {
     // The same note may be of many.
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     let shown = systems.0.iter().map(|system| match &system.note {
-        Some(note) if told.insert(note) => format!("{} ({}: {note})", system.name, system.format),
+        Some(note) if listed.insert(note) => format!("{} ({}: {note})", system.name, system.format),
         _ => format!("{} ({})", system.name, system.format),
     });
     let names: Vec<_> = shown.collect();

@@ -68,7 +68,7 @@ struct Member {
     /// Where its content begins.
     content: u64,
     is_large: bool,
-    /// Of the content so far.
+    /// The checksum of the content so far.
     crc: Crc,
     size_bytes: u64,
 }
@@ -241,7 +241,7 @@ fn put64(bytes: &mut Vec<u8>, numbers: &[u64]) {
 
 /// The time of the last change.
 struct Moment {
-    /// Of the day, in steps of two seconds, as DOS has it.
+    /// The time of day, in steps of two seconds, as DOS has it.
     time: u16,
     day: u16,
     /// The field of Unix, in seconds since 1970.

@@ -21,7 +21,7 @@ pub(super) struct Fat<'d> {
     start: u64,
     kind: Kind,
     cluster_bytes: u64,
-    /// Of the first table, from the partition's start, in bytes.
+    /// The offset of the first table, from the partition's start, in bytes.
     table: u64,
     root: Folder,
     /// Of cluster 2, from the partition's start, in bytes.

@@ -24,7 +24,7 @@ pub struct Uefi {
     machines: Vec<String>,
 }
 
-/// What a machine needs of its firmware.
+/// A machine's requirements on its firmware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UefiNeeds {
     /// The machine has processors other than x86_64: no firmware of this list fits.

@@ -41,7 +41,7 @@ pub struct Loader {
     pub(super) partition: Partition,
 }
 
-/// What was found on the disks of a machine.
+/// The boot loaders on the disks of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// The loaders that need a boot entry, the best first.

@@ -14,7 +14,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use super::loaders::Loader;
 use super::partitions::{u16_at, u32_at, PartitionId};
 
-/// Of the store, as stored: AAF32C78-947B-439A-A180-2E144EC37792, authenticated variables.
+/// The GUID of the store, as stored: AAF32C78-947B-439A-A180-2E144EC37792, authenticated variables.
 const STORE: [u8; 16] = [
     0x78, 0x2c, 0xf3, 0xaa, 0x7b, 0x94, 0x9a, 0x43, 0xa1, 0x80, 0x2e, 0x14, 0x4e, 0xc3, 0x77, 0x92,
 ];

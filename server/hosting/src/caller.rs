@@ -1,4 +1,4 @@
-//! What the programs need of the command that starts them.
+//! The interface to the command that starts the programs.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What killed boot checks and machines left: sessions and folders of temporary files.
+//! Leftovers of killed boot checks and machines: sessions and folders of temporary files.
 
 use std::sync::Arc;
 

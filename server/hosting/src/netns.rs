@@ -51,8 +51,8 @@ exec \"$@\"
 /// # Errors
 /// `ToolFailed` if `ip` is missing.
 pub fn check_installed() -> Result<()> {
-    let told = Command::new("ip").arg("-V").stdin(Stdio::null()).output();
-    told.map(drop).map_err(|error| {
+    let output = Command::new("ip").arg("-V").stdin(Stdio::null()).output();
+    output.map(drop).map_err(|error| {
         let what =
             "starting ip, which sets up the machine's network (Debian: apt install iproute2)";
         Error::with_source(ErrorKind::ToolFailed, what, error)

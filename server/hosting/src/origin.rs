@@ -1,4 +1,4 @@
-//! What a machine is started from: a restore point, or one that is still on its way here.
+//! The source of a machine: a restore point, or one that is still on its way here.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use coldrise_store::{
 
 use crate::caller::Caller;
 
-/// What publish, boot and recover begin with.
+/// The source of publish, boot and recover.
 pub enum Origin {
     /// A restore point.
     Point(Box<PointDocument>),
@@ -59,7 +59,7 @@ impl Origin {
         self.document().configuration.as_ref()
     }
 
-    /// Publishes it. What is missing is said before.
+    /// Publishes it. Reports missing parts first.
     ///
     /// # Errors
     /// Those of [`coldrise_session::publish`] and [`coldrise_session::publish_incoming`].

@@ -60,7 +60,7 @@ fn accelerator() -> [&'static str; 2] {
     }
 }
 
-/// The processor. Emulation copies byte by byte what `rep movsb` copies: guests that are not told of
+/// The processor. Emulation copies byte by byte what `rep movsb` copies: guests that do not see
 /// fast string operations boot 8 % sooner.
 fn processor() -> [&'static str; 2] {
     match kvm_works() {
@@ -131,7 +131,7 @@ pub fn check_nfs_driver() -> Result<()> {
 }
 
 /// All arguments. `disks` are block nodes without names. A machine that `stops` does so when a part of its disks cannot be
-/// read, and goes on with the monitor's `cont`. `flash` is the firmware of a machine that starts by UEFI.
+/// read, and continues with the monitor's `cont`. `flash` is the firmware of a machine that starts by UEFI.
 pub fn arguments(
     hardware: &Hardware,
     console: Console,
@@ -185,7 +185,7 @@ pub fn arguments(
         };
         let mut device = format!("{device},bootindex={}", i + 1);
         if console == Console::Observed {
-            // What it may write is bounded: it sees a full drive, and is not stopped.
+            // Its writes are bounded: it sees a full drive, and is not stopped.
             device.push_str(",werror=report");
         }
         if stops {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bus_takes_only_so_many_disks() {
+    fn a_bus_takes_a_limited_number_of_disks() {
         for (bus, most) in [(DiskBus::Ide, 4), (DiskBus::Sata, 6)] {
             assert!(check_bus(bus, most).is_ok());
             assert_eq!(check_bus(bus, most + 1).unwrap_err().kind(), ErrorKind::Unsupported);

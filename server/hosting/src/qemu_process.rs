@@ -20,7 +20,7 @@ use crate::confinement::{confine_this_thread, NetworkReach, Reach};
 use crate::qemu::{self, PROGRAM};
 use crate::serial_log::SerialLog;
 
-/// The last messages of an ended QEMU may take so long.
+/// The last messages of an ended QEMU may take this long.
 const MESSAGE_PATIENCE: Duration = Duration::from_secs(1);
 /// Number of QEMU's messages that are printed. A guest that broke out could write any number.
 const MAX_MESSAGES: usize = 50;
@@ -90,7 +90,7 @@ impl QemuProcess {
         Ok(QemuProcess { child, messages, printed, _keeper: keeper })
     }
 
-    /// Starts QEMU for a machine that nobody trusts: it reaches these files, the folder and the network,
+    /// Starts QEMU for an untrusted machine: it reaches these files, the folder and the network,
     /// gets no environment, and is killed with this program. `output` is its standard output.
     ///
     /// # Errors

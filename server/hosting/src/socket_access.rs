@@ -52,10 +52,10 @@ fn number_of(database: &str, name: &str) -> Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let told = Command::new("getent").args([database, "--", name]).output();
-    let told = told.context(|| "starting getent, which knows users and groups")?;
+    let output = Command::new("getent").args([database, "--", name]).output();
+    let output = output.context(|| "starting getent, which knows users and groups")?;
     // NAME:PASSWORD:NUMBER:...
-    let line = String::from_utf8_lossy(&told.stdout);
+    let line = String::from_utf8_lossy(&output.stdout);
     line.split(':').nth(2).and_then(|number| number.trim().parse().ok()).ok_or_else(|| {
         let what = if database == "group" { "group" } else { "user" };
         let text = format!("there is no {what} {name:?} on this machine: give a name or a number");

@@ -57,7 +57,7 @@ impl Verifier {
         Ok(Verifier { rule: Rule::Roots(roots), algorithms })
     }
 
-    /// Believes one certificate. Nobody without its key can use it: the handshake's signature is checked as always.
+    /// Trusts one certificate. Only the holder of its key can use it: the handshake's signature is checked as always.
     pub(super) fn of_thumbprint(
         thumbprint: Thumbprint,
         provider: &Arc<CryptoProvider>,

@@ -18,7 +18,7 @@ const MAX_ANSWER_BYTES: u64 = 4 << 20;
 const MAX_SHOWN_CHARS: usize = 600;
 /// Interval of looking whether virsh has ended.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// People are told what is waited for after this time.
+/// After this time the user gets a message about what the command waits for.
 const SILENCE: Duration = Duration::from_secs(4);
 
 /// A connection by its URI, such as `qemu:///system`.

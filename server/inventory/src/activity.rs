@@ -1,4 +1,4 @@
-//! What clients do with all served sessions, for a program that tells what changed.
+//! The I/O of clients on all served sessions, for a program that reports changes.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -20,7 +20,7 @@ pub struct ComingDetails {
     pub missing_bytes: u64,
     /// 100 only for all of it.
     pub percent_here: u64,
-    /// The other site is connected: what is missing is fetched when it is read. If not, reading it gives I/O errors.
+    /// The other site is connected: missing parts are fetched when they are read. If not, reading them gives I/O errors.
     pub is_reachable: bool,
     /// The names of its disks.
     pub disks: Vec<String>,

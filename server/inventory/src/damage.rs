@@ -26,7 +26,7 @@ pub struct Damage {
     pub reason: String,
     /// One sentence with the suggested command, if there is one.
     pub message: String,
-    /// The command that lets the repository go on, if the damage determines one.
+    /// The command that makes the repository usable again, if the damage determines one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }

@@ -24,7 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::index::{Index, Sources};
 use crate::sessions::SessionListing;
 
-/// What [`Inventory::refresh`] found.
+/// The result of [`Inventory::refresh`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Machines whose points changed, appeared or went, sorted.
@@ -56,7 +56,7 @@ pub struct Inventory {
 struct Refreshing {
     /// The repository that was opened first: another one in its place is refused.
     id: Option<RepositoryId>,
-    /// What the present index was read from; `None` if it must be read.
+    /// The state from which the present index was read; `None` if it must be read.
     signs: Option<Signs>,
     sessions: SessionListing,
 }

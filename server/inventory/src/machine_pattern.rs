@@ -42,7 +42,7 @@ pub fn matches_wildcards(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Where to go on after the last star: its place, and the first character that it does not
+    // Where to continue after the last star: its place, and the first character that it does not
     // stand for.
     let mut star: Option<(usize, usize)> = None;
     while n < text.len() {

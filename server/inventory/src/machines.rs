@@ -92,7 +92,7 @@ pub struct PointQuery {
     pub after: Option<PointName>,
     /// Only points earlier than this one.
     pub before: Option<PointName>,
-    /// Only the newest of these, at most so many; `None` for all.
+    /// Only the newest of these, at most this many; `None` for all.
     pub limit: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What retention rules keep and remove, as `prune --dry-run` shows it.
+//! The points that retention rules keep and remove, as `prune --dry-run` shows it.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;

@@ -35,7 +35,7 @@ pub struct SessionDetails {
     pub is_abandoned: bool,
     /// Space that the writes since the last seal take, in bytes.
     pub captured_bytes: u64,
-    /// Who serves it. Absent in lists, if nobody does, and with `activity_missing`.
+    /// The process that serves it. Absent in lists, if it is not served, and with `activity_missing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SessionServer>,
     /// Why the activity of a served session is not known.

@@ -69,7 +69,7 @@ fn listen(address: &str) -> Result<()> {
 fn invite(listener: &Listener) -> Result<()> {
     let code = PairingCode::generate()?;
     println!("{code}");
-    // Without a reader nobody can pair.
+    // Without a reader no peer can pair.
     let _ = std::io::stdout().flush();
     listener.invite(code, CODE_VALID);
     Ok(())

@@ -39,14 +39,14 @@ impl PairingCode {
         Ok(PairingCode(secret))
     }
 
-    /// What the side that dials sends.
+    /// Sent by the side that dials.
     pub(crate) fn near_proof(&self, keys: &ProvenKeys) -> [u8; 32] {
         let mut proof = [0; 32];
         proof.copy_from_slice(hmac::sign(&self.hmac_key(), &keys.text(b"near")).as_ref());
         proof
     }
 
-    /// What the side that listens answers.
+    /// Sent by the side that listens.
     pub(crate) fn far_proof(&self, keys: &ProvenKeys) -> [u8; 32] {
         let mut proof = [0; 32];
         proof.copy_from_slice(hmac::sign(&self.hmac_key(), &keys.text(b"far ")).as_ref());
@@ -68,14 +68,14 @@ impl PairingCode {
     }
 }
 
-/// What a proof is about: one TLS connection, and the keys at its ends. With an attacker in the
+/// The subject of a proof: one TLS connection, and the keys at its ends. With an attacker in the
 /// middle there are two connections, and a proof of one is none for the other.
 pub(crate) struct ProvenKeys {
     /// The connection, by its exporter.
     pub(crate) exporter: [u8; 32],
-    /// Of the side that dials.
+    /// The key of the side that dials.
     pub(crate) near: PeerKey,
-    /// Of the side that listens.
+    /// The key of the side that listens.
     pub(crate) far: PeerKey,
 }
 

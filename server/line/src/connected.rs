@@ -1,9 +1,9 @@
 //! A line over TLS connections: two threads for each.
 //!
-//! A dead peer is noticed by the kernel, which closes a connection whose bytes nobody confirms, and
-//! by the control connection, on which each side says something at least every quarter of the
-//! silence that the other allows. Readers never wait for their user, so a slow user is no
-//! dead one.
+//! The kernel notices a dead peer: it closes a connection whose bytes are not acknowledged; so does
+//! the control connection, on which each side says something at least every quarter of the
+//! silence that the other allows. Readers never wait for their user, so a slow user does not look
+//! dead.
 
 use std::io::ErrorKind as IoKind;
 use std::net::Shutdown;
@@ -33,7 +33,7 @@ const READ_BYTES: usize = 64 << 10;
 /// A line over a network. Dropped without [`Line::close`], it fails at the peer.
 pub struct TcpLine(Arc<Connections>);
 
-/// What the threads of a line share.
+/// State that the threads of a line share.
 pub(crate) struct Connections {
     peer: String,
     streams: Vec<(Class, TlsStream)>,
@@ -50,7 +50,7 @@ pub(crate) struct Connections {
 
 struct Readers {
     running: usize,
-    /// Whose peer has not yet said that it sends no more.
+    /// Connections whose peer still sends.
     open: usize,
 }
 
@@ -219,7 +219,7 @@ impl Connections {
     /// Why a connection failed, or ended without the peer's last message (`None`).
     fn broken(&self, error: Option<std::io::Error>) -> Failure {
         let kind = error.as_ref().map(std::io::Error::kind);
-        // When the kernel gives a connection up, only one of its threads is told that it was for time.
+        // When the kernel drops a connection, only one of its threads gets the timeout as the reason.
         let is_silent = matches!(kind, Some(IoKind::WouldBlock | IoKind::TimedOut))
             || self.received.idle() > self.silence / 2;
         let (text, advice) = match (error, kind) {

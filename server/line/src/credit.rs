@@ -20,7 +20,7 @@ pub(crate) fn windows(bulk_window_bytes: u64) -> [u64; 3] {
     [SMALL_WINDOW_BYTES, SMALL_WINDOW_BYTES, bulk]
 }
 
-/// What may still be sent.
+/// The bytes that may still be sent.
 pub(crate) struct Credit {
     state: Mutex<State>,
     changed: Condvar,
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Credit {
-    /// Of what the peer granted at first.
+    /// Begins with the peer's first grants.
     pub(crate) fn new(windows: [u64; 3]) -> Credit {
         Credit {
             state: Mutex::new(State { left_bytes: windows, end: None }),

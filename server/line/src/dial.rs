@@ -123,10 +123,10 @@ fn join_one(
 /// stored this side's key; the caller stores the key that this gives.
 ///
 /// # Errors
-/// `Forbidden` if the code is wrong, used or expired, or if somebody else answers; otherwise as [`connect`].
+/// `Forbidden` if the code is wrong, used or expired, or if another host answers; otherwise as [`connect`].
 pub fn pair_with(address: &str, identity: &Identity, code: &PairingCode) -> Result<PeerKey> {
     let paired = pair_at(address, identity, code).map_err(|error| match error.message() {
-        // As long as nobody is invited, it lets in no new key.
+        // Without an invitation, it lets in no new key.
         text if text.contains(REFUSES_KEY) => {
             let text = "it has no open code: it was used, has expired, or was not seen yet";
             let advice = "make a code at the other site, while its server runs, and try again after a second";

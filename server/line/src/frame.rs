@@ -30,7 +30,7 @@ impl Class {
         self as usize
     }
 
-    /// What a connection of this class carries, the most urgent first.
+    /// The classes on a connection of this class, the most urgent first.
     pub(crate) fn carries(self) -> &'static [Class] {
         match self {
             Class::Control => &[Class::Control],
@@ -45,14 +45,14 @@ impl Class {
 pub struct Frame {
     /// The stream that it belongs to. The line does not look at it.
     pub stream: u32,
-    /// What the body is. The line does not look at it.
+    /// The kind of the body. The line does not look at it.
     pub kind: u8,
     /// At most [`MAX_BODY_BYTES`].
     pub body: Vec<u8>,
 }
 
 impl Frame {
-    /// What the frame takes of the receiver's credit, in bytes.
+    /// The frame's share of the receiver's credit, in bytes.
     pub(crate) fn cost_bytes(&self) -> u64 {
         cost_bytes(self.body.len())
     }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Of all addresses together.
+/// Limit for all addresses together.
 const MOST: usize = 256;
-/// Of one address: a line has up to 34 connections, but few at once are in their handshake.
+/// Limit for one address: a line has up to 34 connections, but few at once are in their handshake.
 const MOST_OF_ONE: usize = 32;
 /// Addresses of peers that are remembered.
 const MOST_KNOWN: usize = 64;

@@ -27,7 +27,7 @@ pub(crate) const HELLO_BYTES: usize = 56;
 /// Names one line at the side that listens; random.
 pub(crate) type SessionId = [u8; 32];
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
     Begin { bulk_connections: u8, bulk_window_bytes: u64 },
@@ -35,7 +35,7 @@ pub(crate) enum Hello {
     Pair { proof: [u8; 32] },
 }
 
-/// What the side that listens answers.
+/// The answer of the side that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Welcome {
     Begun { bulk_connections: u8, bulk_window_bytes: u64, session: SessionId },
@@ -75,7 +75,7 @@ impl Hello {
     }
 
     /// # Errors
-    /// What to answer.
+    /// The refusal to send.
     pub(crate) fn decode(message: &[u8; HELLO_BYTES]) -> std::result::Result<Hello, Refusal> {
         let parts = Parts::of(message).ok_or(Refusal::Version)?;
         Ok(match parts.what {

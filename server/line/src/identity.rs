@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 pub struct PeerKey(pub [u8; 32]);
 
 impl PeerKey {
-    /// Of a raw public key that came through TLS.
+    /// The key of a raw public key that came through TLS.
     pub(crate) fn of(public_key: &[u8]) -> PeerKey {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest(&SHA256, public_key).as_ref());

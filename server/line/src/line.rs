@@ -1,4 +1,4 @@
-//! What a line offers to its users.
+//! The interface of a line to its users.
 
 use std::time::Duration;
 
@@ -39,14 +39,14 @@ pub trait Line: Send + Sync {
     /// once, for all connections together.
     fn set_rate(&self, bytes_per_second: Option<u64>);
 
-    /// What the line did and how it does it.
+    /// The counters and the state of the line.
     fn statistics(&self) -> LineStatistics;
 
     /// The peer, for messages: its address.
     fn peer(&self) -> String;
 }
 
-/// What [`Line::receive`] found.
+/// The result of [`Line::receive`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A frame.

@@ -28,15 +28,15 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
 /// Pause after the system refused to accept a connection, such as for too many open files.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts lines of pinned peers, and pairings while there is an invitation. At first nobody is
-/// pinned and there is no invitation: everybody is refused.
+/// Accepts lines of pinned peers, and pairings while there is an invitation. At first there are
+/// neither peers nor an invitation: all are refused.
 pub struct Listener {
     shared: Arc<Shared>,
     address: SocketAddr,
     arrivals: Mutex<Receiver<Arrival>>,
 }
 
-/// What arrived at a listener.
+/// An event of a listener.
 pub enum Arrival {
     /// A line, whole.
     Line {
@@ -45,9 +45,9 @@ pub enum Arrival {
         /// The line.
         line: TcpLine,
     },
-    /// Somebody proved the code, which is used up now. Store the key, then accept.
+    /// A peer proved the code, which is used up now. Store the key, then accept.
     Pairing(Box<Pairing>),
-    /// [`crate::MAX_WRONG_CODES`] wrong codes: the invitation is void. Somebody tries codes.
+    /// [`crate::MAX_WRONG_CODES`] wrong codes: the invitation is void. A peer tries codes.
     CodeSpoiled,
     /// Nothing, within the time.
     Nothing,
@@ -150,7 +150,7 @@ impl Listener {
         self.shared.peers.invite(code, valid);
     }
 
-    /// What arrives next; waits for it for `limit` at most.
+    /// The next arrival; waits for it for `limit` at most.
     ///
     /// # Errors
     /// `Io` after [`Listener::close`].
@@ -166,7 +166,7 @@ impl Listener {
         }
     }
 
-    /// Frees the port. Lines go on.
+    /// Frees the port. Open lines keep running.
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         // Wakes who waits in `accept`; and the thread below. The socket is there, so nothing can fail.
@@ -195,7 +195,7 @@ impl Shared {
         while !self.is_closed() {
             match self.socket.accept() {
                 Ok((socket, address)) => {
-                    // Beyond the limits the socket is closed without a word.
+                    // Beyond the limits the socket is closed without an answer.
                     let Some(pass) = self.gate.enter(address.ip()) else { continue };
                     let shared = Arc::clone(&self);
                     // If the system has no thread for it, closed, too.
@@ -268,7 +268,7 @@ impl Shared {
         let line = TcpLine::start(address.to_string(), streams?, &self.options, bulk_window_bytes)?;
         self.gate.know(address.ip());
         if self.peers.note_line(key, line.connections()) {
-            // Only a listener that was dropped takes no more.
+            // Fails only if the listener was dropped.
             let _ = self.arrivals.send(Arrival::Line { peer: key, line });
         }
         Ok(())
@@ -286,7 +286,7 @@ impl Shared {
             Err(refusal) => return refuse(&stream, refusal),
         };
         stream.write_all_until(&Welcome::Joined.encode(), Instant::now() + HANDSHAKE_LIMIT)?;
-        // A line that is whole or has ended meanwhile takes no more.
+        // Fails if the line is complete or has ended meanwhile.
         let _ = line.send((class, stream));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the user of a line chooses.
+//! Options of a line.
 
 use std::net::TcpStream;
 use std::time::Duration;

@@ -18,7 +18,7 @@ const MAX_QUEUED_BYTES: u64 = 4 << 20;
 /// has a window of 8 MiB at least, so the receiver holds much more than this, or has given it back.
 const LEAST_GRANT_BYTES: u64 = 256 << 10;
 
-/// What is to be sent.
+/// The queue of frames to send.
 pub(crate) struct Outbox {
     content: Mutex<Content>,
     changed: Condvar,
@@ -35,12 +35,12 @@ struct Content {
     end: Option<End>,
 }
 
-/// What a connection has to do.
+/// The next step of a connection.
 pub(crate) enum Work {
     Send(Message),
     /// Nothing came within the time.
     Idle,
-    /// Everything is sent: say so and stop.
+    /// Everything is sent: report it and stop.
     Close,
     /// The line has ended.
     Stop,

@@ -9,7 +9,7 @@ use crate::frame::Class;
 
 /// Lowest rate, in bytes per second: a slower line looks dead.
 const LEAST_RATE: u64 = 16 << 10;
-/// What may go out at once, in time of the rate.
+/// The burst, in time of the rate.
 const BURST: Duration = Duration::from_millis(20);
 /// Most that goes out at once, in bytes.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -50,7 +50,7 @@ impl State {
         self.queue(class).retain(|other| *other != ticket);
     }
 
-    /// Whether nobody is before this one: bulk lets all fetches pass.
+    /// Whether this one is first in line: bulk lets all fetches pass.
     fn is_next(&mut self, class: Class, ticket: u64) -> bool {
         self.queue(class).front() == Some(&ticket)
             && (class == Class::Fetch || self.fetches.is_empty())
@@ -103,7 +103,7 @@ impl Pace {
             }
             match is_next {
                 true => drop(self.changed.wait_until(&mut state, free_at)),
-                // Whoever has had a turn wakes the others.
+                // The one whose turn ends wakes the others.
                 false => self.changed.wait(&mut state),
             }
         }
@@ -114,7 +114,7 @@ impl Pace {
         }
     }
 
-    /// Lets nobody wait any longer.
+    /// Ends all waits.
     pub(crate) fn end(&self) {
         self.state.lock().is_ended = true;
         self.changed.notify_all();
@@ -198,7 +198,7 @@ mod tests {
         state.leave(Class::Fetch, fetch);
         assert_eq!(next(&mut state), [true, false, false]);
         state.leave(Class::Bulk, first);
-        // Whoever had a turn is behind those that wait.
+        // One that had a turn is behind those that wait.
         let again = state.enter(Class::Bulk);
         assert!(state.is_next(Class::Bulk, second) && !state.is_next(Class::Bulk, again));
         drop(state);

@@ -43,7 +43,7 @@ struct Invitation {
     wrong_codes: u32,
 }
 
-/// What a proof of a code led to.
+/// The result of a proof of a code.
 pub(crate) enum Proof {
     /// It was right. The code is used up, and proves the far side now.
     Right(PairingCode),
@@ -129,7 +129,7 @@ impl Peers {
     /// Where a connection joins its line.
     ///
     /// # Errors
-    /// What to answer: there is no such line of this peer.
+    /// The refusal to send: this peer has no such line.
     pub(crate) fn line_to_join(
         &self,
         key: PeerKey,

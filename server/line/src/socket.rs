@@ -10,7 +10,7 @@ use std::time::Duration;
 use coldrise_block::{Context, Result};
 use rustix::net::sockopt;
 
-/// What the kernel keeps that is not on its way, in bytes: little, so that an urgent frame does not
+/// The limit of unsent bytes in the kernel: small, so that an urgent frame does not
 /// wait for much, and pacing holds.
 const UNSENT_BYTES: libc::c_int = 128 << 10;
 

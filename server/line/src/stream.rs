@@ -11,7 +11,7 @@ use rustls::{AlertDescription, Connection};
 use crate::hello::Refusal;
 use crate::identity::PeerKey;
 
-/// For connections that fail without a word.
+/// For connections that fail without an error message.
 pub(crate) const NETWORK_ADVICE: &str =
     "check the address, the network between the sites, and that Coldrise runs at the other one";
 
@@ -66,7 +66,7 @@ impl TlsStream {
         until: Instant,
     ) -> Result<TlsStream> {
         let mut tls = tls.into();
-        // What is written at a time is bounded here.
+        // The size of one write is bounded here.
         tls.set_buffer_limit(None);
         // Else the hello waits for the acknowledgement of the handshake's last record, which the
         // peer delays by 40 ms.
@@ -204,7 +204,7 @@ pub(crate) fn drain(socket: &TcpStream) {
     let _ = std::io::copy(&mut rest, &mut std::io::sink());
 }
 
-/// What a failed handshake means.
+/// The error of a failed handshake.
 fn refusal(error: std::io::Error) -> Error {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {

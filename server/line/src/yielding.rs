@@ -1,13 +1,13 @@
 //! Pauses bulk traffic for blocks that a reader waits for.
 //!
 //! Connections share a line as the network likes, and two that are full leave a third one little. So bulk stands still from
-//! the moment that a second block is asked for until none was for a while. Whoever reads block after block asks for the next one
-//! when the last one has come: a round trip later. Bulk keeps a part of the line, because a machine can go on reading for days.
+//! the moment that a second block is asked for until none was for a while. A sequential reader asks for the next block
+//! when the last one has come: a round trip later. Bulk keeps a part of the line, because a machine can keep reading for days.
 //! A single block is not worth it: on a line of 200 ms bulk would stand still for 400 ms.
 
 use std::time::{Duration, Instant};
 
-/// Bulk goes on when no block was asked for or sent for two round trips, but not before this time.
+/// Bulk continues when no block was asked for or sent for two round trips, but not before this time.
 const SHORTEST_HOLD: Duration = Duration::from_millis(100);
 /// And after this time at the latest.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const SLICE: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(crate) struct Yielding {
     last_fetch: Option<Instant>,
-    /// No fetch since then: bulk goes on.
+    /// No fetch since then: bulk continues.
     quiet_at: Option<Instant>,
     standing_since: Option<Instant>,
     slice_ends: Option<Instant>,

@@ -20,7 +20,7 @@ pub(crate) struct FrozenGuest {
 /// Freezes the guest's file systems.
 ///
 /// # Errors
-/// If the agent does not freeze in time; then it was told to thaw.
+/// If the agent does not freeze in time; then it got the command to thaw.
 pub(crate) fn freeze(socket: &Path) -> Result<FrozenGuest> {
     let socket = socket.to_owned();
     FrozenGuest::hold(move || {

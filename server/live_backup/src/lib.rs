@@ -35,7 +35,7 @@ pub enum Mode {
 
 impl Mode {
     /// The backup from which the changes of a disk count. A push copies only what is marked as changed: not the rest of
-    /// a disk that has grown. A smaller disk was made again.
+    /// a disk that has grown. A smaller disk was recreated.
     fn base(
         self,
         repository: &Repository,

@@ -1,7 +1,7 @@
 //! Invalidates the attributes of sessions' images that a host caches.
 //!
 //! nfs-ganesha asks for attributes three times per READ, under a lock, unless it may cache
-//! them. So it may cache them for moments: at the next round it is told to discard the
+//! them. So it may cache them for moments: at the next round it gets an upcall to discard the
 //! attributes of every image that it has asked for. **What it shows is never older than two
 //! rounds**, one of which is the node's own cache ([`LIVE_ATTRIBUTES_MS`]). This holds for
 //! every cause of a change: another server, another file of the same disk, a seal, a writer
@@ -12,7 +12,7 @@
 //! never shortens the caching time of a file's attributes once it has one.
 //!
 //! A node is listed before its attributes are read, and marked as not listed before the
-//! host is told: a host that asks meanwhile lists it again.
+//! upcall: a host that asks meanwhile lists it again.
 //!
 //! [`LIVE_ATTRIBUTES_MS`]: crate::node::attributes::LIVE_ATTRIBUTES_MS
 

@@ -7,7 +7,7 @@
 //!     objects [--patience SECONDS] URL delete NAME
 //!     objects [--patience SECONDS] URL fill PREFIX COUNT
 //!
-//! Objects go to the standard output, lists there as lines of name, bytes and ms. `fill` puts so many
+//! Objects go to the standard output, lists there as lines of name, bytes and ms. `fill` puts this many
 //! objects from eight threads. An error goes to the standard error, with its kind and its exit code.
 
 use std::io::Write;

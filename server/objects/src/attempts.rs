@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Between the first two attempts; the pause doubles from one to the next.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_PAUSE: Duration = Duration::from_secs(10);
-/// Bytes of one attempt may stand still for so long, whatever the patience.
+/// Bytes of one attempt may stand still for this long, whatever the patience.
 const LEAST_STALL: Duration = Duration::from_millis(300);
 const MOST_STALL: Duration = Duration::from_secs(60);
 
@@ -89,7 +89,7 @@ impl Attempts {
             let since = trouble_since.get_or_insert_with(|| exchange.moved());
             let left = self.patience.saturating_sub(since.elapsed());
             if !failure.is_transient || left.is_zero() {
-                return Err(given_up(failure, attempts, since.elapsed()));
+                return Err(last_failure(failure, attempts, since.elapsed()));
             }
             sleep(jittered(pause).min(left)).await;
             pause = (pause * 2).min(MOST_PAUSE);
@@ -114,7 +114,7 @@ impl Attempts {
     }
 }
 
-fn given_up(failure: Failure, attempts: u32, time: Duration) -> Error {
+fn last_failure(failure: Failure, attempts: u32, time: Duration) -> Error {
     match failure.is_transient && attempts > 1 {
         true => failure.error.context(format_args!(
             "gave up after {attempts} attempts in {:.0} s",

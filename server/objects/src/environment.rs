@@ -1,4 +1,4 @@
-//! What the environment says: credentials, region, endpoint, certificates.
+//! Settings from the environment: credentials, region, endpoint, certificates.
 
 use coldrise_block::{Error, ErrorKind, Result};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
@@ -9,7 +9,7 @@ use crate::address::Address;
 /// A file of certificates that are trusted beside those of the host, as Amazon's own programs read it.
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 
-/// What the environment and the settings say of a store.
+/// Settings of a store, from the environment and the arguments.
 pub(crate) struct Environment {
     /// Without the HTTP client.
     pub(crate) builder: AmazonS3Builder,

@@ -1,4 +1,4 @@
-//! What one attempt of a call saw on the wire. object_store passes on an HTTP client's errors as
+//! The wire traffic of one attempt of a call. object_store passes on an HTTP client's errors as
 //! text, so the client leaves here what is to be judged.
 
 use std::future::Future;
@@ -32,7 +32,7 @@ pub(crate) enum Trouble {
     NotUnderstood(Success),
 }
 
-/// What object_store needs to find in an answer that is a success.
+/// The fields that object_store requires in a successful answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Success {
     pub(crate) has_tag: bool,

@@ -1,4 +1,4 @@
-//! What the failure of an attempt means: its kind, its message with advice, and whether the same
+//! The meaning of a failed attempt: its kind, its message with advice, and whether the same
 //! call may succeed later.
 
 use coldrise_block::{Error, ErrorKind};
@@ -7,7 +7,7 @@ use crate::address::Address;
 use crate::exchange::{Success, Trouble};
 use crate::refusal::{Cause, Refusal};
 
-/// What a call does.
+/// The operation of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Put,
@@ -22,7 +22,7 @@ pub(crate) struct Call<'a> {
     /// The name of the object, or a list's prefix.
     pub(crate) name: &'a str,
     pub(crate) address: &'a Address,
-    /// What is asked: a URL, or Amazon S3.
+    /// The store: a URL, or Amazon S3.
     pub(crate) endpoint: &'a str,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Failure {
 }
 
 impl Call<'_> {
-    /// What happened, to what, where.
+    /// The operation, its object and its place.
     pub(crate) fn context(&self) -> String {
         let (name, place) = (self.name, &self.address.text);
         match self.action {

@@ -1,4 +1,4 @@
-//! Reading an object, or a part of one: an attempt goes on where the one before broke off.
+//! Reading an object, or a part of one: an attempt continues where the one before broke off.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::attempts::Ended;
 use crate::exchange::current;
 use crate::failure::Call;
 
-/// What has come so far.
+/// A fetch, with the bytes so far.
 pub(crate) struct Fetch<'a> {
     store: &'a AmazonS3,
     call: &'a Call<'a>,
@@ -45,7 +45,7 @@ impl<'a> Fetch<'a> {
         Fetch { store, call, path, part, most_bytes, begun: None, content: Vec::new() }
     }
 
-    /// What has come.
+    /// The bytes so far.
     pub(crate) fn into_content(self) -> Vec<u8> {
         self.content
     }
@@ -91,7 +91,7 @@ impl<'a> Fetch<'a> {
     async fn ask(&self) -> object_store::Result<GetResult> {
         let come = self.content.len() as u64;
         let options = match &self.begun {
-            // Without a mark nobody knows whether the rest is of the same content.
+            // Without an ETag it is unknown whether the rest is of the same content.
             Some(Begun { e_tag: Some(_), range }) if come > 0 => GetOptions {
                 range: Some(GetRange::Bounded(range.start + come..range.end)),
                 ..GetOptions::default()

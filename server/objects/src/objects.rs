@@ -1,4 +1,4 @@
-//! What a bucket's repository needs of an object store.
+//! The interface of an object store for a bucket's repository.
 
 use coldrise_block::Result;
 
@@ -13,7 +13,7 @@ pub struct Listed {
     pub modified_ms: u64,
 }
 
-/// Objects by name. All calls block, and may come from many threads at once. What was put is seen by every later call.
+/// Objects by name. All calls block, and may come from many threads at once. Every later call sees a stored object.
 pub trait Objects: Send + Sync {
     /// Creates an object, or replaces it whole.
     ///
@@ -39,7 +39,7 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store.
     fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
 
-    /// [`Objects::list`], with at most so many names in an answer of the store.
+    /// [`Objects::list`], with at most this many names in an answer of the store.
     ///
     /// # Errors
     /// As for [`Objects::list`].

@@ -18,7 +18,7 @@ pub(crate) struct Refusal {
     pub(crate) region: Option<String>,
 }
 
-/// What a refusal means.
+/// The meaning of a refusal.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
     pub(crate) kind: ErrorKind,
@@ -27,7 +27,7 @@ pub(crate) struct Meaning {
     pub(crate) cause: Cause,
 }
 
-/// What is to be done about it.
+/// The cause; it determines the advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     Key,
@@ -45,7 +45,7 @@ pub(crate) enum Cause {
 }
 
 impl Refusal {
-    /// Of an answer's status, headers and as much of its body as was read.
+    /// Reads an answer's status, headers and as much of its body as was read.
     pub(crate) fn of(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
         let text = std::str::from_utf8(body).unwrap_or_default();
         let document = roxmltree::Document::parse(text).ok();

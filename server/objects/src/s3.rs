@@ -28,7 +28,7 @@ const MOST_ANSWER_BYTES: u64 = 16 << 20;
 /// A server that lists more does not come to an end.
 const MOST_LISTED: usize = 20_000_000;
 
-/// How long a call may take that says what this process does. The last one comes when the process has been told to end.
+/// How long a call may take that says what this process does. The last one comes after the signal to end.
 const SIGN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A bucket, or a prefix of one.
@@ -37,7 +37,7 @@ pub(crate) struct S3 {
     address: Address,
     endpoint: String,
     attempts: Attempts,
-    /// Of the calls that say what this process does.
+    /// For the calls that say what this process does.
     sign_attempts: Attempts,
     /// Always there until the drop.
     runtime: Option<Runtime>,
@@ -171,7 +171,7 @@ impl Objects for S3 {
         self.fetch(name, most_bytes, None)
     }
 
-    /// No bytes are asked of nobody: then a missing object is not an error.
+    /// A request for no bytes is not sent: then a missing object is not an error.
     fn get_range(&self, name: &str, offset_bytes: u64, length_bytes: u64) -> Result<Vec<u8>> {
         let end = offset_bytes.saturating_add(length_bytes);
         if offset_bytes == end {
@@ -225,7 +225,7 @@ impl Objects for S3 {
     }
 }
 
-/// Looking up a name may hang: nobody waits for that.
+/// Looking up a name may hang: the drop does not wait for it.
 impl Drop for S3 {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {

@@ -29,7 +29,7 @@ use crate::refusal::Refusal;
 const MOST_CONNECT: Duration = Duration::from_secs(10);
 /// Servers close connections that are idle for longer.
 const IDLE: Duration = Duration::from_secs(15);
-/// The end of a body lies in the socket's buffers, of at most so many bytes, and leaves them at such
+/// The end of a body lies in the socket's buffers, of at most this size, and leaves them at such
 /// a rate or faster. A dead peer is noticed there by the kernel's time limit for unacknowledged bytes.
 const MOST_BUFFER_BYTES: usize = 4 << 20;
 const LEAST_BYTES_PER_S: usize = 64 << 10;
@@ -162,7 +162,7 @@ async fn begin_of(body: &mut Received) -> Vec<u8> {
     text
 }
 
-/// What an error of the client is.
+/// The kind of a client's error.
 fn trouble(error: reqwest::Error) -> Trouble {
     let is_connect = error.is_connect();
     let error = error.without_url();

@@ -50,7 +50,7 @@ impl GuestAgent {
     /// Freezes the guest's file systems.
     ///
     /// # Errors
-    /// If the agent does not freeze in time; then it was told to thaw.
+    /// If the agent does not freeze in time; then it got the command to thaw.
     pub fn freeze(mut self) -> Result<GuestAgent> {
         match self.ask("guest-fsfreeze-freeze", FREEZE_LIMIT) {
             Ok(_) => Ok(self),

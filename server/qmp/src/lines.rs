@@ -14,7 +14,7 @@ const READ_BYTES: usize = 16 << 10;
 #[derive(Default)]
 pub(crate) struct Lines {
     pending: Vec<u8>,
-    /// So many of the pending bytes contain no line end.
+    /// This many of the pending bytes contain no line end.
     scanned: usize,
 }
 

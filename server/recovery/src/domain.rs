@@ -1,4 +1,4 @@
-//! What a domain of libvirt is started from: a point that is published, or a session on which it ran.
+//! The source of a domain of libvirt: a point that is published, or a session on which it ran.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

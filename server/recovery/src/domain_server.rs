@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const FIRST_REQUESTS: Duration = Duration::from_secs(5);
 /// Interval of asking libvirt for the domain.
 const DOMAIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Of a domain that is paused by disk errors again and again, such as on a full repository.
+/// For a domain that is paused by disk errors again and again, such as on a full repository.
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
 const RECORD_INTERVAL: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ struct RecordedState {
 }
 
 impl RecordedState {
-    /// Of a domain that is served since now.
+    /// The state of a domain that is served since now.
     fn new() -> RecordedState {
         let since_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
         RecordedState { state: None, at: None, since_ms }
@@ -77,7 +77,7 @@ impl RecordedState {
     }
 }
 
-/// What to do about a session that could not be withdrawn.
+/// The advice for a session that could not be withdrawn.
 fn kept(session: &SessionName) -> String {
     format!("session {session} is kept: end it with coldrise recover live/{session} --undo")
 }
@@ -164,7 +164,7 @@ impl RecoveryServer {
         match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
             DomainState::Off => self.create(caller, is_new).or_else(|error| {
                 match self.note.state(session) {
-                    // Started just now by somebody else.
+                    // Another process has just started it.
                     Ok(None) => Err(self.note.name_is_taken()),
                     // By a recovery that was killed: libvirt ended what it had asked for.
                     Ok(Some(DomainState::Running)) => Ok(()),

@@ -21,7 +21,7 @@ pub struct UndoRequest<'a> {
     pub is_without_server: bool,
 }
 
-/// What an undo did to the machine.
+/// The result of an undo for the machine.
 pub enum MachineEnd {
     /// It was ended.
     Ended,
@@ -35,7 +35,7 @@ pub enum MachineEnd {
 pub struct Undone {
     /// The machine's name.
     pub machine: String,
-    /// What happened to it.
+    /// The outcome.
     pub end: MachineEnd,
     /// The point with its writes, if there is one.
     pub sealed: Option<SealReport>,
@@ -95,7 +95,7 @@ pub fn prepare_end(
     repository: &Arc<Repository>,
     session: &SessionName,
 ) -> Result<Option<RecoveryNote>> {
-    // A session without its documents can be given up nevertheless.
+    // A session without its documents can be discarded nevertheless.
     let Ok(notes) = SessionNotes::of(repository, session) else { return Ok(None) };
     check_no_machine(repository, session)?;
     check_not_held(repository, session)?;

@@ -1,6 +1,6 @@
 //! The NFS server of a recovery, while machines run from it.
 //!
-//! All sessions of a repository share the server. So it goes on after its own machine is undone or moved, until
+//! All sessions of a repository share the server. So it keeps running after its own machine is undone or moved, until
 //! no other machine needs it.
 
 use std::sync::Arc;

@@ -133,7 +133,7 @@ impl Site<'_> {
         }
     }
 
-    /// Begins a disk of so many pieces.
+    /// Begins a disk with this number of pieces.
     fn start(&self, talk: &Talk, pieces: usize) -> Result<()> {
         let size = pieces * self.chunk_bytes;
         talk.ask(&json!({ "start": { "base": null, "size_bytes": size } })).map(|_| ())

@@ -1,7 +1,7 @@
-//! A copy over a line that breaks: it connects again and goes on.
+//! A copy over a line that breaks: it connects again and continues.
 //!
 //! Nothing is remembered between two attempts: each asks the receiving site what it has. A window in which nothing is sent ends an
-//! attempt, too: nobody holds a line or a machine meanwhile. Points that are complete are
+//! attempt, too: no line and no machine is held meanwhile. Points that are complete are
 //! not copied again, and content that is there is not sent again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Interval of looking whether the copy was cancelled.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The other site, and how to go on trying.
+/// The other site, and how to keep trying.
 pub struct Site<'a> {
     /// Host and port.
     pub address: &'a str,
@@ -48,14 +48,14 @@ pub enum Way<'a> {
     To {
         /// The repository with the points.
         source: &'a Arc<Repository>,
-        /// What is copied.
+        /// The points to copy.
         request: &'a CopyRequest,
     },
     /// The other site; this one gets them.
     From {
         /// The repository that gets them.
         access: &'a RepositoryAccess,
-        /// What is fetched.
+        /// The points to fetch.
         request: &'a FetchRequest,
         /// Stands before the names of machines here.
         prefix: &'a str,
@@ -64,11 +64,11 @@ pub enum Way<'a> {
 
 /// The result of all attempts together.
 pub struct Attempts {
-    /// What was copied, by machine.
+    /// The copied points, by machine.
     pub copied: Result<CopySummary>,
-    /// What was sent over all lines.
+    /// The traffic of all lines.
     pub traffic: Traffic,
-    /// Of the last line; the bytes are those of all.
+    /// Statistics of the last line; the bytes are those of all.
     pub statistics: LineStatistics,
 }
 
@@ -167,7 +167,7 @@ fn attempt(
     progress: &dyn CopyProgress,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Attempt> {
-    // A window that begins while the line comes about is followed then.
+    // A window that begins while the line is set up is followed then.
     let begun = match site.windows.flow(local_time()) {
         Flow::Stopped => Flow::Free,
         flow => flow,
@@ -282,12 +282,12 @@ fn tell_wait(windows: &RateWindows) {
 
 /// Waits until something may be sent; `false` if the copy was cancelled.
 fn wait_for_window(windows: &RateWindows, cancel: &AtomicBool) -> bool {
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         if windows.flow(local_time()) != Flow::Stopped {
             return !cancel.load(Ordering::Relaxed);
         }
-        if !std::mem::replace(&mut is_told, true) {
+        if !std::mem::replace(&mut is_reported, true) {
             tell_wait(windows);
         }
         if !pause(FIRST_WAIT, cancel) {

@@ -1,6 +1,6 @@
 //! A bucket as the place to which points are copied, and as the one from which they come back.
 //!
-//! What comes back does so over a line in memory, as from another site: what has arrived of a point is kept when the copy is
+//! The way back is a line in memory, as from another site: parts that have arrived are kept when the copy is
 //! killed, and machines boot from a point while it comes.
 
 use std::any::Any;

@@ -1,4 +1,4 @@
-//! What a disk of a point contains, and what of it differs from another point.
+//! The content of a disk of a point, and its differences from another point.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const WALK_BYTES: u64 = 64 << 30;
 /// A disk of a point as the source of a copy. It is not limited to blocks: any range can be read.
 pub(crate) struct PointChanges {
     disk: Arc<dyn Disk>,
-    /// What differs from the base, ascending and apart; `None` without a base.
+    /// The differences from the base, ascending and apart; `None` without a base.
     changed: Option<Vec<Range>>,
 }
 
@@ -48,7 +48,7 @@ impl PointChanges {
         &self.disk
     }
 
-    /// What may differ from the base, or from zeroes.
+    /// The ranges that may differ from the base, or from zeroes.
     pub(crate) fn differences(&self) -> Result<ByteRanges> {
         if let Some(changed) = &self.changed {
             let ranges = changed.iter().map(|range| (range.offset_bytes, range.end()));
@@ -60,7 +60,7 @@ impl PointChanges {
         Ok(ByteRanges::union(ranges))
     }
 
-    /// What may be content of what differs; behind the end of a smaller base everything does.
+    /// The changed ranges that may have content; behind the end of a smaller base all do.
     ///
     /// # Errors
     /// As for [`PointChanges::open`].
@@ -93,7 +93,7 @@ impl PointChanges {
     }
 
     /// Says of everything before `end_bytes` that it has not changed, and what has behind it.
-    pub(crate) fn go_on(&mut self, end_bytes: u64) {
+    pub(crate) fn continue_at(&mut self, end_bytes: u64) {
         let size_bytes = self.disk.size_bytes();
         let all = vec![Range { offset_bytes: 0, length_bytes: size_bytes }];
         self.changed = Some(behind(self.changed.take().unwrap_or(all), end_bytes));
@@ -136,7 +136,7 @@ impl Source for PointChanges {
     }
 }
 
-/// What of the ranges lies behind `at`.
+/// The part of the ranges behind `at`.
 fn behind(ranges: Vec<Range>, at: u64) -> Vec<Range> {
     let cut = |range: Range| {
         let start = range.offset_bytes.max(at);
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn runs_cover_the_range_without_gaps() {
         let changed = [range(4, 4), range(10, 2), range(20, 8)];
-        let told = |at, end, most| {
+        let answer = |at, end, most| {
             let runs = runs(&changed, at, end, most);
             runs.iter().map(|run| (run.offset_bytes, run.length_bytes, run.is_dirty)).collect()
         };
-        let all: Vec<_> = told(0, 30, 100);
+        let all: Vec<_> = answer(0, 30, 100);
         let (same, differs) = (false, true);
         assert_eq!(
             all,
@@ -213,12 +213,12 @@ mod tests {
                 (28, 2, same)
             ]
         );
-        let within: Vec<_> = told(5, 7, 100);
+        let within: Vec<_> = answer(5, 7, 100);
         assert_eq!(within, [(5, 2, differs)]);
-        let behind: Vec<_> = told(28, 40, 100);
+        let behind: Vec<_> = answer(28, 40, 100);
         assert_eq!(behind, [(28, 12, same)]);
-        // A bounded answer ends early; the next one goes on there.
-        let first: Vec<_> = told(0, 30, 2);
+        // A bounded answer ends early; the next one continues there.
+        let first: Vec<_> = answer(0, 30, 2);
         assert_eq!(first, [(0, 4, same), (4, 4, differs)]);
         assert_eq!(runs(&[], 3, 9, 2).len(), 1);
     }

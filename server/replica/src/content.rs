@@ -1,4 +1,4 @@
-//! How much of a disk a copy has to read: what may differ from its base, and is not a hole.
+//! The bytes of a disk that a copy has to read: ranges that may differ from its base, and are not holes.
 
 /// The ranges that may be content, ascending.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl Content {
         self.bytes
     }
 
-    /// What lies before an offset of the disk, in bytes.
+    /// The bytes before an offset of the disk.
     pub(crate) fn bytes_before(&self, offset_bytes: u64) -> u64 {
         let count = self.ranges.partition_point(|range| range.start < offset_bytes);
         self.ranges[..count]

@@ -18,14 +18,14 @@ use crate::remote::{
 use crate::source::CopySource;
 use crate::status::{CopyCounts, CopyTarget, Cut, Recorder, Seen, Watching};
 
-/// What to copy.
+/// The points to copy.
 #[derive(Clone, Default)]
 pub struct CopyRequest {
     /// The machines; empty: all.
     pub machines: Vec<MachineName>,
     /// The name that the only machine of `machines` gets there.
     pub rename: Option<MachineName>,
-    /// What the names of machines begin with there.
+    /// The prefix of machine names there.
     pub prefix: String,
     /// Also points that are older than the youngest one that is there.
     pub is_all: bool,
@@ -42,7 +42,7 @@ pub struct CopyRequest {
 ///
 /// # Errors
 /// `InvalidInput` for names that are not possible there, or if both are one repository; `NotFound` for an unknown
-/// machine; `Interrupted` once `cancel` is set, `NoSpace`: what is copied stays, and the next copy continues.
+/// machine; `Interrupted` once `cancel` is set, `NoSpace`: copied points stay, and the next copy continues.
 pub fn copy(
     source: &dyn CopySource,
     remote: &dyn Remote,
@@ -79,7 +79,7 @@ pub fn copy(
     recorder.beside(&watching, || run.copy_machines(machines))
 }
 
-/// What the copies of all machines share.
+/// State that the copies of all machines share.
 struct CopyRun<'a> {
     source: &'a dyn CopySource,
     remote: &'a dyn Remote,
@@ -167,7 +167,7 @@ impl MachineRun<'_> {
     fn copy_missing(&mut self) -> Result<()> {
         let mut points = self.source.points(&self.result.machine)?;
         let (here_id, far_id) = (self.source.id(), self.remote.id()?);
-        // Unless somebody asks for this machine.
+        // Unless the request names this machine.
         if self.request.machines.is_empty() {
             let far_machine = &self.result.far_machine;
             points.retain(|point| !comes_back(&places_before(point), &far_id, far_machine));
@@ -314,12 +314,12 @@ impl MachineRun<'_> {
         let address = format!("{}/{}/{}", point.machine, point.point, disk.name);
         let watch = Watch { disk: &address, progress: self.watched, cancel: self.cancel };
         let (mut root, mut end_bytes) = (part.base, part.base_end_bytes);
-        // What lies behind the end of a smaller base counts as changed, and no range says so.
-        let is_told = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);
-        let begun = begun.filter(|_| is_told);
+        // The range behind the end of a smaller base counts as changed, and no range covers it.
+        let is_same_size = end_bytes.is_none_or(|end_bytes| end_bytes == disk.size_bytes);
+        let begun = begun.filter(|_| is_same_size);
         self.watched.begin_disk(content, begun.map_or(0, |begun| begun.end_bytes));
         if let Some(begun) = begun {
-            part.source.go_on(begun.end_bytes);
+            part.source.continue_at(begun.end_bytes);
             (root, end_bytes) = (Some(begun.root), Some(disk.size_bytes));
         }
         self.remote.compare_with(part.compared.take());

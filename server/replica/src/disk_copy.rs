@@ -55,7 +55,7 @@ impl DiskCopy {
         })
     }
 
-    /// For the announcement of a point with so many disks.
+    /// For the announcement of a point with this number of disks.
     pub(crate) fn announced(&self, disks: usize) -> Result<AnnouncedDisk> {
         let content = Arc::clone(self.source.disk());
         let mut ranges: Vec<(u64, u64)> = self.source.differences()?.into();

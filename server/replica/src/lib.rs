@@ -20,7 +20,7 @@
 //!    the same time ([`Identity`]). Points never change, so their content is the same. Only such a pair is a base.
 //! 3. A point goes out with the base that it was compared with: both are leased here, the base's data is leased there.
 //! 4. Nothing at the remote side is removed or replaced. A point of the same name that is another one is an error.
-//! 5. What the remote side has retired is not copied again: without `--all`, only points younger than the youngest one
+//! 5. Points that the remote side has retired are not copied again: without `--all`, only points younger than the youngest one
 //!    that it has.
 //!
 //! # Crashes

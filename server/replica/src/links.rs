@@ -34,7 +34,7 @@ pub struct Link {
     pub key: String,
     /// HOST:PORT where it serves; `None` if it dials.
     pub address: Option<String>,
-    /// What the names of its machines begin with here.
+    /// The prefix of its machines' names here.
     #[serde(default)]
     pub prefix: String,
     /// What it may do here when it dials.
@@ -54,7 +54,7 @@ impl Link {
     }
 }
 
-/// What a site may do that dials.
+/// The rights of a site that dials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
@@ -118,7 +118,7 @@ pub fn parse_prefix(text: &str) -> Result<String> {
     Err(Error::new(ErrorKind::InvalidInput, text))
 }
 
-/// What a user gave, in quotes and not too long.
+/// The user's text, in quotes and shortened.
 fn shown(text: &str) -> String {
     format!("{:?}", text.chars().take(80).collect::<String>())
 }
@@ -130,9 +130,9 @@ pub struct Invitation {
     pub name: MachineName,
     /// The code.
     pub code: String,
-    /// What the names of its machines will begin with here.
+    /// The prefix of its machines' names here.
     pub prefix: String,
-    /// What it will be allowed to do.
+    /// Its rights.
     #[serde(default)]
     pub may: Right,
     /// Until when it is valid, in milliseconds since 1970.

@@ -6,7 +6,7 @@ use coldrise_store::{
     MAX_CAME_BY,
 };
 
-/// What makes two points of different repositories the same.
+/// The identity of a point, equal in different repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     made_in: MadeIn,

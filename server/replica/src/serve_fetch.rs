@@ -25,7 +25,7 @@ const TELL_INTERVAL: Duration = Duration::from_millis(500);
 /// Copies what a fetch asks for, and `allowed` lets it have, to the side that asked. `limit`: on the bytes read.
 ///
 /// # Errors
-/// Errors of the line, and what ended the copy, which the other side is told; `Interrupted` once `cancel` is set.
+/// Errors of the line, and the error that ended the copy, which is sent to the other side; `Interrupted` once `cancel` is set.
 pub fn serve_fetch(
     line: Arc<dyn Line>,
     source: &dyn CopySource,
@@ -55,9 +55,9 @@ pub fn serve_fetch(
         Ok(_) => (Ok(remote.traffic()), Ok(())),
         Err(error) => (Err(Failure::of(&error)), Err(error)),
     };
-    // Over a line that was lost, nobody hears it.
-    let told = remote.tell(&Ask::Ended { result }, &[]);
-    copied.and(told)
+    // Over a lost line it does not arrive.
+    let sent = remote.tell(&Ask::Ended { result }, &[]);
+    copied.and(sent)
 }
 
 /// The machines that are copied. Whether a machine exists that it may not have is not revealed.
@@ -88,13 +88,13 @@ fn wanted(
 /// Tells the other side how far the copy is.
 struct Teller<'a> {
     remote: &'a LineRemote,
-    /// When the progress was told last.
+    /// When the progress was sent last.
     last: Mutex<Option<Instant>>,
 }
 
 impl Teller<'_> {
-    fn tell(&self, told: FetchReport) {
-        if let Err(error) = self.remote.tell(&Ask::Told { told }, &[]) {
+    fn tell(&self, report: FetchReport) {
+        if let Err(error) = self.remote.tell(&Ask::FetchProgress { report }, &[]) {
             // The copy finds out, too.
             tracing::debug!("not sent: {}", error.full_message());
         }

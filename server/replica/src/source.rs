@@ -71,7 +71,7 @@ pub trait CopySource: Sync {
     /// `Corrupt`.
     fn files(&self, point: &PointDocument) -> Result<CarriedFiles>;
 
-    /// What the machine reads first at a boot.
+    /// The boot trace of the machine.
     fn boot_trace(&self, _machine: &MachineName) -> Option<Vec<u8>> {
         None
     }

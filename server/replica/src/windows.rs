@@ -1,6 +1,6 @@
 //! How much a copy may send at which time: `mon-fri 08:00-18:00=5M`, `sat,sun=off`.
 //!
-//! Nothing is planned ahead: what holds is asked of the clock every second. So a clock that jumps, or that goes from one time
+//! Nothing is planned ahead: the clock is asked every second. So a clock that jumps, or that goes from one time
 //! zone's rule to another, is followed at once. Times are local times.
 
 use std::fmt;
@@ -25,7 +25,7 @@ pub fn local_time() -> DateTime {
     jiff::Zoned::now().datetime()
 }
 
-/// What may flow within a window.
+/// The rate within a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateWindow {
     window: Window,
@@ -100,7 +100,7 @@ impl RateWindows {
         self.windows.is_empty()
     }
 
-    /// What may flow at a local time. Where windows overlap, the least holds.
+    /// The rate at a local time. Where windows overlap, the least holds.
     pub fn flow(&self, local: DateTime) -> Flow {
         let inside = self.windows.iter().filter(|one| one.window.contains(local));
         inside.map(|one| one.flow).min().unwrap_or(self.otherwise)
@@ -121,7 +121,7 @@ impl RateWindows {
         self.windows.iter().filter(|one| one.flow == Flow::Stopped)
     }
 
-    /// Gives `apply` what holds whenever it changes, from `last` on, until `is_over` says so.
+    /// Gives `apply` what holds whenever it changes, from `last` on, until `is_over` returns true.
     pub fn follow(
         &self,
         mut last: Flow,

@@ -64,7 +64,7 @@ impl CommandLine {
         self
     }
 
-    /// Adds an argument that is no option.
+    /// Adds a positional argument.
     #[must_use]
     pub fn argument(mut self, text: impl ToString) -> CommandLine {
         self.others.push(text.to_string());
@@ -78,7 +78,7 @@ impl CommandLine {
     }
 }
 
-/// What stands on the command line for a value: none for `null`, several for a list.
+/// The words on the command line for a value: none for `null`, several for a list.
 fn texts(value: &Value) -> Vec<String> {
     match value {
         Value::Null | Value::Bool(_) => Vec::new(),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! An option is declared once: a field here. The command line adds the options that only make sense beside the
-//! repository. What a request may do, its caller's rights for one, is decided by the service.
+//! repository. The service checks requests, such as the rights of their callers.
 #![forbid(unsafe_code)]
 
 mod encode;

@@ -21,7 +21,7 @@ use crate::value::{live_session, pairs, parse_network, text, Hypervisor};
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recover {
-    /// MACHINE/POINT; or live/SESSION, to go on with a recovered machine.
+    /// MACHINE/POINT; or live/SESSION, to continue with a recovered machine.
     #[arg(value_name = "MACHINE/POINT|live/SESSION", value_parser = text(Address::parse))]
     pub address: String,
     /// The hypervisor: libvirt on the service's host; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.

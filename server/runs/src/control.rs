@@ -59,7 +59,7 @@ impl RunsFolder {
         self.request(id, "cancel").map(drop)
     }
 
-    /// What a running process says of itself.
+    /// The status of a running process.
     ///
     /// # Errors
     /// As [`RunsFolder::cancel`].

@@ -1,4 +1,4 @@
-//! What the files of a run contain. Readers ignore fields that they do not know.
+//! The contents of a run's files. Readers ignore fields that they do not know.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -159,7 +159,7 @@ pub struct RunRecord {
     /// The last progress in its log.
     #[schema(value_type = Option<Object>)]
     pub progress: Option<Value>,
-    /// What is wrong with its files, and why it was lost.
+    /// The damage of its files, and why it was lost.
     pub problems: Vec<String>,
 }
 

@@ -38,7 +38,7 @@ pub struct RunList {
     pub runs: Vec<RunRecord>,
     /// Number of ended runs that were not read.
     pub hidden: usize,
-    /// Entries that are no runs, and why. Names come from others and may hold any character.
+    /// Entries that are not runs, and why. Names come from others and may hold any character.
     pub unknown: Vec<(String, String)>,
 }
 

@@ -44,7 +44,7 @@ impl Follow {
             self.file = self.run.file("log").ok();
         }
         let Some(file) = &mut self.file else { return Ok(false) };
-        // Asked before the read: what was written before the log was renamed is read below.
+        // Asked before the read: lines written before the log was renamed are read below.
         let number = |file: &File| file.metadata().map(|found| found.ino()).ok();
         let is_renamed = self.run.file("log").is_ok_and(|new| number(&new) != number(file));
         let before = self.partial.len();

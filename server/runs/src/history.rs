@@ -17,7 +17,7 @@ use crate::RunId;
 const KEPT_RUNS: usize = 1000;
 const KEPT_DAYS: i64 = 90;
 const INTERVAL: Duration = Duration::from_secs(3600);
-/// Maximum number of runs that one look removes. If there are more, the next run goes on.
+/// Maximum number of runs that one look removes. If there are more, the next run continues.
 const MAX_REMOVED: usize = 200;
 /// Every name that this crate gives to a file. A folder that holds others is kept.
 const FILES: [&str; 10] = [

@@ -23,7 +23,7 @@
 //! A service plans runs as `.ID.planned` ([`RunsFolder::plan`]) and starts processes that begin
 //! them ([`Starter`]) and outlive it. It sees their changes by [`Watch`].
 //!
-//! A run never fails because of its folder: [`Run::begin`] and all methods of [`Run`] warn once and go on.
+//! A run never fails because of its folder: [`Run::begin`] and all methods of [`Run`] warn once and continue.
 //! Readers trust no content of a folder: sizes are bounded, only regular files are opened,
 //! symlinks are not followed.
 #![forbid(unsafe_code)]

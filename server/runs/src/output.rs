@@ -71,7 +71,7 @@ mod tests {
         assert!(kept.starts_with(b"first line\n") && kept.len() as u64 == KEPT_BYTES);
         let end = std::fs::read(folder.path().join("output.1")).unwrap();
         assert!(end.ends_with(b"last line\n") && end.len() as u64 == KEPT_BYTES);
-        // The process goes on behind the cut.
+        // The process continues behind the cut.
         (&output).write_all(b"more").unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), KEPT_BYTES + 4);
     }

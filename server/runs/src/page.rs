@@ -48,7 +48,7 @@ impl RunsFolder {
         let offset = offset.clamp(oldest, end);
         let newer = halves.iter().map(|half| half.from_byte).max().filter(|from| *from > offset);
         let covering = |half: &&mut Half| (half.from_byte..=half.end_byte).contains(&offset);
-        // At the border of both, the half that goes on.
+        // At the border of both, the half that continues.
         let half = halves.iter_mut().filter(covering);
         let Some(half) = half.max_by_key(|half| (half.end_byte > offset, half.from_byte)) else {
             return Ok((Vec::new(), newer.unwrap_or(offset)));

@@ -40,7 +40,7 @@ pub struct Request {
     /// The machine: for arguments that name a session, and for the record of a run that cannot begin.
     #[serde(default)]
     pub machine: Option<String>,
-    /// Files and folders that are no source, such as the state of the service.
+    /// Files and folders that are not a source, such as the state of the service.
     #[serde(default)]
     pub keep_out: Vec<String>,
     /// The user of the API who asked for it.

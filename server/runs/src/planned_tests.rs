@@ -113,13 +113,13 @@ fn a_starter_that_fails_says_why() {
     assert!(message.contains("exit status: 1"), "{message}");
 }
 
-/// Waits for events until something is true, at most 10 s in all. `is_true` gets what is told.
+/// Waits for events until something is true, at most 10 s in all. `is_true` gets what is seen.
 fn wait_for(watch: &mut Watch, mut is_true: impl FnMut(&[RunId]) -> bool) {
     let started = Instant::now();
-    let mut told = Vec::new();
-    while !is_true(&told) {
+    let mut seen = Vec::new();
+    while !is_true(&seen) {
         assert!(started.elapsed() < Duration::from_secs(10), "no event");
-        told = watch.next(Duration::from_secs(10)).unwrap();
+        seen = watch.next(Duration::from_secs(10)).unwrap();
     }
 }
 
@@ -132,33 +132,33 @@ fn a_watch_tells_each_change_at_once() {
     assert!(watch.next(Duration::from_millis(1)).unwrap().is_empty());
     let first = begin(&folder, "gc");
     let id = first.id().unwrap();
-    wait_for(&mut watch, |told| told == [id.clone()]);
+    wait_for(&mut watch, |seen| seen == [id.clone()]);
     first.log("info", "text");
-    wait_for(&mut watch, |told| told == [id.clone()]);
+    wait_for(&mut watch, |seen| seen == [id.clone()]);
     // The last event comes when the lock is free.
     first.finish(0, None, None);
-    wait_for(&mut watch, |told| told == [id.clone()] && state(&folder, &first) == State::Ok);
+    wait_for(&mut watch, |seen| seen == [id.clone()] && state(&folder, &first) == State::Ok);
     let lost = begin(&folder, "verify");
     let lost_id = lost.id().unwrap().clone();
-    wait_for(&mut watch, |told| told == [lost_id.clone()]);
+    wait_for(&mut watch, |seen| seen == [lost_id.clone()]);
     drop(lost);
     let is_lost = || folder.read(&lost_id).unwrap().state == State::Lost;
-    wait_for(&mut watch, |told| told == [lost_id.clone()] && is_lost());
+    wait_for(&mut watch, |seen| seen == [lost_id.clone()] && is_lost());
     let planned = folder.new_id("gc");
     folder.plan(&planned, &request()).unwrap();
-    wait_for(&mut watch, |told| told == [planned.clone()]);
-    // The folder goes and comes back: its living runs are told, then all.
+    wait_for(&mut watch, |seen| seen == [planned.clone()]);
+    // The folder goes and comes back: its living runs are seen, then all.
     let living = begin(&folder, "boot");
     let living_id = living.id().unwrap();
-    wait_for(&mut watch, |told| told == [living_id.clone()]);
+    wait_for(&mut watch, |seen| seen == [living_id.clone()]);
     std::fs::rename(&path, home.path().join("b")).unwrap();
-    wait_for(&mut watch, |told| told == [living_id.clone()]);
+    wait_for(&mut watch, |seen| seen == [living_id.clone()]);
     std::fs::rename(home.path().join("b"), &path).unwrap();
     let mut all = vec![id.clone(), lost_id.clone(), planned, living_id.clone()];
     all.sort();
-    wait_for(&mut watch, |told| told == all);
+    wait_for(&mut watch, |seen| seen == all);
     living.log("info", "text");
-    wait_for(&mut watch, |told| told == [living_id.clone()]);
+    wait_for(&mut watch, |seen| seen == [living_id.clone()]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_watch_that_misses_events_tells_every_run() {
         std::fs::rename(&two, &one).unwrap();
     }
     std::fs::remove_file(&one).unwrap();
-    wait_for(&mut watch, |told| told.len() == 2);
+    wait_for(&mut watch, |seen| seen.len() == 2);
     run.log("info", "text");
-    wait_for(&mut watch, |told| told == [run.id().unwrap().clone()]);
+    wait_for(&mut watch, |seen| seen == [run.id().unwrap().clone()]);
 }

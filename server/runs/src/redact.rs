@@ -29,7 +29,7 @@ fn secret_bytes(uri: &str) -> usize {
     if let Some(end) = authority.rfind('@') {
         return end;
     }
-    // A password with an unescaped slash: what is behind the colon is not a port.
+    // A password with an unescaped slash: the text behind the colon is not a port.
     let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
     if port.bytes().all(|byte| byte.is_ascii_digit()) || authority.ends_with(']') {
         return 0;

@@ -46,7 +46,7 @@ struct Shared {
     last_progress: Mutex<Option<Value>>,
 }
 
-/// What a run holds until it ends.
+/// The files that a run holds until it ends.
 struct Open {
     path: PathBuf,
     log: LogFile,
@@ -59,7 +59,7 @@ struct Open {
 
 impl Run {
     /// Makes the folder of a run and begins to answer at its control socket. `cancel` is called from
-    /// another thread, once, when somebody cancels the run. `warn` gets one sentence if the
+    /// another thread, once, when the run is cancelled. `warn` gets one sentence if the
     /// folder cannot be used.
     pub fn begin(
         folder: Option<&RunsFolder>,
@@ -321,7 +321,7 @@ fn make(folder: &RunsFolder, plan: &Plan) -> Result<(RunId, Open)> {
 /// Fills the folder of a planned run, and makes it a run.
 fn make_planned(planned: Planned, plan: &Plan) -> Result<(RunId, Open)> {
     let request = planned.request()?;
-    // Of a process that was killed after it had filled the folder.
+    // Left by a process that was killed after it had filled the folder.
     remove_if_present(&planned.path.join("log"))?;
     let log = fill(&planned.path, plan);
     let log = log.context(|| format!("filling {}", planned.path.display()))?;

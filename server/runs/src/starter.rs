@@ -14,7 +14,7 @@ use crate::RunId;
 const SYSTEMD: &str = "/run/systemd/system";
 /// The process that systemd has started for a unit.
 const UNIT_PROCESS: &str = "SYSTEMD_EXEC_PID";
-/// What a detached process gets of the environment. Secrets are not among it, but for the keys of buckets. The last two are folders for sockets.
+/// The environment of a detached process. It has no secrets, but for the keys of buckets. The last two are folders for sockets.
 const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
 /// How the variables begin that lead to buckets.
 const BUCKETS: &str = "AWS_";
@@ -108,7 +108,7 @@ fn failed(what: impl Into<String>, error: std::io::Error) -> Error {
     Error::with_source(ErrorKind::ToolFailed, what, error)
 }
 
-/// Waits for the end of the process. A run that it has not begun would be planned for ever.
+/// Waits for the end of the process. A run that it has not begun would be planned forever.
 fn reap(mut child: Child, folder: &RunsFolder, id: &RunId) {
     let ended = match child.wait() {
         Ok(status) => format!("its process ended at once: {status}"),

@@ -120,7 +120,7 @@ fn a_run_is_cancelled_once_by_its_socket_whatever_the_length_of_its_path() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_used_is_reported_once_and_the_run_goes_on() {
+fn an_unusable_folder_is_reported_once_and_the_run_continues() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("file"), "").unwrap();
     let open = home.path().join("open");

@@ -208,7 +208,7 @@ impl Watch {
                 Err(error) => break error,
             };
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Everything is told again.
+                // Everything is reported again.
                 self.root = None;
                 return Ok(());
             }

@@ -148,7 +148,7 @@ impl fmt::Display for Calendar {
     }
 }
 
-/// What `*` means for seconds.
+/// The meaning of `*` for seconds.
 pub(crate) fn every_second() -> Field {
     Field(vec![Item { start: 0, stop: None, step: MICROS }])
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Item {
     pub(crate) start: u32,
-    /// The last value; `None` if a repetition goes on to the part's maximum.
+    /// The last value; `None` if a repetition continues to the part's maximum.
     pub(crate) stop: Option<u32>,
     /// 0 for a single value.
     pub(crate) step: u32,
@@ -55,7 +55,7 @@ impl Field {
     }
 
     /// Whether a day matches that is counted from the end of a month of `days`: 1 is the
-    /// last day. A repetition goes on towards the end of the month.
+    /// last day. A repetition continues towards the end of the month.
     pub(crate) fn has_from_end(&self, day: u32, days: u32) -> bool {
         let from_end = |value: u32| (days + 1).checked_sub(value);
         self.0.iter().any(|item| {

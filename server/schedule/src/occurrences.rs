@@ -11,7 +11,7 @@ use crate::Calendar;
 
 const MINUTE_MS: i64 = 60_000;
 
-/// What occurs in a span of time. Times are whole seconds, in milliseconds since 1970.
+/// The occurrences in a span of time. Times are whole seconds, in milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occurrences {
     /// The first time.

@@ -271,7 +271,7 @@ fn time(event: &mut Calendar, word: Word<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a part of an event may contain.
+/// The syntax of a part of an event.
 struct Part {
     name: &'static str,
     min: u32,

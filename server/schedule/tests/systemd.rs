@@ -29,12 +29,12 @@ fn systemd(text: &str, base: Timestamp, zone: &str) -> Option<Answer> {
     if String::from_utf8_lossy(&done.stderr).contains("Failed to determine next elapse") {
         return None;
     }
-    let told = String::from_utf8(done.stdout).unwrap();
+    let output = String::from_utf8(done.stdout).unwrap();
     let value = |line: &str| line.split_once(": ").map(|(_, value)| value.to_owned());
-    let normalized = told.lines().find(|line| line.contains("Normalized form")).and_then(value);
+    let normalized = output.lines().find(|line| line.contains("Normalized form")).and_then(value);
     let Some(normalized) = normalized else { return Some(None) };
     let mut times = Vec::new();
-    for line in told.lines() {
+    for line in output.lines() {
         let is_utc = line.contains("(in UTC)");
         let is_local = line.contains("Next elapse") || line.contains("Iter. #");
         let Some(shown) = value(line).filter(|_| is_utc || is_local) else { continue };

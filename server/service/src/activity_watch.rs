@@ -50,7 +50,7 @@ pub(crate) fn run(service: &Service) {
             watch = ActivityWatch::default();
         }
         had_clients = has_clients();
-        // While the repository is away there is nothing to tell; another thread says so.
+        // While the repository is away there is nothing to send; another thread reports that.
         let changed = service.inventory().and_then(|inventory| inventory.activity(&mut watch));
         for totals in changed.unwrap_or_default() {
             service.history.add(&totals);

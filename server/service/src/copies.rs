@@ -1,7 +1,7 @@
 //! Follows where copies are, and what is on its way here: tells clients, keeps the rates of the last minutes, and how far behind each day was.
 //!
 //! The state is that of `coldrise copies`: from the records that copies leave and the points that are here. So it does not
-//! matter who copies, a job or somebody on the command line.
+//! matter who copies, a job or a user on the command line.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub(crate) struct BehindDay {
     age_ms: i64,
 }
 
-/// What is known of the copies.
+/// The state of the copies.
 #[derive(Default)]
 pub(crate) struct Copies {
     reader: StatusReader,
@@ -159,7 +159,7 @@ pub(crate) fn run(service: &SharedService) {
         let looked = look(service, &mut last, is_due);
         match looked.and_then(|()| look_at_coming(service, &mut last_coming)) {
             Ok(()) => last_error = None,
-            // While the repository is away another thread says so.
+            // While the repository is away another thread reports that.
             Err(error) => {
                 let text = error.full_message();
                 if last_error.as_ref() != Some(&text)
@@ -244,7 +244,7 @@ pub(crate) fn sample(service: &Service) -> Result<()> {
     let Some(targets) = service.copies.targets() else { return Ok(()) };
     let (id, now) = (service.inventory()?.id()?, now_ms());
     for target in targets.iter() {
-        // What nobody knows is not a sample.
+        // An unknown value is not a sample.
         let Some(points) = target.points_behind else { continue };
         let since_ms = target.behind_since_ms.and_then(|since| i64::try_from(since).ok());
         let day = BehindDay {

@@ -106,7 +106,7 @@ impl Events {
         if kept.events.len() > KEPT_EVENTS {
             kept.events.pop_front();
         }
-        // Without clients there is nobody to send to. Under the lock: numbers stay in order.
+        // Without clients the send fails, which is harmless. Under the lock: numbers stay in order.
         let _ = self.sender.send(event);
     }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::{Events, What, KEPT_EVENTS};
 
     #[test]
-    fn a_client_misses_nothing_or_is_told() {
+    fn a_client_misses_nothing_or_learns_of_a_gap() {
         let events = Events::new("e".into());
         for _ in 0..5 {
             events.send(What::Settings);

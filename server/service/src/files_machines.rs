@@ -239,9 +239,9 @@ fn start(
 fn failure(service: &Service, run: &RunId) -> Option<Error> {
     // A run that waits is not there yet.
     let record = service.runs.read(run).ok().filter(|record| record.state != State::Running)?;
-    let told = record.result.and_then(|result| result.error);
-    let kind = told.as_ref().and_then(|failure| ErrorKind::from_word(&failure.kind));
-    let text = told.map_or_else(
+    let failure = record.result.and_then(|result| result.error);
+    let kind = failure.as_ref().and_then(|error| ErrorKind::from_word(&error.kind));
+    let text = failure.map_or_else(
         || format!("run {run}, which reads the file systems, has ended"),
         |failure| failure.message,
     );

@@ -14,7 +14,7 @@ use crate::service::SharedService;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The same while the repository is away.
 const AWAY_INTERVAL: Duration = Duration::from_secs(5);
-/// The start of the service waits so long for the first look. A large repository may take longer.
+/// The start of the service waits this long for the first look. A large repository may take longer.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 
 /// Asks for a look at once, such as after the end of a run.

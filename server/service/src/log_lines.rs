@@ -13,7 +13,7 @@ pub(crate) fn start() {
     tracing_subscriber::fmt()
         .with_max_level(Level::INFO)
         .with_writer(std::io::stderr)
-        // It would say so on stderr, and a log on a full drive then ends the thread.
+        // It would log its errors to stderr, and a log on a full drive then ends the thread.
         .log_internal_errors(false)
         .with_ansi(false)
         .event_format(LogLine { is_journal: is_journal() })

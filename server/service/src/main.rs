@@ -1,12 +1,12 @@
 //! `coldrised`: the service that protects a site by itself.
 //!
 //! ```text
-//!  HTTPS port, Unix socket ─▶ listener ─▶ api ─┬─▶ web         the page's files, for everybody
+//!  HTTPS port, Unix socket ─▶ listener ─▶ api ─┬─▶ web         the page's files, without login
 //!                                              ├─▶ access      who may do what; audit
 //!                                              ├─▶ Inventory   machines, points, sessions (read only)
 //!                                              ├─▶ jobs        schedules, queue ─▶ runs (processes)
 //!                                              └─▶ events ◀─── watch of the runs folder
-//!                                 told ◀── events: mail, webhooks, metrics
+//!                        notifications ◀── events: mail, webhooks, metrics
 //! ```
 //!
 //! The service is never the parent of a run in life or death: runs are processes of their own with
@@ -36,11 +36,11 @@ mod jobs;
 mod listener;
 mod log_lines;
 mod metrics;
+mod notifications;
 mod pattern;
 mod run_watch;
 mod service;
 mod supervision;
-mod told;
 mod verify_result;
 mod web;
 

@@ -1,4 +1,4 @@
-//! Metrics in the text format of OpenMetrics, made anew for each request. Ages first: a backup that does not
+//! Metrics in the text format of OpenMetrics, collected for each request. Ages first: a backup that does not
 //! run fails no run.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use prometheus_client::registry::Registry;
 use crate::access::Identity;
 use crate::clock::now_ms;
 use crate::jobs::{KnownMachine, RowState};
+use crate::notifications::{all_alarms, Drive, Severity};
 use crate::service::Service;
-use crate::told::{all_alarms, Drive, Severity};
 
 /// The stages of a boot check, the lowest first.
 const BOOT_STAGES: [&str; 6] = ["started", "firmware", "kernel", "userspace", "login", "service"];
@@ -273,7 +273,7 @@ fn coming(out: &mut Exposition, service: &Service, caller: &Identity) {
         "What of these points has not arrived yet",
         &|points| points.iter().map(|one| one.missing_bytes).sum(),
     );
-    // A point that was given up for another one stays for its session, and no site sends it.
+    // A point whose copy was abandoned for another one stays for its session, and no site sends it.
     of_each(
         "coldrise_coming_connected",
         "1 if the other site is connected for one of these points, else 0",
@@ -281,7 +281,7 @@ fn coming(out: &mut Exposition, service: &Service, caller: &Identity) {
     );
 }
 
-/// What concerns all machines.
+/// Metrics of all machines.
 fn site(out: &mut Exposition, service: &Service) -> Result<()> {
     let running = service.messenger.figures().running;
     let ended = service.database.count_ended_runs()?.into_iter();

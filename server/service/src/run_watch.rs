@@ -1,6 +1,6 @@
 //! Tells clients and the queue what the runs do.
 //!
-//! A change reaches clients at once if a run began or ended; its progress is told twice per second
+//! A change reaches clients at once if a run began or ended; its progress is sent twice per second
 //! at most.
 
 use std::collections::{BTreeSet, HashMap};
@@ -23,10 +23,10 @@ const ERROR_WAIT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 struct Seen {
     /// The state and the time of the last event.
-    told: HashMap<RunId, (State, Instant)>,
-    /// Runs with progress that was not told.
+    sent: HashMap<RunId, (State, Instant)>,
+    /// Runs with progress that was not sent.
     late: BTreeSet<RunId>,
-    /// The first answer tells every run: those that ended before this time are no news. In
+    /// The first answer sends every run: those that ended before this time are not news. In
     /// milliseconds since 1970.
     since_ms: u64,
 }
@@ -65,17 +65,17 @@ fn watch(service: &Service, seen: &mut Seen) -> Result<()> {
 
 impl Seen {
     fn wait(&self, now: Instant) -> Duration {
-        let due = self.late.iter().filter_map(|id| self.told.get(id)).map(|(_, at)| *at);
+        let due = self.late.iter().filter_map(|id| self.sent.get(id)).map(|(_, at)| *at);
         let due = due.min().map_or(now, |at| at + PROGRESS_INTERVAL);
         due.saturating_duration_since(now).clamp(Duration::from_millis(1), LONGEST_WAIT)
     }
 
     /// Tells a run if there is news. Returns whether its state has changed.
     fn tell(&mut self, service: &Service, id: &RunId, now: Instant) -> bool {
-        let before = self.told.get(id).copied();
+        let before = self.sent.get(id).copied();
         let Ok(run) = service.runs.read(id) else {
-            // Planned, or removed. A planned run that was given up becomes a run.
-            self.told.remove(id);
+            // Planned, or removed. A planned run that was abandoned becomes a run.
+            self.sent.remove(id);
             return true;
         };
         let is_new_state = before.is_none_or(|(state, _)| state != run.state);
@@ -88,7 +88,7 @@ impl Seen {
         if run.state == State::Running || (is_new_state && !(before.is_none() && is_old)) {
             service.events.send(event(&run));
         }
-        self.told.insert(id.clone(), (run.state, now));
+        self.sent.insert(id.clone(), (run.state, now));
         is_new_state
     }
 }

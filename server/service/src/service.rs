@@ -28,16 +28,16 @@ use crate::inventory_watch::{self, Refresher};
 use crate::jobs::{Dispatcher, KnownMachine, Queue};
 use crate::listener::{self, Listeners};
 use crate::log_lines;
+use crate::notifications::{self, Messenger};
 use crate::run_watch;
 use crate::supervision;
-use crate::told::{self, Messenger};
 use crate::web::Web;
 
 /// Threads for work that blocks. Each takes memory only while it is used.
 const MAX_BLOCKING_THREADS: usize = 64;
 const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(10);
 
-/// What all parts share.
+/// State that all parts share.
 pub(crate) struct Service {
     pub(crate) options: Options,
     pub(crate) database: Database,
@@ -137,7 +137,7 @@ fn lock(options: &Options) -> Result<File> {
 /// Runs the service until a signal ends it.
 ///
 /// # Errors
-/// Errors of the start. Later errors are logged, and the service goes on.
+/// Errors of the start. Later errors are logged, and the service keeps running.
 pub(crate) fn run(options: &Options) -> Result<()> {
     log_lines::start();
     // For mail; the listener and webhooks name it themselves. An error: it is there already.
@@ -211,7 +211,7 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
                 "no administrator yet; make one at {}",
                 setup::link(service.options.listen, &secret)
             ),
-            // Such as of a full drive: all else goes on.
+            // Such as of a full drive: all else continues.
             Err(error) => tracing::error!("no setup link: {}", error.full_message()),
         }
         if let Some(fingerprint) = listener::fingerprint(&service.options) {
@@ -220,8 +220,8 @@ async fn serve(service: SharedService, stop_sender: watch::Sender<bool>) -> Resu
     }
     tokio::spawn(serve_tcp(listeners.clone(), tcp, is_final));
     tokio::spawn(listeners.clone().serve_unix(unix));
-    tokio::spawn(told::evaluate(service.clone()));
-    tokio::spawn(told::deliver(service.clone()));
+    tokio::spawn(notifications::evaluate(service.clone()));
+    tokio::spawn(notifications::deliver(service.clone()));
     let signals = || -> std::io::Result<_> {
         Ok((
             signal(SignalKind::terminate())?,

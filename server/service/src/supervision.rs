@@ -1,7 +1,7 @@
 //! The word to systemd: ready, alive, what it does.
 //!
 //! With `WatchdogSec=` a thread of its own looks whether the runtime and the database answer, and only then
-//! says so. If one hangs, systemd restarts the service; runs go on.
+//! notifies systemd. If one hangs, systemd restarts the service; runs continue.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn status(service: &SharedService) -> String {
     format!("{} runs, {} failures, {} warnings", figures.running, figures.fail, figures.warn)
 }
 
-/// Says that the service is ready, reloads or stops. Without systemd nobody listens.
+/// Says that the service is ready, reloads or stops. Without systemd it has no effect.
 pub(crate) fn tell(state: &NotifyState<'_>) {
     let time = match state {
         NotifyState::Reloading => NotifyState::monotonic_usec_now().ok(),

@@ -1,4 +1,4 @@
-//! What a verify has found, from the result of its run.
+//! The findings of a verify, from the result of its run.
 
 use std::collections::BTreeSet;
 

@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 16 << 20;
 const MAX_DEPTH: usize = 4;
 /// Where the page lies, from the folder of the program: /usr/bin and /usr/share/coldrise/web.
 const BESIDE_PROGRAM: &str = "../share/coldrise/web";
-/// What a browser may keep for ever.
+/// For files that a browser may keep forever.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 
 /// The files of the page, by their path from `/`.

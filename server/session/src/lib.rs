@@ -80,7 +80,7 @@ pub use incoming::{
 pub use live_disk::{open_live_disk, open_live_side_file};
 pub use locks::lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
 pub use points::catalog::{enter_sealed_points, open_for_repair, Catalog};
-pub use points::forget::{GivingUp, PointRemoval, Published};
+pub use points::forget::{IncomingRemoval, PointRemoval, Published};
 pub use points::in_use::{remove_unused_layers, InUse};
 pub use points::inventory::{damaged_sessions, Inventory};
 pub use points::prune::{judge, PointVerdict};

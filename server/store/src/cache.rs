@@ -73,7 +73,7 @@ impl ChunkCache {
 pub struct PageCache(Cache<(PageId, u8), Page, Bytes>);
 
 impl PageCache {
-    /// A cache of so many bytes.
+    /// A cache of this size.
     pub fn new(bytes: u64) -> Self {
         let pages = (bytes / (LEAF_SLOTS as u64 * 8)) as usize;
         PageCache(Cache::with_weighter(pages, bytes, Bytes))

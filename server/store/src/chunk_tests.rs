@@ -170,7 +170,7 @@ fn the_value_of_a_known_chunk_is_the_documented_one() {
 }
 
 #[test]
-fn zeroes_are_told_from_everything_else() {
+fn zeroes_are_distinguished_from_everything_else() {
     for length in [1, 64, 65, 4096, 16_384] {
         let mut chunk = vec![0; length];
         assert!(is_zero(&chunk));

@@ -62,7 +62,7 @@ impl DisplayName {
         Some(self).filter(|name| name.0 != machine.as_str())
     }
 
-    /// Reads a field of a stored document. The document stays readable with any text: what is not allowed is removed.
+    /// Reads a field of a stored document. The document stays readable with any text: characters that are not allowed are removed.
     ///
     /// # Errors
     /// The error of the format.

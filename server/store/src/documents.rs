@@ -277,12 +277,12 @@ pub struct CatalogDamage {
     pub what: String,
     /// The kind of damage, in words.
     pub reason: String,
-    /// How the repository can go on.
+    /// How the repository becomes usable again.
     #[serde(skip)]
     pub way_out: WayOut,
 }
 
-/// How a repository can go on after a document was damaged or lost.
+/// How a repository becomes usable again after a document was damaged or lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayOut {
     /// The damage does not determine it.
@@ -295,7 +295,7 @@ pub enum WayOut {
 }
 
 impl CatalogDamage {
-    /// Damage without a known way to go on.
+    /// Damage without a known remedy.
     pub fn new(what: String, reason: String) -> CatalogDamage {
         CatalogDamage { what, reason, way_out: WayOut::Unknown }
     }

@@ -191,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_end_of_a_file_is_told(
+    fn a_damaged_end_of_a_file_is_reported(
         changes in prop::collection::vec((0usize..2000, any::<u8>()), 1..6),
     ) {
         let fixture = FIXTURE.lock();

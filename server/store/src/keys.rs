@@ -27,7 +27,7 @@ const SALT_BYTES: usize = 16;
 const WRAPPED_BYTES: usize = 32 + TAG_BYTES;
 
 /// The cost of one guess at the passphrase. A cost read from a file must lie between a floor, so
-/// that nobody can lower it, and a ceiling, so that nobody can make opening a repository take all
+/// that it cannot be lowered, and a ceiling, so that no stored cost can make opening a repository take all
 /// memory or never end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,7 +146,7 @@ pub(crate) struct KeySlot {
     pub(crate) salt: String,
     pub(crate) nonce: String,
     pub(crate) wrapped_key: String,
-    /// Its name. Bound like the cost, so that nobody can exchange names without a passphrase.
+    /// Its name. Bound like the cost, so that names cannot be exchanged without a passphrase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<KeyLabel>,
     /// When it was added, in milliseconds since 1970-01-01T00:00:00Z.

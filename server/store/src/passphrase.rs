@@ -124,7 +124,7 @@ impl PassphraseSource {
             }
             PassphraseSource::Command(command) => {
                 let what = || "running the passphrase command";
-                // Not as an argument, because everybody can read arguments.
+                // Not as an argument, because every process can read arguments.
                 let mut child = Command::new("sh")
                     .args(["-c", "eval \"$COLDRISE_PASSPHRASE_COMMAND\""])
                     .env("COLDRISE_PASSPHRASE_COMMAND", command)

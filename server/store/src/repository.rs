@@ -285,7 +285,7 @@ impl Repository {
     }
 
     /// Derives a key for another part of Coldrise from the master key, a purpose and the thing it
-    /// belongs to. In an unencrypted repository anybody can derive it; there it protects only
+    /// belongs to. In an unencrypted repository any reader can derive it; there it protects only
     /// against accidents.
     pub fn derive_key(&self, purpose: &str, material: &[u8]) -> Zeroizing<Key> {
         self.keys.export(purpose, material)
@@ -424,7 +424,7 @@ fn make_missing_parts(path: &Path) {
         if matches!(part.try_exists(), Ok(false)) {
             match make_directory(&part) {
                 Ok(()) => tracing::warn!(path = %part.display(), "a directory was missing"),
-                // Nobody writes there then, and readers report it.
+                // A repository without it has no writer, and readers report it.
                 Err(error) => tracing::debug!(%error, "a directory is missing"),
             }
         }

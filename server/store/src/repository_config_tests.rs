@@ -110,7 +110,7 @@ fn malformed_key_slots_are_corrupt() {
 }
 
 #[test]
-fn damage_is_told_from_another_version_and_from_a_wrong_passphrase() {
+fn damage_is_distinguished_from_another_version_and_from_a_wrong_passphrase() {
     let text = serde_json::to_vec_pretty(&encrypted()).unwrap();
     let kind = |text: &[u8]| RepositoryConfig::parse(text).unwrap_err().kind();
     for length in [0, 1, text.len() / 2, text.len() - 1] {

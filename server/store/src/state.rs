@@ -71,7 +71,7 @@ impl StoreState {
 
     /// Sets the chunk counters to the totals of the files, durably. Leaves no log
     /// to replay at the next open.
-    pub(crate) fn count_anew(&mut self, repository: &Repository) -> Result<()> {
+    pub(crate) fn recount(&mut self, repository: &Repository) -> Result<()> {
         let database = repository.database();
         database.flush()?;
         let files = database.live_files(Family::Chunks)?;
@@ -83,10 +83,10 @@ impl StoreState {
         database.flush()
     }
 
-    /// [`StoreState::count_anew`] for the counts that a gc beside a disk has left undone.
+    /// [`StoreState::recount`] for the counts that a gc beside a disk has left undone.
     pub(crate) fn count_after_gc(&mut self, repository: &Repository) {
         // Counters that are too high do no harm until the next gc.
-        if let Err(error) = self.count_anew(repository) {
+        if let Err(error) = self.recount(repository) {
             tracing::warn!(error = %error.full_message(), "chunks were not counted again");
         }
     }

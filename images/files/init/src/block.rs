@@ -41,7 +41,7 @@ pub(crate) struct Block {
     pub(crate) content: Content,
     format: &'static str,
     label: Vec<u8>,
-    /// What only copies of it share: the UUID of a physical volume or of a member of an array; else empty.
+    /// The UUID of a physical volume or of a member of an array, equal only in its copies; else empty.
     pub(crate) unique: Vec<u8>,
     /// Why its volumes are missing.
     pub(crate) note: String,

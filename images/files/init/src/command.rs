@@ -12,7 +12,7 @@ pub(crate) fn run(command: Command, input: &[u8]) -> Result<()> {
     }
 }
 
-/// What a program prints.
+/// The output of a program.
 pub(crate) fn output(mut command: Command, input: &[u8]) -> Result<Output> {
     use std::io::Write;
     command.env_clear().env("PATH", "/bin").env("LC_ALL", "C");

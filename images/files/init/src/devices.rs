@@ -48,7 +48,7 @@ pub(crate) struct Devices {
 impl Devices {
     /// Finds the devices, once, and tells them. A key opens containers at any time.
     pub(crate) fn tell(&mut self, port: &mut Port, key: &[u8]) -> std::result::Result<(), Refusal> {
-        // What a group lacks may be in a container: LVM does not add it to volumes that are active.
+        // Missing members of a group may be in a container: LVM does not add it to volumes that are active.
         if !key.is_empty() && !self.groups.is_empty() {
             self.close()?;
         }

@@ -110,7 +110,7 @@ fn of_name(groups: &[VolumeGroup], name: &str, blocks: &[Block]) -> Vec<Vec<u64>
     copies.collect()
 }
 
-/// What is wrong with the groups. The blocks are those after the activation.
+/// The problems of the groups. The blocks are those after the activation.
 pub(crate) fn troubles(groups: &[VolumeGroup], blocks: &[Block]) -> Vec<Group> {
     let mut troubles: Vec<Group> = Vec::new();
     for group in groups {

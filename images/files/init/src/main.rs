@@ -106,7 +106,7 @@ fn answer(
     port.flush()
 }
 
-/// Nobody reads this: a port that was abandoned accepts no answer before the next request.
+/// Not read by any client: a port that was abandoned accepts no answer before the next request.
 fn abandoned() -> Refusal {
     Refusal(Failure::Unreadable, String::new())
 }

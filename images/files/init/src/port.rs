@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use coldrise_files_protocol::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
 use rustix::event::{poll, PollFd, PollFlags};
 
-/// Answers are collected up to so many bytes: each write stops the machine for a moment.
+/// Answers are buffered up to this size: each write stops the machine for a moment.
 const BUFFER_BYTES: usize = 64 << 10;
 /// The kernel shows the port this long after it has loaded the driver, at most: QEMU names it by messages.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,7 +86,7 @@ impl Port {
                 Ok(count) => greeting = greeting.get(count..).unwrap_or_default(),
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                // Nobody is connected any more.
+                // The client has disconnected.
                 Err(_) => break,
             }
         }
@@ -96,7 +96,7 @@ impl Port {
     fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
         while !bytes.is_empty() {
             match self.file.read(bytes) {
-                // Nobody is connected.
+                // No client is connected.
                 Ok(0) => std::thread::sleep(INTERVAL),
                 Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -1,4 +1,4 @@
-//! What a device holds, from its first bytes. Only names and labels are taken from them here: the
+//! The content of a device, from its first bytes. Only names and labels are taken from them here: the
 //! kernel reads the rest.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub(crate) struct Signature {
     pub(crate) label: Vec<u8>,
 }
 
-/// What can be done with a content.
+/// The type of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// The kernel's file system of that name, with its options.
@@ -29,7 +29,7 @@ pub(crate) enum Content {
     Unreadable(&'static str),
 }
 
-/// What a physical volume of LVM or a member of an array shares only with its copies: its UUID.
+/// The UUID of a physical volume of LVM or of a member of an array; only its copies share it.
 pub(crate) fn unique(head: &[u8], content: Content) -> Vec<u8> {
     let part = |place: Option<usize>, bytes: Range<usize>| {
         let bytes = place.and_then(|at| head.get(at + bytes.start..at + bytes.end));

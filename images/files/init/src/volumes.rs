@@ -33,7 +33,7 @@ pub(crate) fn assemble(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>, key: 
     }
 }
 
-/// Opens the containers that the key opens; what each holds takes its place.
+/// Opens the containers that the key opens, and replaces each with its content.
 fn unlock(blocks: &mut [Block], key: &[u8]) -> bool {
     let mut is_any = false;
     for block in blocks.iter_mut().filter(|block| block.content == Content::Luks) {
@@ -99,7 +99,7 @@ fn activate_volumes(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>) {
         let found = groups::read()?;
         let activated = activate_groups(&found, blocks);
         *troubles = groups::troubles(&found, blocks);
-        // What is wrong says why.
+        // The troubles explain the error.
         activated.or_else(|error| if troubles.is_empty() { Err(error) } else { Ok(()) })
     });
     let note = match activated {

@@ -1,9 +1,9 @@
-//! What the machine says about one file.
+//! The entry of one file in an answer.
 
 use crate::fields::{Body, Fields, Malformed};
 use crate::MAX_PATH_BYTES;
 
-/// What a name stands for.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryKind {
     /// An ordinary file.
@@ -40,7 +40,7 @@ impl EntryKind {
 pub struct Entry {
     /// Relative to the path that was asked for; empty for that path itself.
     pub path: Vec<u8>,
-    /// What it is.
+    /// The kind.
     pub kind: EntryKind,
     /// The permission bits, 12 of them.
     pub mode: u32,

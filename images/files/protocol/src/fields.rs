@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes that are no message.
+/// The bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 

@@ -1,4 +1,4 @@
-//! What is wrong with a volume group of LVM, or with an array.
+//! The problem of a volume group of LVM, or of an array.
 
 use crate::fields::{Body, Fields, Malformed};
 use crate::{MAX_DEVICES, MAX_TEXT_BYTES};

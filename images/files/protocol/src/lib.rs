@@ -36,7 +36,7 @@ pub const CONTENT_BYTES: usize = 64 << 10;
 pub const MAX_PATH_BYTES: usize = 32 << 10;
 /// Maximum depth of folders that are walked.
 pub const MAX_DEPTH: usize = 400;
-/// Maximum number of devices that are told.
+/// Maximum number of devices that are reported.
 pub const MAX_DEVICES: usize = 256;
 /// Maximum length of a name of a device or of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;

@@ -8,7 +8,7 @@ use crate::{CONTENT_BYTES, MAX_TEXT_BYTES};
 /// Maximum length of a passphrase or key, in bytes.
 const MAX_KEY_BYTES: usize = 64 << 10;
 
-/// What Coldrise asks.
+/// The requests of Coldrise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The devices: [`Answer::Device`] for each, then [`Answer::Group`] for each volume group with which something
@@ -22,7 +22,7 @@ pub enum Request {
     Walk(u64, Vec<u8>),
     /// As `Walk`, and after each file its content in pieces: [`Answer::Content`].
     Read(u64, Vec<u8>),
-    /// In a machine with the disks of several points: closes what is open, and shows so many disks
+    /// In a machine with the disks of several points: closes what is open, and shows this number of disks
     /// from this one on, instead of the others. Numbers of disks count from there. [`Answer::End`].
     Select {
         /// The number of the first disk.
@@ -119,7 +119,7 @@ pub enum Failure {
     Unreadable,
 }
 
-/// What the machine answers.
+/// The answers of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A device.

@@ -56,7 +56,7 @@ struct Filling {
     pages: PackBuilder,
 }
 
-/// What became of a chunk.
+/// The outcome of a chunk.
 pub(super) enum Stored {
     Known(u64),
     New { id: u64, stored_bytes: u64 },

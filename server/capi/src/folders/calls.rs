@@ -226,13 +226,13 @@ pub unsafe extern "C" fn coldrise_folders_space(
         if space.is_null() {
             return Err(null("the place for the space"));
         }
-        let told = SpaceOfFolders {
+        let found = SpaceOfFolders {
             total_bytes: found.total_bytes,
             free_bytes: found.free_bytes,
             available_bytes: found.available_bytes,
         };
         // SAFETY: not NULL, and writable as the caller promises.
-        unsafe { space.write(told) };
+        unsafe { space.write(found) };
         Ok(0)
     })
 }

@@ -135,7 +135,7 @@ struct Copied {
     line: Option<OverLine>,
 }
 
-/// What went over the line.
+/// The traffic of the line.
 #[derive(Serialize)]
 struct OverLine {
     #[serde(flatten)]
@@ -239,7 +239,7 @@ impl CopyArguments {
         self.last.and_then(|last| usize::try_from(last).ok())
     }
 
-    /// What a copy from here, or from a directory, copies. Without a limit.
+    /// The request of a copy from here, or from a directory. Without a limit.
     fn request(&self) -> CopyRequest {
         CopyRequest {
             machines: self.machines.clone(),
@@ -252,7 +252,7 @@ impl CopyArguments {
         }
     }
 
-    /// What another site is asked for.
+    /// The request to another site.
     fn fetch_request(&self) -> FetchRequest {
         FetchRequest {
             machines: self.machines.clone(),
@@ -380,7 +380,7 @@ fn copy_here(
     let view = ProgressView::new(invocation);
     let copied = paced(windows, &limit, || copy(&source, &far, &request, &view, cancel));
     drop(view);
-    let summary = told(copied, to)?;
+    let summary = with_advice(copied, to)?;
     Ok(report(invocation, arguments, &summary, None))
 }
 
@@ -435,11 +435,12 @@ fn copy_over(
         congestion_control: statistics.congestion_control,
         connections: statistics.connections,
     };
-    let summary = told(copied, arguments.to.as_deref().unwrap_or(invocation.repository_path()?))?;
+    let summary =
+        with_advice(copied, arguments.to.as_deref().unwrap_or(invocation.repository_path()?))?;
     Ok(report(invocation, arguments, &summary, Some(line)))
 }
 
-fn told(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> {
+fn with_advice(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> {
     copied.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,

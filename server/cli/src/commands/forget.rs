@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::{parse_target, Forget, Target};
-use coldrise_session::{GivingUp, IncomingPoint, PointChange, Published};
+use coldrise_session::{IncomingPoint, IncomingRemoval, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
 
@@ -102,7 +102,8 @@ fn forget(invocation: &Invocation, targets: &[Target]) -> Result<Report> {
     let (points, lost, coming, repository) =
         invocation.access()?.change_points(&*cancel_flag()?, |repository| {
             let mut targets = targets.to_vec();
-            let coming = GivingUp::begin(repository, take_coming(repository, &mut targets)?)?;
+            let coming =
+                IncomingRemoval::begin(repository, take_coming(repository, &mut targets)?)?;
             let lost = take_lost(repository, &mut targets)?;
             let points = find(repository, &targets)?;
             let change = PointChange::Remove { points: names(&points), lost: lost.clone() };

@@ -217,14 +217,14 @@ fn estimate(invocation: &Invocation, max_unused: MaxUnused) -> Result<Report> {
     let in_use = InUse::collect(&repository)?;
     let (layers, layer_bytes) = in_use.unneeded_layers(&repository)?;
     let reachable = repository.reachable(in_use.roots, &cancel)?;
-    let told = repository.estimate_gc(&reachable, max_unused)?;
+    let sums = repository.estimate_gc(&reachable, max_unused)?;
     let estimate = Estimate {
         is_dry_run: true,
-        chunks_to_delete: told.chunks,
-        pages_to_delete: told.pages,
+        chunks_to_delete: sums.chunks,
+        pages_to_delete: sums.pages,
         layers_to_delete: layers,
-        bytes_to_return: told.bytes.saturating_add(layer_bytes),
-        chunks_kept_unreferenced: told.kept_chunks,
+        bytes_to_return: sums.bytes.saturating_add(layer_bytes),
+        chunks_kept_unreferenced: sums.kept_chunks,
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = format!(
@@ -233,7 +233,7 @@ fn estimate(invocation: &Invocation, max_unused: MaxUnused) -> Result<Report> {
         show_count(estimate.pages_to_delete, "page"),
         show_count(estimate.layers_to_delete, "layer"),
         show_size(estimate.bytes_to_return),
-        kept(told.kept_chunks),
+        kept(sums.kept_chunks),
     );
     Ok(Report::answer(&estimate, text))
 }

@@ -132,7 +132,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &InitArguments) -> Result<
     Ok(Report::done(&made, text))
 }
 
-/// What an encrypted repository means, or one that is not.
+/// The consequence of encryption, or of its absence.
 pub(crate) fn secrecy(is_encrypted: bool) -> &'static str {
     if is_encrypted {
         "encrypted: nothing can be read without the passphrase, so keep a copy of it"

@@ -141,7 +141,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
         }
         Action::Add { name, address, code } => {
             if let Ok(link) = links.find(&name) {
-                // Says so before the code is used up.
+                // Reports this before the code is used up.
                 links.add(&link)?;
             }
             let code = code.parse::<PairingCode>()?;

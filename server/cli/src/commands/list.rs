@@ -34,7 +34,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     let repository = invocation.open()?;
     let coming = ComingDetails::all(&repository, arguments.machine.as_ref())?;
     let (listing, warnings) = match Listing::read(&repository, arguments.machine.as_ref()) {
-        // Nothing of the machine is complete.
+        // No point of the machine is complete.
         Err(error) if error.kind() == ErrorKind::NotFound && !coming.is_empty() => {
             (Listing { machines: Vec::new(), lost: Vec::new() }, Vec::new())
         }

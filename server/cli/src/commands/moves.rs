@@ -156,7 +156,7 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
     text
 }
 
-/// What the targets occupy; `None` if one is a device.
+/// The space of the targets; `None` if one is a device.
 fn allocated_bytes(note: &MoveNote) -> Option<u64> {
     note.disks.iter().try_fold(0u64, |sum, disk| {
         let found = std::fs::metadata(&disk.target).ok().filter(|found| found.is_file())?;

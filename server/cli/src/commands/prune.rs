@@ -144,7 +144,7 @@ fn age(point: &PrunedPoint, now_seconds: u64) -> String {
     seconds.map_or_else(|| "-".to_owned(), show_age)
 }
 
-/// What becomes of each point; `None` if there is none.
+/// The fate of each point; `None` if there is none.
 pub(crate) fn plan_text(plan: &RetentionPlan, now_seconds: u64) -> Option<String> {
     let rows: Vec<Vec<String>> = plan
         .machines

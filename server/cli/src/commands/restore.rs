@@ -72,7 +72,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     restore_disk(invocation, address, disk.as_ref(), &target, &written, &cancel)
 }
 
-/// Writes a disk to a target, and says so.
+/// Writes a disk to a target, and reports it.
 ///
 /// # Errors
 /// As for [`restore`].

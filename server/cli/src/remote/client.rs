@@ -164,7 +164,7 @@ fn idempotency_key() -> Result<String> {
     Ok(coldrise_block::hex::encode(&key))
 }
 
-/// The report of a run that serves a machine elsewhere, and needs nobody to follow it.
+/// The report of a run that serves a machine elsewhere, and needs no follower.
 fn serving(id: &RunId, run: &Value) -> Option<Report> {
     let progress = run.get("progress")?;
     let word = |name: &str| progress.get(name).and_then(Value::as_str);

@@ -28,7 +28,7 @@ const REMEMBERED: usize = 1 << 16;
 const REMEMBERED_MAPS: usize = 16;
 /// Number of sessions' files and disks in the cache.
 const REMEMBERED_LIVE: usize = 1 << 12;
-/// While a session's disk changes, walking its extents may take one part in so many of the
+/// While a session's disk changes, walking its extents may take at most one part in this number of the
 /// time: programs ask for a file's size all the time.
 const PART_OF_TIME: u32 = 100;
 

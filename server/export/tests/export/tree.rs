@@ -158,7 +158,7 @@ fn every_name_is_listed_and_opens() {
 }
 
 #[test]
-fn what_cannot_be_or_is_not_there_is_told_apart() {
+fn invalid_and_missing_names_are_distinguished() {
     let fixture = fixture();
     fixture.publish("trial");
     let tree = fixture.tree();

@@ -8,14 +8,14 @@ use super::machine::open_file;
 /// Length of the dump's own header.
 const FILE_HEADER_BYTES: u64 = 24;
 const RECORD_HEADER_BYTES: usize = 16;
-/// QEMU writes only so much of each packet.
+/// QEMU writes at most this many bytes of each packet.
 pub(crate) const MAX_PACKET_BYTES: usize = 128;
 /// At a larger file the dump has to start again.
 pub(crate) const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Sender addresses of QEMU's own packets begin with these bytes.
 const QEMU_SENDER: [u8; 2] = [0x52, 0x55];
 
-/// What a machine sent.
+/// The packets of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// A question for an address by DHCP.
@@ -40,7 +40,7 @@ impl Packets {
         Packets { path, offset: FILE_HEADER_BYTES }
     }
 
-    /// What the machine has sent since the last call. An unreadable dump is empty.
+    /// The machine's packets since the last call. An unreadable dump is empty.
     pub fn read(&mut self) -> Vec<Sent> {
         let mut bytes = Vec::new();
         let read = open_file(&self.path).and_then(|mut file| {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_told_apart() {
+    fn packets_are_distinguished() {
         let mut solicitation = packet(MACHINE, 0x86dd, &[0; 41]);
         (solicitation[20], solicitation[54]) = (58, 133);
         for (packet, expected) in [

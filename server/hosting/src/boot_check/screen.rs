@@ -15,7 +15,7 @@ const ROMS: [&str; 3] = [
     "/usr/share/qemu/vgabios-stdvga.bin",
     "/usr/share/seavgabios/vgabios-stdvga.bin",
 ];
-/// Larger files are no ROM.
+/// Larger files are not a ROM.
 const MAX_ROM_BYTES: u64 = 1 << 20;
 /// The letter A, by which the font is found in the ROM.
 const LETTER_A: [u8; GLYPH_BYTES] =
@@ -28,7 +28,7 @@ const GLYPH_WIDTH: usize = 8;
 const TEXT_MODE: (usize, usize) = (720, 400);
 /// Maximum width and height of a picture.
 const MAX_SIDE: usize = 4096;
-/// A picture with more than one unknown cell in so many has no text. A cursor is one.
+/// A picture with more than one unknown cell in this number has no text. A cursor is one.
 const UNKNOWN_SHARE: usize = 50;
 
 /// A picture of 3 bytes per pixel.

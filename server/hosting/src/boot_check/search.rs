@@ -5,7 +5,7 @@
 //! and is not asked again. So each round of N points leaves at most 1 of N+1 parts, or one unproven
 //! point more.
 
-/// What a boot says about a point.
+/// The result of a boot for a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It boots.

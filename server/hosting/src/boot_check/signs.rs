@@ -1,4 +1,4 @@
-//! What lines on a screen or a serial port prove.
+//! Lines on a screen or a serial port, and the stages that they prove.
 
 use super::stages::BootStage;
 

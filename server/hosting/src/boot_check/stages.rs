@@ -11,7 +11,7 @@ pub struct Reached {
     pub stage: BootStage,
     /// Since QEMU's start.
     pub after_ms: u64,
-    /// What proves it: the source and its words.
+    /// The proof: the source and its words.
     pub evidence: String,
 }
 

@@ -16,7 +16,7 @@ const SUFFIX: &str = "-check-boot-throwaway";
 const CAPTURE_LIMIT: CaptureLimit = CaptureLimit { most_bytes: 32 << 30, free_space_divisor: 4 };
 /// Maximum length of a session's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
-/// After a check was killed, its servers may take so long to end.
+/// After a check was killed, its servers may take this long to end.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
 const LEFTOVER_INTERVAL: Duration = Duration::from_millis(100);
 

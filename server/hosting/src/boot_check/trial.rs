@@ -24,7 +24,7 @@ use coldrise_inventory::Hardware;
 
 /// Memory for decoded chunks: a boot reads little twice.
 const CACHE_BYTES: u64 = 64 << 20;
-/// So many earlier checks tell what is usual for a machine.
+/// This number of earlier checks determines what is usual for a machine.
 const USUAL_CHECKS: usize = 5;
 
 /// A boot that is about to happen.
@@ -37,7 +37,7 @@ pub struct Trial<'a> {
     pub point: &'a PointDocument,
     /// The virtual hardware.
     pub hardware: Hardware,
-    /// What the machine has to reach.
+    /// The goal of the machine.
     pub goal: Goal,
     /// Tells boots of one machine apart that run side by side.
     pub slot: Option<usize>,
@@ -62,7 +62,7 @@ pub fn check_memory(hardware: &Hardware, count: u64) -> Result<()> {
     }
 }
 
-/// Says so if `count` such machines do not fit into this host's memory now.
+/// The reason, if `count` such machines do not fit into this host's memory now.
 pub fn lacking_memory(hardware: &Hardware, count: u64) -> Option<String> {
     let needed = needed_bytes(hardware).saturating_mul(count);
     let available = available_memory_bytes().filter(|available| *available < needed)?;

@@ -43,13 +43,13 @@ const MAX_RESETS: u32 = 3;
 /// Number of last serial lines in the findings.
 const TAIL_LINES: usize = 20;
 /// Default time limits: with KVM and without it. Once the kernel lives, this host's speed is
-/// known, and the limit is at least so many times the time to that, up to an hour.
+/// known, and the limit is at least this multiple of the time to that, up to an hour.
 const LIMIT_KVM: Duration = Duration::from_secs(10 * 60);
 const LIMIT_EMULATED: Duration = Duration::from_secs(20 * 60);
 const LIMIT_FACTOR: u32 = 20;
 const LONGEST_LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// What the machine has to reach.
+/// The goal of the machine.
 pub struct Goal {
     /// The stage to reach.
     pub until: BootStage,
@@ -97,11 +97,11 @@ pub fn watch(
     }
     let mut watch = Watch::new(goal, font, machine.dump_path());
     watch.stages.reach(BootStage::Started, "the disks are served and QEMU runs");
-    let mut told = 0;
+    let mut reported = 0;
     let verdict = loop {
         let reached = watch.stages.reached();
-        reached.iter().skip(told).for_each(on_stage);
-        told = reached.len();
+        reached.iter().skip(reported).for_each(on_stage);
+        reported = reached.len();
         if watch.failure.is_some() {
             break BootVerdict::Failed;
         } else if watch.stages.has(goal.until) {
@@ -339,7 +339,7 @@ impl<'a> Watch<'a> {
         self.connection = TcpStream::connect_timeout(&address, CONNECT_PATIENCE).ok();
     }
 
-    /// The first proof counts: what follows is its consequence.
+    /// The first proof counts: later ones are its consequence.
     fn fail(&mut self, proof: impl Into<String>) {
         // QEMU's words are not trusted.
         let proof: String = proof.into().chars().filter(|c| is_printable(*c)).collect();

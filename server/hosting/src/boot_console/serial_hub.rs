@@ -89,7 +89,7 @@ struct Hub {
     listener: UnixListener,
     clients: Vec<Client>,
     history: History,
-    /// What clients have written and the guest has not taken.
+    /// Input of clients that the guest has not taken.
     input: VecDeque<u8>,
 }
 

@@ -20,8 +20,8 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// The command that started this process writes it when the machine may stay.
 pub(super) const MAY_STAY: u8 = b's';
 
-/// Keeps the machine of a point: until it was not used for so long, a command asks for its end, or the
-/// command that started this process ends without a word.
+/// Keeps the machine of a point: until it was idle for this long, a command asks for its end, or the
+/// command that started this process ends without giving leave to stay.
 ///
 /// # Errors
 /// Those of the machine's start, for the command that waits. `Busy` if another keeper lives.
@@ -53,9 +53,9 @@ pub fn keep(caller: &Caller, address: &FilesAddress, idle: Duration) -> Result<(
         .ok_or_else(|| Error::new(ErrorKind::Internal, "a machine without a point"))?;
     place.describe(&kept.port, &disks.names, disks.bytes)?;
     let mut stdout = std::io::stdout().lock();
-    let told = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
+    let written = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
     let mut last_use = Instant::now();
-    while told.is_ok() {
+    while written.is_ok() {
         if let Err(error) = kept.look_after(caller, &mut signals) {
             place.tell_reason(&error);
             break;
@@ -83,11 +83,11 @@ pub fn keep(caller: &Caller, address: &FilesAddress, idle: Duration) -> Result<(
 /// a signal.
 fn watch_command() -> Result<Arc<AtomicBool>> {
     let may_stay = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&may_stay);
+    let flag = Arc::clone(&may_stay);
     let watch = move || {
         let mut word = [0];
         match std::io::stdin().read(&mut word) {
-            Ok(1) if word == [MAY_STAY] => told.store(true, Ordering::SeqCst),
+            Ok(1) if word == [MAY_STAY] => flag.store(true, Ordering::SeqCst),
             _ => {
                 let _ = kill_process(getpid(), Signal::TERM);
             }

@@ -16,7 +16,7 @@ use crate::confinement::warn_unless_confined;
 use crate::signals::ChildSignals;
 
 const INTERVAL: Duration = Duration::from_millis(10);
-/// A keeper's end takes at most so long.
+/// A keeper's end takes at most this long.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 /// QEMU offers its socket within this time.
 const PORT_PATIENCE: Duration = Duration::from_secs(30);
@@ -188,7 +188,7 @@ fn start(
     }
     drop(keeper.stdin.take());
     let _ = keeper.wait();
-    Err(told_error(&line))
+    Err(error_of(&line))
 }
 
 fn absolute_repository(caller: &Caller) -> Result<std::path::PathBuf> {
@@ -196,10 +196,10 @@ fn absolute_repository(caller: &Caller) -> Result<std::path::PathBuf> {
 }
 
 /// The error that a keeper's last line tells.
-fn told_error(line: &str) -> Error {
-    let told = serde_json::from_str::<serde_json::Value>(line).unwrap_or_default();
-    let text = told.pointer("/error/message").and_then(|message| message.as_str());
-    let kind = told.pointer("/error/kind").and_then(|kind| kind.as_str());
+fn error_of(line: &str) -> Error {
+    let answer = serde_json::from_str::<serde_json::Value>(line).unwrap_or_default();
+    let text = answer.pointer("/error/message").and_then(|message| message.as_str());
+    let kind = answer.pointer("/error/kind").and_then(|kind| kind.as_str());
     let kind = kind.and_then(ErrorKind::from_word).unwrap_or(ErrorKind::ToolFailed);
     Error::new(kind, text.unwrap_or("the machine that reads file systems did not start"))
 }

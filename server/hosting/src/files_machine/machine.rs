@@ -41,7 +41,7 @@ const CAPTURED_BYTES: u64 = 1 << 30;
 const FREE_SPACE_DIVISOR: u64 = 10;
 /// Number of QEMU's last messages that an error has.
 const MESSAGES: usize = 3;
-/// Of the kernel. A crash ends the machine, and is told on the console.
+/// Arguments of the kernel. A crash ends the machine, and is reported on the console.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 oops=panic mitigations=off no_timer_check \
     nowatchdog audit=0 apparmor=0 selinux=0 random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests";
 
@@ -121,7 +121,7 @@ impl FilesMachine {
                 let mut node = server.node(&document.name, &disk.name);
                 node["node-name"] = format!("disk{number}").into();
                 words.extend(["-blockdev".into(), node.to_string().into(), "-device".into()]);
-                // What it may write is bounded: it sees a full drive, and is not stopped.
+                // Its writes are bounded: it sees a full drive, and is not stopped.
                 let device = format!("virtio-blk-pci,drive=disk{number},serial={number}");
                 words.push((device + ",werror=report").into());
                 of_point.names.push(disk.name.to_string());

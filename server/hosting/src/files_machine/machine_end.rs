@@ -1,6 +1,6 @@
 //! Why a machine that reads file systems has ended.
 //!
-//! Its kernel says nothing on the console unless it crashes, or our init cannot go on. Both end QEMU with exit
+//! Its kernel says nothing on the console unless it crashes, or our init cannot continue. Both end QEMU with exit
 //! status 0. Everything else is not a file system error: this host killed QEMU, or QEMU failed.
 
 use std::io::Read;

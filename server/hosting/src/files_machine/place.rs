@@ -34,7 +34,7 @@ const REASON: &str = "reason.json";
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     folder: PathBuf,
-    /// What the hash in the folder's name stands for.
+    /// The input of the hash in the folder's name.
     identity: String,
 }
 
@@ -95,7 +95,7 @@ impl Place {
             .context(|| format!("writing to {}", self.folder.display()))
     }
 
-    /// What the living keeper says; `None` if there is none.
+    /// The living keeper's answer; `None` if there is none.
     pub(super) fn description(&self) -> Result<Option<MachineDescription>> {
         if self.try_keep()?.is_some() {
             return Ok(None);
@@ -106,7 +106,7 @@ impl Place {
         Ok(described.filter(|described| described.identity == self.identity))
     }
 
-    /// The keeper ends: commands find it no more.
+    /// The keeper ends: commands no longer find it.
     pub(super) fn clear(&self) {
         for name in ["machine.json", "end"] {
             let _ = std::fs::remove_file(self.folder.join(name));
@@ -115,19 +115,19 @@ impl Place {
 
     /// Tells the command that talks to the machine why it has ended.
     pub(super) fn tell_reason(&self, error: &Error) {
-        let told = json!({ "kind": error.kind().word(), "message": error.full_message() });
+        let reason = json!({ "kind": error.kind().word(), "message": error.full_message() });
         let new = self.folder.join("reason.json.new");
         // A command that finds none says that the machine is gone.
-        let _ = std::fs::write(&new, told.to_string())
+        let _ = std::fs::write(&new, reason.to_string())
             .and_then(|()| std::fs::rename(&new, self.folder.join(REASON)));
     }
 
     /// Why the machine has ended by itself, if it has.
     pub(super) fn reason(&self) -> Option<Error> {
-        let told = std::fs::read(self.folder.join(REASON)).ok()?;
-        let told: serde_json::Value = serde_json::from_slice(&told).ok()?;
-        let kind = ErrorKind::from_word(told.get("kind")?.as_str()?)?;
-        Some(Error::new(kind, told.get("message")?.as_str()?.to_owned()))
+        let stored = std::fs::read(self.folder.join(REASON)).ok()?;
+        let stored: serde_json::Value = serde_json::from_slice(&stored).ok()?;
+        let kind = ErrorKind::from_word(stored.get("kind")?.as_str()?)?;
+        Some(Error::new(kind, stored.get("message")?.as_str()?.to_owned()))
     }
 
     /// Asks the keeper to end.
@@ -166,7 +166,7 @@ pub(super) fn end_unused() -> Result<()> {
             continue;
         }
         let Some(in_use) = place.try_use()? else { continue };
-        // Of the last use: each command sets it.
+        // The time of the last use: each command sets it.
         let used = in_use.file().metadata().and_then(|file| file.modified()).unwrap_or(UNIX_EPOCH);
         if oldest.as_ref().is_none_or(|(time, ..)| used < *time) {
             oldest = Some((used, place, in_use));

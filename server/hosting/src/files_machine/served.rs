@@ -1,4 +1,4 @@
-//! A machine for the service: a run that keeps it, until nobody has used it for long.
+//! A machine for the service: a run that keeps it, until it was idle for long.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::signals::ChildSignals;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves the machine of points in the folder of this run. It ends when nobody has talked to it for
+/// Serves the machine of points in the folder of this run. It ends when no client has talked to it for
 /// `idle`, or when the run is cancelled.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ fn until_unused(
         machine.look_after(caller, signals)?;
         match files.try_use()? {
             None => last_use = Instant::now(),
-            // Held until the record is gone: nobody takes the machine meanwhile.
+            // Held until the record is gone: no client takes the machine meanwhile.
             Some(_use) if last_use.elapsed() > idle => {
                 files.forget_files();
                 return Ok(());

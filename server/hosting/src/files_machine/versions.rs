@@ -73,7 +73,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Looks at the points until the machine cannot go on. Returns how many it has looked at, at least one.
+    /// Looks at the points until the machine cannot continue. Returns how many it has looked at, at least one.
     fn read(&self, signals: &mut ChildSignals, add: AddState<'_>) -> Result<usize> {
         let points: Vec<_> = self.group.iter().collect();
         let started =
@@ -117,7 +117,7 @@ impl Machine<'_> {
                 // The address does not say which file system.
                 Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error),
                 Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
-                // The next machine goes on with this point.
+                // The next machine continues with this point.
                 Err(_) if done > 0 => break,
                 Err(error) => {
                     add(point, State::Unread(error.full_message()));

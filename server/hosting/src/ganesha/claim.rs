@@ -4,7 +4,7 @@
 //! writable, claims `leases/nfs-BOOT-NETWORK` from before nfs-ganesha starts until it is asked to end. BOOT is
 //! the id of the host's boot, NETWORK the number of the network namespace.
 //!
-//! - A server that listens while another process has the claim serves this repository, and goes on.
+//! - A server that listens while another process has the claim serves this repository, and keeps running.
 //! - nfs-ganesha still listens while it closes its sessions: after its command is killed (the kernel frees the
 //!   claim) and after it is asked to end. The next command takes the claim, and waits until the port is free.
 //! - A recovery writes its note first, then looks for a server. A server that ends because no note needs it

@@ -89,7 +89,7 @@ impl Ganesha {
                 ports::check(options).map_err(advise_elsewhere)?;
                 return Err(advise_elsewhere(claim::taken(repository)));
             }
-            // Nobody writes a session there.
+            // No client writes a session there.
             Err(error) if error.kind() == ErrorKind::ReadOnly => None,
             claim => claim?.flatten(),
         };
@@ -255,7 +255,7 @@ impl Ganesha {
         Ok(None)
     }
 
-    /// Gives the claim back if nobody needs the server, by what `is_needed` finds. Returns false if it has to end.
+    /// Releases the claim if the server is unused, by what `is_needed` finds. Returns false if it has to end.
     ///
     /// # Errors
     /// Those of `is_needed`, and of the operating system.
@@ -327,12 +327,12 @@ pub fn check_installed() -> Result<PathBuf> {
 /// # Errors
 /// `ToolFailed` if it is missing, `Unsupported` for another version.
 pub fn check_version() -> Result<()> {
-    let told = Command::new("ganesha.nfsd").arg("-v").output().map_err(missing)?;
-    let told = String::from_utf8_lossy(&told.stdout);
-    if told.lines().any(|line| line.trim() == VERSION) {
+    let output = Command::new("ganesha.nfsd").arg("-v").output().map_err(missing)?;
+    let output = String::from_utf8_lossy(&output.stdout);
+    if output.lines().any(|line| line.trim() == VERSION) {
         return Ok(());
     }
-    let found = told.lines().next().unwrap_or("nothing").trim().to_owned();
+    let found = output.lines().next().unwrap_or("nothing").trim().to_owned();
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(

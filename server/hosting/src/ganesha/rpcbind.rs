@@ -67,8 +67,8 @@ pub fn check_there() -> Result<bool> {
         return Ok(true);
     }
     // It has no option without an effect; it refuses unknown options.
-    let told = Command::new("rpcbind").arg("-?").stdin(Stdio::null()).output();
-    told.map(|_| false).map_err(|error| {
+    let output = Command::new("rpcbind").arg("-?").stdin(Stdio::null()).output();
+    output.map(|_| false).map_err(|error| {
         let what = "starting rpcbind, by which clients of NFSv3 find the server (Debian: apt \
                     install rpcbind)";
         Error::with_source(ErrorKind::ToolFailed, what, error)

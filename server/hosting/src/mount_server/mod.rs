@@ -39,7 +39,7 @@ use crate::child;
 use crate::leftovers;
 use crate::signals::ChildSignals;
 
-/// A process that ends within this time after its start counts as a failed start. After so many in a
+/// A process that ends within this time after its start counts as a failed start. After this many in a
 /// row the program gives up.
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const MOST_SHORT_LIVES: u32 = 5;
@@ -224,7 +224,7 @@ impl<P: Program> MountServer<P> {
 
     fn kill_group(&self) {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Mostly there is nobody left.
+            // Usually the group is empty by then.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }

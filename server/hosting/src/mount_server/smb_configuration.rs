@@ -118,8 +118,8 @@ pub fn user_map(user: &str) -> Result<String> {
 }
 
 /// Major and minor version in what `smbd --version` prints.
-pub fn version(told: &str) -> Option<(u32, u32)> {
-    let mut numbers = told.trim().strip_prefix("Version ")?.split(['.', '-']);
+pub fn version(output: &str) -> Option<(u32, u32)> {
+    let mut numbers = output.trim().strip_prefix("Version ")?.split(['.', '-']);
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 

@@ -39,15 +39,15 @@ pub struct Smbd {
 /// # Errors
 /// `ToolFailed` if it is missing, `Unsupported` if it is too old.
 pub fn check_installed() -> Result<()> {
-    let told = Command::new(PROGRAM).arg("--version").output().map_err(missing)?;
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    match smb_configuration::version(&told) {
+    let output = Command::new(PROGRAM).arg("--version").output().map_err(missing)?;
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    match smb_configuration::version(&output) {
         Some(found) if found >= OLDEST => Ok(()),
         _ => Err(Error::new(
             ErrorKind::Unsupported,
             format!(
                 "smbd says \"{}\", and Samba {}.{} or newer is needed: install Debian 12's samba",
-                told.trim(),
+                output.trim(),
                 OLDEST.0,
                 OLDEST.1
             ),

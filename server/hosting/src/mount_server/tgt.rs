@@ -106,7 +106,7 @@ impl Control<'_> {
         }
         let portal = |address| format!("portal={address}");
         self.must(Mode::Portal, Operation::New, 0, 0, &portal(listen), &listen.to_string())?;
-        // It fails if tgtd could not bind to it. tgtd then listens on every address, and must not go on.
+        // It fails if tgtd could not bind to it. tgtd then listens on every address, and must not keep running.
         self.must(Mode::Portal, Operation::Delete, 0, 0, &portal(first), &first.to_string())
     }
 

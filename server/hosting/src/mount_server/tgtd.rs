@@ -30,7 +30,7 @@ const KEPT_LINES: usize = 20;
 pub struct IscsiOptions {
     /// The address and port.
     pub listen: SocketAddr,
-    /// The name and secret that initiators must give; none: anybody may connect.
+    /// The name and secret that initiators must give; none: any initiator may connect.
     pub chap: Option<Chap>,
     /// Addresses and networks of initiators; all, if it is empty.
     pub allowed: Vec<String>,

@@ -32,7 +32,7 @@ const KEPT: [&str; 12] = [
     "genid",
     "vcpus",
 ];
-/// Elements that are left out without a word: they say nothing about the machine. `resource` is its place among the
+/// Elements that are left out without a message: they say nothing about the machine. `resource` is its place among the
 /// control groups of the old host.
 const SILENT: [&str; 3] = ["metadata", "seclabel", "resource"];
 /// The machine's network.
@@ -86,7 +86,7 @@ pub struct DomainXml {
     pub uuid: Option<String>,
     /// Its own variables, if it starts by UEFI.
     pub variables: Option<NotedVariables>,
-    /// What was changed or left out, for people.
+    /// Changes and omissions, for people.
     pub remarks: Vec<String>,
 }
 

@@ -12,7 +12,7 @@
 //! A transient domain is gone with its host; the session has every write that was flushed. libvirt refuses a
 //! second domain of the same name or UUID, so no step starts a machine twice.
 //!
-//! Somebody may start another machine of the same name, such as the original one, with the same UUID. So a domain is
+//! Another machine of the same name may start, such as the original one, with the same UUID. So a domain is
 //! ours only if one of its disks is an export of the session at the note's socket. No other one is resumed, paused or
 //! ended.
 
@@ -46,8 +46,8 @@ pub use uefi::NotedVariables;
 
 /// For one request. Starting a domain on a busy host takes seconds.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long libvirt may take to start a machine: it probes QEMU first, which takes long on a busy host. It goes on
-/// after we have given up.
+/// How long libvirt may take to start a machine: it probes QEMU first, which takes long on a busy host. It continues
+/// after our time limit.
 const START_PATIENCE: Duration = Duration::from_secs(300);
 const NAME: &str = "recovery";
 
@@ -138,7 +138,7 @@ pub struct Domain {
     pub(crate) name: String,
 }
 
-/// What a domain does.
+/// The state of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainState {
     /// There is none of this name, or it is off.

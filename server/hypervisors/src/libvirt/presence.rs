@@ -1,4 +1,4 @@
-//! What this host lacks to run machines under libvirt.
+//! Missing prerequisites of this host for machines under libvirt.
 
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,8 @@ mod tests {
     #[test]
     fn a_daemon_that_is_away_is_named_with_its_socket() {
         if super::has_program("virsh") {
-            let told = missing("qemu:///system?socket=/nonexistent/libvirt-sock").unwrap();
-            assert!(told.contains("/nonexistent/libvirt-sock is missing"), "{told}");
+            let advice = missing("qemu:///system?socket=/nonexistent/libvirt-sock").unwrap();
+            assert!(advice.contains("/nonexistent/libvirt-sock is missing"), "{advice}");
             assert_eq!(missing("qemu:///session"), None);
         }
     }

@@ -33,7 +33,7 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// Of a domain without stored XML.
+    /// The boot settings of a domain without stored XML.
     pub(super) fn plain(is_uefi: bool, options: &DomainOptions<'_>) -> Boot {
         let parts = "<type arch='x86_64' machine='pc'>hvm</type>".to_owned();
         if is_uefi {
@@ -42,7 +42,7 @@ impl Boot {
         Boot { text: format!("<os>{parts}</os>"), variables: None }
     }
 
-    /// Of a stored `<os>`. Firmware is kept where this host has it. A kernel outside the disks is not: its files are not
+    /// The settings from a stored `<os>`. Firmware is kept where this host has it. A kernel outside the disks is not: its files are not
     /// in the backup.
     pub(super) fn stored(
         source: &str,
@@ -121,7 +121,7 @@ impl Boot {
         let file = shown(&options.variables.file);
         let place = options.variables.clone();
         let Some((code, empty)) = chosen else {
-            // libvirt says so if it finds none either.
+            // libvirt reports it if it finds none either.
             let text = format!("<os firmware='efi'>{parts}<nvram>{file}</nvram></os>");
             return Boot { text, variables: Some(NotedVariables { empty: None, place }) };
         };

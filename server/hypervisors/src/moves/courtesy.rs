@@ -19,7 +19,7 @@ const FIRST_PROBES: u32 = 3;
 /// one it begins late.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
-/// What counts of the last measurement if the next one is lower.
+/// The factor of the last measurement if the next one is lower.
 const PROBE_MEMORY: f64 = 0.9;
 /// The limit of the rate is never lower, in bytes per second.
 const LEAST_BYTES_PER_S: f64 = (8 << 20) as f64;
@@ -81,7 +81,7 @@ impl Courtesy {
 /// The copy's share of the time, by the mean number of the machine's requests under way.
 fn share(under_way: f64) -> f64 {
     let busy = (under_way / BUSY_REQUESTS).min(1.0);
-    // A few requests now and then are no reason to go slower.
+    // A few requests now and then do not justify a lower limit.
     if busy < 0.05 {
         1.0
     } else {
@@ -95,7 +95,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The limits of ten intervals beside a machine with so many requests under way, for a copy that reaches 100
+    /// The limits of ten intervals beside a machine with this many requests under way, for a copy that reaches 100
     /// MiB per interval.
     fn limits(courtesy: &mut Courtesy, start: Instant, under_way: f64) -> Vec<u64> {
         let mut limit = 0;

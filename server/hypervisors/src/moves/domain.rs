@@ -6,7 +6,7 @@
 //! matters. If the domain is gone then, the session counts: the targets may not be flushed.
 //!
 //! A machine that writes faster than the copy follows is suspended earlier, for the rest of the copy. The note
-//! `is_held` is durable before each suspend, and stays until the machine runs on: whoever settles a killed move
+//! `is_held` is durable before each suspend, and stays until the machine runs on: the process that settles a killed move
 //! resumes the machine exactly if the move suspended it, or was about to. One that its owner suspended stays so.
 
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ impl DomainMove<'_> {
                 stored_bytes: done,
             });
             if self.live()?.iter().all(|live| live.is_ready) {
-                // They went on since they were asked.
+                // They continued since they were asked.
                 return self.progress().map(|(done, _)| done);
             }
             if is_cancelled(self.request) {

@@ -84,7 +84,7 @@ pub(super) fn pivot(domain: &Domain, devices: &[String]) -> Result<()> {
 /// Ends the copies; the domain keeps its disks.
 ///
 /// # Errors
-/// `ToolFailed` if one goes on, or if libvirt does not say that it has ended.
+/// `ToolFailed` if one still runs, or if libvirt does not say that it has ended.
 pub(super) fn abort(domain: &Domain, devices: &[String]) -> Result<()> {
     for device in devices {
         // Fails if there is no job.

@@ -143,7 +143,7 @@ impl MirrorRun<'_> {
         Ok(())
     }
 
-    /// Stops the machine, so that the copy catches up. The note is durable before: whoever settles an interrupted
+    /// Stops the machine, so that the copy catches up. The note is durable before: the process that settles an interrupted
     /// move lets the machine run on.
     fn hold_machine(&mut self, left_bytes: u64) -> Result<()> {
         // A machine that stands still already writes nothing; it is not ours to continue.
@@ -219,7 +219,7 @@ impl MirrorRun<'_> {
         }
     }
 
-    /// Ends the copy. The machine goes on with the session; the files that this move has made are removed.
+    /// Ends the copy. The machine continues with the session; the files that this move has made are removed.
     fn withdraw(&mut self, error: Error) -> Error {
         let prefix = self.note.prefix();
         // First: whatever fails then, the machine runs.

@@ -12,9 +12,9 @@
 //! 1. While the note says `copying`, all writes of the machine are in the session. The targets are incomplete.
 //! 2. The note says `switching` only after all jobs were PENDING: each target was flushed and equals its session
 //!    disk, and the machine's writes wait. No job is cancelled from then on. So the targets have every write that
-//!    the machine was told is done, whether its disks were switched already or not.
+//!    was acknowledged to the guest, whether its disks were switched already or not.
 //! 3. `settled` names the side of each disk, as QEMU said after the jobs had ended.
-//! 4. Nobody writes the session after the switch: it is sealed then, not while the machine waits.
+//! 4. No client writes the session after the switch: it is sealed then, not while the machine waits.
 //!
 //! # A crash at each step
 //!
@@ -22,11 +22,11 @@
 //! |---|---|---|---|
 //! | we, before the switch | copying | the session | cancels the jobs, removes our files, begins again |
 //! | we, while the machine stands still | copying, held | the session | lets it run on, then the same |
-//! | we, while jobs are PENDING | copying | the session, and wait | the same: the machine goes on |
+//! | we, while jobs are PENDING | copying | the session, and wait | the same: the machine keeps running |
 //! | we, between the notes | switching | the targets | finalizes the other jobs, asks QEMU, seals |
 //! | QEMU, before the switch | copying | the session | needs the machine to run again |
 //! | QEMU, later | switching | the targets (2.) | notes that |
-//! | the server of the session | copying | the session | not needed: the job goes on when it is back |
+//! | the server of the session | copying | the session | not needed: the job continues when it is back |
 //!
 //! One process at a time moves a session: it holds the lock of the notes.
 

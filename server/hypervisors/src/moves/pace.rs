@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-/// How long the machine may stand still, or its writes may wait for the switch, until the move is given up.
+/// How long the machine may stand still, or its writes may wait for the switch, until the move is abandoned.
 pub(super) const SWITCH_PATIENCE: Duration = Duration::from_secs(10);
-/// A copy whose rest has not become smaller for so long does not catch up.
+/// A copy whose rest has not become smaller for this long does not catch up.
 const STALL: Duration = Duration::from_secs(5);
-/// A copy without progress for so long waits for its server.
+/// A copy without progress for this long waits for its server.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether a copy catches up.
@@ -88,7 +88,7 @@ impl Pace {
     }
 }
 
-/// Told when the machine is stopped.
+/// Reported when the machine is stopped.
 pub(super) fn sentence(left_bytes: u64) -> String {
     format!(
         "the machine writes faster than the copy follows: it stands still for the last {} MiB",

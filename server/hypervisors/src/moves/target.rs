@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// Most file systems and volumes have a mark in the first or the last so many bytes of their device.
+/// Most file systems and volumes have a mark in this range at the start or the end of their device.
 const MARKED_BYTES: u64 = 1 << 20;
 
 /// The format of a target.
@@ -122,9 +122,9 @@ pub(super) struct OpenTarget {
     pub(super) format: ImageFormat,
     /// Readable and writable.
     pub(super) file: File,
-    /// Of the disk.
+    /// The size of the disk.
     pub(super) size_bytes: u64,
-    /// Of a block device, which may be larger than the disk; `None` for a file.
+    /// The size of a block device, which may be larger than the disk; `None` for a file.
     pub(super) device_bytes: Option<u64>,
     /// QEMU can pass by the page cache of this host. A copy is faster then, and the memory is left to others.
     pub(super) is_direct: bool,
@@ -232,7 +232,7 @@ impl Target {
         }
     }
 
-    /// Opens a block device for this process alone: as long as it is open, nobody mounts it.
+    /// Opens a block device for this process alone: as long as it is open, it cannot be mounted.
     fn open_device(&self, size_bytes: u64, force: bool) -> Result<OpenTarget> {
         let path = &self.path;
         let opening = || format!("opening {}", path.display());

@@ -270,7 +270,7 @@ impl<'a> Client<'a> {
             (self.agent.clone(), self.url.clone(), self.cookie.borrow().clone());
         let (sender, receiver) = channel();
         let send = move || {
-            // Nobody waits any more if the user has cancelled.
+            // The receiver is gone if the user has cancelled.
             let _ = sender.send(post(&agent, &url, cookie, &request));
         };
         let thread = std::thread::Builder::new().name("vsphere".to_owned());

@@ -17,7 +17,7 @@ pub(super) struct Host {
     pub(super) compute: Option<Reference>,
     pub(super) datastore_system: Option<Reference>,
     pub(super) datastores: Vec<Reference>,
-    /// Of its own (VMkernel) network cards: from these it reaches NFS servers.
+    /// The addresses of its own (VMkernel) network cards: from these it reaches NFS servers.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) is_connected: bool,
 }
@@ -166,7 +166,7 @@ fn reference(client: &Client<'_>, object: &Reference, name: &str) -> Result<Opti
 pub(super) struct Machine {
     pub(super) reference: Reference,
     pub(super) name: String,
-    /// Of its .vmx, as `[DATASTORE] PATH`.
+    /// The path of its .vmx, as `[DATASTORE] PATH`.
     pub(super) path: String,
     pub(super) datastores: Vec<Reference>,
     pub(super) is_on: bool,

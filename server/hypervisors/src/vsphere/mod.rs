@@ -14,18 +14,18 @@
 //! 2. What exists is asked from the server, never concluded from the note. Our datastore is that with our NFS server
 //!    and path. It has a folder for each session: our machine is the one whose .vmx is in it.
 //! 3. A machine is unregistered before its datastore is removed: ESXi keeps an unreachable datastore with a
-//!    registered machine for ever. Other sessions use the same datastore; the last one removes it.
+//!    registered machine forever. Other sessions use the same datastore; the last one removes it.
 //! 4. The session ends only after its machine is unregistered.
 //!
 //! # A crash at each step
 //!
 //! | we die after | on the server | `recover live/S` | `recover --undo` |
 //! |---|---|---|---|
-//! | the note | nothing | goes on | removes the note |
+//! | the note | nothing | continues | removes the note |
 //! | a datastore was made | it, on some hosts | makes the others | removes it |
-//! | RegisterVM was asked | the task goes on | waits for it | waits for it, unregisters |
-//! | PowerOn was asked | the task goes on, perhaps with a question | waits, answers | cancels the question, powers off |
-//! | RelocateVM was asked | the task goes on | refuses | refuses: `move live/S` follows the task |
+//! | RegisterVM was asked | the task continues | waits for it | waits for it, unregisters |
+//! | PowerOn was asked | the task continues, perhaps with a question | waits, answers | cancels the question, powers off |
+//! | RelocateVM was asked | the task continues | refuses | refuses: `move live/S` follows the task |
 //! | the note says "moved" | the datastore, without the machine | refuses | refuses: `move live/S` removes it and seals |
 //! | the machine was unregistered | the datastore | begins again | removes the rest |
 //!

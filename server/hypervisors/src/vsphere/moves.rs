@@ -160,7 +160,7 @@ impl MoveRun<'_> {
             Ok(task) => self.follow(&task),
             Err(error) => {
                 let error = error.context(format!("moving {} to {}", machine.name, target.name));
-                // Without an answer, nobody knows whether it was begun.
+                // Without an answer, it is unknown whether it was begun.
                 if error.kind() != ErrorKind::Io {
                     self.set_phase(VspherePhase::Running)?;
                 }
@@ -219,7 +219,7 @@ impl MoveRun<'_> {
         }
     }
 
-    /// Removes the datastore, and seals the session: the machine writes it no more.
+    /// Removes the datastore, and seals the session: the machine no longer writes it.
     fn finish(&mut self) -> Result<VsphereMove> {
         let hosts = inventory::hosts(self.client())?;
         if let Some(datastore) = self.vsphere.datastore_of(&hosts, &self.note)? {

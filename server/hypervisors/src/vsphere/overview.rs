@@ -1,4 +1,4 @@
-//! What a server has, for people who choose: hosts and datastores.
+//! The hosts and datastores of a server, for people who choose.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::client::{Client, VsphereAccess};
 use super::inventory;
 use super::soap::objects;
 
-/// Time limit of one request: somebody waits for the answer.
+/// Time limit of one request: a client waits for the answer.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A server's answer to a login.

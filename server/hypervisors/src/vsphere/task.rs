@@ -33,7 +33,7 @@ impl Watch for Patience<'_> {
 /// Waits for a task. Returns the reference that is its result, if it has one.
 ///
 /// # Errors
-/// The task's own, named `what`; `Incomplete` if it does not end in time: it goes on; those of `watch`.
+/// The task's own, named `what`; `Incomplete` if it does not end in time: it keeps running; those of `watch`.
 pub(super) fn await_end(
     client: &Client<'_>,
     task: &Reference,
@@ -129,7 +129,7 @@ pub(super) struct Questions<'a> {
     machine: &'a Reference,
     identity: Identity,
     steps: &'a Steps<'a>,
-    told: Option<String>,
+    reported: Option<String>,
 }
 
 impl<'a> Questions<'a> {
@@ -138,7 +138,7 @@ impl<'a> Questions<'a> {
         identity: Identity,
         steps: &'a Steps<'a>,
     ) -> Questions<'a> {
-        Questions { machine, identity, steps, told: None }
+        Questions { machine, identity, steps, reported: None }
     }
 }
 
@@ -182,8 +182,8 @@ impl Watch for Questions<'_> {
                 answered => answered.map(drop),
             };
         }
-        if self.told.as_deref() != Some(id) {
-            self.told = Some(id.to_owned());
+        if self.reported.as_deref() != Some(id) {
+            self.reported = Some(id.to_owned());
             let text = shown(text);
             (self.steps.tell)(&format!(
                 "the machine asks, answer it in the vSphere client: {text}"

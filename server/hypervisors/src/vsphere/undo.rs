@@ -19,7 +19,7 @@ impl Vsphere<'_> {
     /// left out. Returns whether there was a machine.
     ///
     /// # Errors
-    /// The server's; `Busy` while the machine is moved. What is left is still in the note.
+    /// The server's; `Busy` while the machine is moved. The note keeps the rest.
     pub fn undo(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<bool> {
         let client = &self.client;
         let hosts = inventory::hosts(client)?;
@@ -41,7 +41,7 @@ impl Vsphere<'_> {
         Ok(was_there)
     }
 
-    /// Somebody may have moved the machine with other tools.
+    /// The machine may have been moved with other tools.
     fn tell_elsewhere(&self, steps: &Steps<'_>, note: &VsphereNote) -> Result<()> {
         let Some(reference) = &note.machine else { return Ok(()) };
         if let Some(machine) = inventory::machine(&self.client, reference)? {
@@ -62,7 +62,7 @@ impl Vsphere<'_> {
                 "coldrise move live/{session} follows it; Ctrl-C cancels it there"
             )));
         }
-        // What a killed undo leaves is as a killed start: any of its steps may be done.
+        // A killed undo leaves the same as a killed start: any of its steps may be done.
         VsphereNote { phase: VspherePhase::Starting, ..note.clone() }.write(steps.notes)?;
         let started = Instant::now();
         loop {

@@ -106,7 +106,7 @@ pub(super) fn store_disk(
 struct Pace<'a> {
     limit: Option<&'a RateLimit>,
     unit_bytes: u64,
-    /// The pipeline has ended: nobody waits for answers.
+    /// The pipeline has ended: no thread waits for answers.
     is_over: &'a AtomicBool,
 }
 

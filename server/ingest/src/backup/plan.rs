@@ -128,7 +128,7 @@ impl<'s> Plan<'s> {
         }
         match self.extents.front() {
             Some(extent) if extent.offset_bytes <= offset && !ends_before(extent) => Ok(*extent),
-            _ => Err(told_nothing("extents", offset)),
+            _ => Err(empty_answer("extents", offset)),
         }
     }
 
@@ -143,12 +143,12 @@ impl<'s> Plan<'s> {
         }
         match self.dirty_runs.front() {
             Some(run) if run.offset_bytes <= offset && !ends_before(run) => Ok(*run),
-            _ => Err(told_nothing("bitmap", offset)),
+            _ => Err(empty_answer("bitmap", offset)),
         }
     }
 }
 
-fn told_nothing(what: &str, offset: u64) -> Error {
+fn empty_answer(what: &str, offset: u64) -> Error {
     Error::new(ErrorKind::Io, format!("the source reported no {what} at offset {offset}"))
 }
 

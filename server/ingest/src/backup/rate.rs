@@ -64,12 +64,12 @@ impl FromStr for Rate {
     }
 }
 
-/// What flows at present.
+/// The present rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flow {
     /// Nothing.
     Stopped,
-    /// So much.
+    /// At most this rate.
     At(Rate),
     /// All that can.
     Free,

@@ -9,7 +9,7 @@ use coldrise_block::{Context, Disk, Error, ErrorKind, Phase, Progress, ProgressS
 use super::pieces::{Piece, Pieces};
 use super::{check, united, Differences, Port, Purpose, Target};
 
-/// The shortest run of zeroes, in bytes, that the target is told to zero; shorter ones are written. More
+/// The shortest run of zeroes, in bytes, that is sent as a zero request; shorter ones are written. More
 /// and smaller holes would cost more than they save.
 const ZERO_RUN_BYTES: usize = 64 << 10;
 
@@ -34,7 +34,7 @@ struct Touched {
     ends: bool,
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared<'a> {
     pieces: Pieces<'a>,
     found: Mutex<(Differences, Vec<Touched>)>,

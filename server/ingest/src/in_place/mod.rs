@@ -26,7 +26,7 @@ use compare::Comparison;
 use local::LocalTarget;
 use nbd::NbdTarget;
 
-/// What a range is compared for.
+/// The purpose of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Count the differences; write nothing.
@@ -44,7 +44,7 @@ pub struct Differences {
     pub compared_bytes: u64,
     /// Bytes in blocks that differed. All of them were written if the purpose was that.
     pub differing_bytes: u64,
-    /// Of these, bytes that the target was told to zero instead.
+    /// Of these, bytes that were sent as zero requests instead.
     pub zeroed_bytes: u64,
     /// Number of separate ranges that differed.
     pub range_count: u64,

@@ -158,7 +158,7 @@ impl Drop for ConfinedChild {
     fn drop(&mut self) {
         self.kill();
         if let Some(keeper) = self.keeper.take() {
-            // The keeper does not panic; if it did, there would be no child left to
+            // The keeper does not panic; if it did, there would not be a child left to
             // end.
             let _ = keeper.join();
         }

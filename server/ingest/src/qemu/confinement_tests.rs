@@ -159,7 +159,7 @@ fn calls_under_other_numbers_do_not_exist() {
 }
 
 #[test]
-fn whoever_asks_stays_free() {
+fn the_caller_stays_unconfined() {
     assert_eq!(import_confinement().unwrap().missing(), None);
     let files = files();
     std::fs::write(files.folder.path().join("new"), "free").unwrap();

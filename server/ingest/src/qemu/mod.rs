@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private Unix
-//! socket. Both are told the format and never probe it. Neither can open a file that is
+//! socket. Both get the format and never probe it. Neither can open a file that is
 //! not listed in the [`QemuImage`].
 
 mod calls;

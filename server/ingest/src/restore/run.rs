@@ -59,7 +59,7 @@ impl Run<'_> {
     }
 
     /// Whether a worker must take another piece; fails if the user cancelled.
-    pub(super) fn goes_on(&self, counters: &Counters) -> Result<bool> {
+    pub(super) fn must_continue(&self, counters: &Counters) -> Result<bool> {
         self.check_cancel()?;
         Ok(!counters.is_over.load(Ordering::Relaxed))
     }
@@ -116,7 +116,7 @@ impl Run<'_> {
     fn copy_pieces(&self, sink: &dyn Sink, pieces: &Pieces<'_>, counters: &Counters) -> Result<()> {
         let mut writer = sink.writer()?;
         let mut buffer = Vec::new();
-        while self.goes_on(counters)? {
+        while self.must_continue(counters)? {
             let Some(piece) = pieces.next()? else { break };
             let written = match piece {
                 Piece::Stored { offset_bytes, length_bytes } => {

@@ -81,7 +81,7 @@ impl Work<'_> {
         let mut compressor = GrainCompressor::new(LEVEL);
         let mut writer = self.file.writer()?;
         let mut buffer = Vec::new();
-        while self.run.goes_on(&self.counters)? {
+        while self.run.must_continue(&self.counters)? {
             let Some((number, offset_bytes, length_bytes)) = self.take()? else { break };
             self.run.read(&mut buffer, offset_bytes, length_bytes)?;
             let grains = self.compress(&mut compressor, &buffer, offset_bytes)?;

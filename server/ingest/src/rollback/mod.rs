@@ -63,7 +63,7 @@ impl RollbackDisk {
     }
 }
 
-/// What a rollback does.
+/// Options of a rollback.
 #[derive(Clone, Debug, Default)]
 pub struct RollbackOptions {
     /// Count the differences and write nothing.
@@ -98,7 +98,7 @@ pub struct RolledBackDisk {
     pub size_bytes: u64,
     /// How the differences were found.
     pub method: Method,
-    /// What differed, and was written unless it was a dry run.
+    /// The ranges that differed, and were written unless it was a dry run.
     pub differences: Differences,
     /// Bytes read again at the end.
     pub verified_bytes: u64,

@@ -100,7 +100,7 @@ pub enum Location {
     Live {
         /// Where it is.
         place: LivePlace,
-        /// What the user named, for messages and the point's origin.
+        /// The name that the user gave, for messages and the point's origin.
         name: String,
         /// The dirty bitmap that limits what is read.
         bitmap: Option<LiveBitmap>,

@@ -208,7 +208,7 @@ fn a_vmdk_parent_is_a_backing_file() {
 }
 
 #[test]
-fn an_image_cannot_lead_to_a_file_that_nobody_named() {
+fn an_image_cannot_lead_to_a_file_that_was_not_named() {
     let secret_folder = folder();
     let secret = secret_folder.path().join("secret");
     std::fs::write(&secret, vec![b'S'; common::MIB]).unwrap();

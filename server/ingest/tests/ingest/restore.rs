@@ -30,7 +30,7 @@ fn a_raw_file_is_whole_and_sparse() {
 }
 
 #[test]
-fn an_existing_file_is_kept_unless_told_otherwise() {
+fn an_existing_file_is_kept_unless_forced() {
     let folder = folder();
     let disk = MemoryDisk::new(sparse_disk(32, SIZE));
     let target = folder.path().join("disk.raw");

@@ -118,7 +118,7 @@ fn two_restores_are_two_disks() {
 }
 
 #[test]
-fn both_files_are_kept_unless_told_otherwise() {
+fn both_files_are_kept_unless_forced() {
     let disk = MemoryDisk::new(sparse_disk(57, 2 * MIB));
     for taken in ["d.vmdk", "d-flat.vmdk"] {
         let folder = folder();

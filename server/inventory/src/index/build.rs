@@ -13,7 +13,7 @@ use coldrise_store::{
 use super::{BootResult, Index, IndexedBoot, IndexedMachine, IndexedPoint, PointFlags, PointShape};
 use crate::listing::DiskList;
 
-/// What an index is built from. Read before the catalog, in this order: a point that moves from a
+/// The inputs of an index. Read before the catalog, in this order: a point that moves from a
 /// session to the catalog is then seen in one of them, and a point without a document is lost.
 pub(crate) struct Sources {
     /// The sealed points in the sessions' documents.

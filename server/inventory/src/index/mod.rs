@@ -42,7 +42,7 @@ struct IndexedMachine {
     lost: Vec<PointName>,
 }
 
-/// What many points of a machine share.
+/// Values that many points of a machine share.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct PointShape {
     disks: DiskList,

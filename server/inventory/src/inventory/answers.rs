@@ -1,4 +1,4 @@
-//! What an [`Inventory`] answers.
+//! The answers of an [`Inventory`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -32,7 +32,7 @@ impl Inventory {
         Ok(self.index()?.summaries(now_ms()))
     }
 
-    /// As [`Inventory::machines`], but while the repository is away, as it was last seen: ages go on.
+    /// As [`Inventory::machines`], but while the repository is away, as it was last seen: ages keep growing.
     pub fn last_known_machines(&self) -> Vec<MachineSummary> {
         let index = Arc::clone(&self.state.read().index);
         index.summaries(now_ms())
@@ -128,7 +128,7 @@ impl Inventory {
         SessionDetails::read(&self.repository()?, name, detail)
     }
 
-    /// What the clients of all served sessions did, where it differs from the last call with `watch`.
+    /// The I/O of the clients of all served sessions, where it differs from the last call with `watch`.
     ///
     /// # Errors
     /// Errors of the operating system.
@@ -145,7 +145,7 @@ impl Inventory {
         Stats::read(&self.repository()?, cancel).map(|(stats, _)| stats)
     }
 
-    /// What rules would keep and remove now, as `prune --dry-run --json` prints it: see
+    /// The points that rules would keep and remove now, as `prune --dry-run --json` prints it: see
     /// [`RetentionPlan::preview`].
     ///
     /// # Errors

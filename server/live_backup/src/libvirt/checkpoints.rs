@@ -82,7 +82,7 @@ impl Checkpoints<'_> {
         listed.iter().filter(|name| Some(*name) != kept).try_for_each(|name| self.delete(name))
     }
 
-    /// What internal snapshots mean for our checkpoint, if the domain has any since `base`; without one, if it has any.
+    /// A remark on internal snapshots, if the domain has any since `base`; without one, if it has any.
     pub(super) fn snapshot_remark(&self, domain: &str, base: Option<&PointName>) -> Option<String> {
         let words = ["snapshot-list", self.uuid, "--internal", "--name"];
         let listed = self.virsh.run(&words, PATIENCE).ok()?;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_with_a_bitmap_are_told() {
+    fn disks_with_a_bitmap_are_reported() {
         let text = "<domaincheckpoint><disks><disk name='vda' checkpoint='bitmap' size='0'/>\
                     <disk name='vdb' checkpoint='no'/><disk name='vdc' checkpoint='bitmap'/></disks></domaincheckpoint>";
         assert_eq!(targets(text).unwrap().into_iter().collect::<Vec<_>>(), ["vda"]);

@@ -12,7 +12,7 @@ use coldrise_hypervisors::virsh::Virsh;
 /// Freezes the file systems, until the result is thawed or dropped, at most 10 s.
 ///
 /// # Errors
-/// If the agent does not freeze in time; then it was told to thaw.
+/// If the agent does not freeze in time; then it got the command to thaw.
 pub(super) fn freeze(virsh: &Virsh, uuid: &str) -> Result<FrozenGuest> {
     let (virsh, uuid) = (virsh.clone(), uuid.to_owned());
     FrozenGuest::hold(move || {

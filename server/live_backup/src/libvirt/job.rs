@@ -24,7 +24,7 @@ impl Job<'_> {
     /// Ends a job of ours whose process was killed. Returns whether there was one.
     ///
     /// # Errors
-    /// `Busy` if the job's process lives, or if the job is somebody else's.
+    /// `Busy` if the job's process lives, or if another program owns the job.
     pub(super) fn end_abandoned(&self) -> Result<bool> {
         let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
         if field(&answer, "Job type") == "None" {

@@ -27,10 +27,10 @@
 //! | killed | in libvirt | the next run |
 //! |---|---|---|
 //! | before `backup-begin` | nothing; a folder | removes the folder |
-//! | while reading or copying | the job, which goes on; the old and the new checkpoint | ends the job, deletes the new checkpoint; the old one has all changes |
+//! | while reading or copying | the job, which continues; the old and the new checkpoint | ends the job, deletes the new checkpoint; the old one has all changes |
 //! | after the point was stored | the same | the new checkpoint has the name of the latest backup: it counts. Deletes the old one |
-//! | libvirtd | the job goes on; libvirtd finds it again | as above |
-//! | QEMU | nothing; bitmaps are damaged | deletes the checkpoints, reads everything, and says so |
+//! | libvirtd | the job continues; libvirtd finds it again | as above |
+//! | QEMU | nothing; bitmaps are damaged | deletes the checkpoints, reads everything, and reports it |
 
 mod checkpoints;
 mod disks;

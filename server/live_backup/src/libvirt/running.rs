@@ -49,7 +49,7 @@ pub(crate) struct RunningDomain {
     taken: Option<Taken>,
 }
 
-/// What has to be removed from libvirt.
+/// Objects to remove from libvirt.
 struct Taken {
     names: CheckpointNames,
     base: Option<PointName>,
@@ -142,7 +142,7 @@ impl LiveMachine for RunningDomain {
         is_named_by_another(&self.virsh, &self.uuid, name)
     }
 
-    /// Whether the job that offers the disks has ended, although nobody has closed it: by `virsh domjobabort`, or with
+    /// Whether the job that offers the disks has ended, although it was not closed: by `virsh domjobabort`, or with
     /// the machine.
     fn has_lost_its_job(&self) -> bool {
         let is_read_live = self.options.mode == Mode::Pull;

@@ -40,7 +40,7 @@ impl BitmapNames {
         format!("{}{point}", self.of_disk(disk))
     }
 
-    /// What to do about the bitmaps of a disk whose latest backup is `base`.
+    /// The steps for the bitmaps of a disk whose latest backup is `base`.
     pub(super) fn settle(&self, disk: &LiveDisk, base: Option<&PointName>) -> Settlement {
         let prefix = self.of_disk(&disk.name);
         let ours = || disk.bitmaps.iter().filter(|bitmap| bitmap.name.starts_with(&prefix));
@@ -66,7 +66,7 @@ impl BitmapNames {
     }
 }
 
-/// What to do about the bitmaps of a disk.
+/// The steps for the bitmaps of a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Settlement {
     node: String,

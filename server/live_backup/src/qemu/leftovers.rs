@@ -141,10 +141,10 @@ fn restore_drives(qemu: &mut Qemu, files: &[&Description]) -> Result<()> {
     results.into_iter().collect()
 }
 
-/// A machine that was stopped for the instant, by a process that was killed then, goes on.
+/// Resumes a machine that was stopped for the instant, by a process that was killed then.
 fn continue_machine(qemu: &mut Qemu, files: &[&Description], nodes: &[String]) -> Result<()> {
     let was_running = files.iter().any(|description| description.was_running);
-    // The first node after `cont`: with it, or without any, somebody else has paused the machine.
+    // The first node after `cont`: with it, or without any, another program has paused the machine.
     let is_over = nodes.is_empty() || nodes.iter().any(|node| *node == access(0));
     if was_running && !is_over && qemu.status()? == "paused" {
         qemu.ask("cont", Value::Null)?;

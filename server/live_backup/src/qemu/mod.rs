@@ -34,7 +34,7 @@
 //! | between `stop` and `cont` (some ms) | a stopped machine, some filters | removes them, then continues the machine |
 //! | while reading | filters, the export; the old bitmap stands still, the new one counts | removes them; merges the new bitmap into the old one: nothing is lost |
 //! | after the point was stored | the same | the new bitmap's name is that of the latest backup: it counts |
-//! | QEMU, at any time | nothing; bitmaps in memory are gone | reads everything, and says so |
+//! | QEMU, at any time | nothing; bitmaps in memory are gone | reads everything, and reports it |
 
 mod bitmaps;
 mod disks;

@@ -41,9 +41,9 @@ impl Qemu {
         Ok(Qemu { socket: socket.to_owned(), monitor: Some(monitor) })
     }
 
-    /// Connects again: QEMU or somebody may have ended the connection meanwhile.
+    /// Connects again: QEMU or another client may have ended the connection meanwhile.
     pub(super) fn connect_again(&mut self) -> Result<()> {
-        // QEMU greets nobody as long as the old connection is there.
+        // QEMU greets no client as long as the old connection is there.
         self.monitor = None;
         *self = Qemu::connect(&self.socket)?;
         Ok(())
@@ -59,7 +59,7 @@ impl Qemu {
     }
 
     pub(super) fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        // Nobody looks at the events: they only wake.
+        // The events are not read: they only wake.
         let monitor = self.monitor()?;
         monitor.take_events();
         monitor.execute(command, arguments, PATIENCE)

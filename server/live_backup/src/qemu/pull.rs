@@ -13,7 +13,7 @@ use super::monitor::Qemu;
 use super::running::TakenDisk;
 
 /// How long a guest's write waits for the scratch file, in seconds. Then the backup is broken, and the
-/// guest goes on.
+/// guest continues.
 const SCRATCH_PATIENCE_S: u32 = 30;
 
 /// Adds an empty image in a scratch file.
@@ -25,7 +25,7 @@ pub(super) fn add_scratch(qemu: &mut Qemu, index: usize, file: &str) -> Result<(
 
 /// Takes the instant. Returns how long the machine stood still; `None` if it was not running.
 ///
-/// The machine goes on whatever fails.
+/// The machine continues whatever fails.
 pub(super) fn take(
     qemu: &mut Qemu,
     disks: &[TakenDisk],

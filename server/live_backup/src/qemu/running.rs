@@ -47,14 +47,14 @@ pub(crate) struct RunningMachine {
     taken: Option<Taken>,
 }
 
-/// What has to be removed from QEMU.
+/// Objects to remove from QEMU.
 struct Taken {
     names: BitmapNames,
     point: PointName,
     disks: Vec<TakenDisk>,
     /// The scratch files.
     files: Vec<File>,
-    /// Of the socket.
+    /// The folder of the socket.
     _folder: ScratchFolder,
 }
 
@@ -133,7 +133,7 @@ impl LiveMachine for RunningMachine {
     fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
         let Err(error) = self.remove(&taken, is_stored) else { return Ok(()) };
-        // Somebody may have ended the connection meanwhile; otherwise the first error says more.
+        // The connection may have ended meanwhile; otherwise the first error says more.
         let closed = match self.qemu.connect_again() {
             Ok(()) => self.remove(&taken, is_stored),
             Err(again) if again.kind() == ErrorKind::ToolFailed => Err(error),

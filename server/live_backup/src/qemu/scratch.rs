@@ -22,7 +22,7 @@ const FREE_PART: u64 = 10;
 /// qcow2's own tables, beyond a thousandth of the content.
 pub(crate) const TABLES_BYTES: u64 = 4 << 20;
 
-/// What a scratch file is for.
+/// The purpose of a scratch file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Description {
     process: u32,
@@ -94,7 +94,7 @@ fn free_bytes(folder: &Path) -> Result<u64> {
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// The error if a folder has no space for so much.
+/// The error if a folder has no space for `wanted_bytes`.
 pub(crate) fn no_space(folder: &Path, wanted_bytes: u64) -> Error {
     let mib = |bytes: u64| bytes >> 20;
     let free_bytes = match free_bytes(folder) {
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_another_with_its_number() {
+    fn a_process_is_distinguished_from_another_with_its_number() {
         let own = std::process::id();
         let started = start_of(own).unwrap();
         assert!(started > 0);

@@ -56,7 +56,7 @@ impl NodeAttributes {
 }
 
 impl OpenNode {
-    /// Its attributes. The host may cache those of a session's image until it is told to
+    /// Its attributes. The host may cache those of a session's image until it gets an upcall to
     /// discard them; see [`Datastore::watch`](crate::Datastore::watch).
     pub fn attributes(self: &Arc<Self>) -> Result<NodeAttributes> {
         self.check()?;

@@ -45,7 +45,7 @@ pub struct OpenNode {
     /// Number of changes through this node.
     pub(crate) changes: AtomicU64,
     pub(crate) remembered: Mutex<Option<Remembered>>,
-    /// Whether the host will be told to discard its attributes.
+    /// Whether the host will get an upcall to discard its attributes.
     pub(crate) is_noted: AtomicBool,
     is_released: AtomicBool,
     pub(crate) flush_queue: FlushQueue,

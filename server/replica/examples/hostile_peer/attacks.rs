@@ -291,7 +291,7 @@ fn finish_before_content(site: &Site<'_>, talk: &Talk) -> Result<String> {
     Ok(talk.answered(talk.tell(&json!({ "put": { "document": document } }))))
 }
 
-/// Pages are numbered: a map of somebody else is easy to guess.
+/// Pages are numbered: a map of another client is easy to guess.
 fn made_up_base(_site: &Site<'_>, talk: &Talk) -> Result<String> {
     let base = json!({ "page": 1, "levels": 1 });
     Ok(talk.answered(talk.tell(&json!({ "start": { "base": base, "size_bytes": 1 << 20 } }))))
@@ -494,7 +494,7 @@ fn messages_that_are_none(site: &Site<'_>, _talk: &Talk) -> Result<String> {
     Ok(all.join("; "))
 }
 
-/// Answers that nobody takes.
+/// Requests answers and never reads them.
 fn questions_without_listening(site: &Site<'_>, talk: &Talk) -> Result<String> {
     let question = json!({ "points": { "machine": site.machine } });
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The frame that brings content, and what its two ends must do alike.
+//! The frame that brings content, and the rules that its two ends share.
 //!
 //! ```text
 //! CONTENT  number of the batch, places in it (as in WANTED) │ coding 1 byte │ sequence 4 │ packed
@@ -8,7 +8,7 @@
 //!
 //! - *stream*: a part of the zstd stream of one packer, flushed. Frame::stream has the packer, `sequence` the place of this
 //!   part in its stream: bulk frames arrive in any order. A part can refer to what came before it in its stream, so streams
-//!   compress better than frames for themselves. The receiver decodes each part in order, also those of a disk that was given up.
+//!   compress better than frames for themselves. The receiver decodes each part in order, also those of an abandoned disk.
 //! - *delta*: a zstd frame for itself. Its prefix is what the base has at these places, one after the other.
 //!
 //! If the receiver cannot decode a delta, or the result does not have its name, it asks for these places once more with WHOLE, and gets them in
@@ -35,7 +35,7 @@ pub(super) enum Coding {
     Delta,
 }
 
-/// What comes before the packed content.
+/// The header before the packed content.
 pub(super) fn encode_head(number: u32, places: &[u16], coding: Coding) -> Vec<u8> {
     let mut body = encode_places(number, places);
     match coding {

@@ -30,7 +30,7 @@ pub struct MachineCopy {
     pub passed_over: Vec<PointName>,
     /// Points in quarantine, which are not copied.
     pub quarantined: Vec<PointName>,
-    /// What was sent for it over a line, its points that were not finished included.
+    /// The bytes sent for it over a line, its points that were not finished included.
     pub traffic: Traffic,
     /// Why the rest was not copied.
     #[serde(with = "error_on_its_way")]

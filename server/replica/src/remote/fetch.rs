@@ -4,16 +4,16 @@
 //! dials, receives                                  has the points
 //!   fetch: machines, rate …          ─▶
 //!          the messages of a copy, from the other side: ◀─ hello, claim, …
-//!                                                       ◀─ told: what was reached
+//!                                                       ◀─ "told": the progress
 //!   RATE, when it changes            ─▶
-//!                                                       ◀─ ended: all machines were told, or why not
+//!                                                       ◀─ ended: the result of all machines, or the error
 //! ```
 //!
 //! # Invariants
 //!
 //! 1. The side that has the points reads those that the link may fetch, and says of no other whether it is there.
 //! 2. It adds nothing there but what was asked for: names of machines are checked by the receiver.
-//! 3. What it tells is only shown. What was added counts by the receiver's own catalog.
+//! 3. Its reports are only shown. Added points count by the receiver's own catalog.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,7 +32,7 @@ use super::{CopiedPoint, CopyProgress, CopySummary, MachineCopy, Traffic};
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the side that dials wants to have.
+/// The request of the side that dials.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FetchRequest {
     /// The machines; empty: all that it may have.
@@ -47,7 +47,7 @@ pub struct FetchRequest {
     pub rate_bytes_per_second: Option<u64>,
 }
 
-/// What the side that serves the points tells.
+/// The reports of the side that serves the points.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FetchReport {
@@ -106,7 +106,7 @@ impl Opening {
     /// Waits for the first message; `None` if the line was closed instead.
     ///
     /// # Errors
-    /// Errors of the line; `Unsupported` for another version, which the other side is told; `Interrupted` once `cancel`
+    /// Errors of the line; `Unsupported` for another version, which is sent to the other side; `Interrupted` once `cancel`
     /// is set.
     pub fn of(line: &dyn Line, cancel: &AtomicBool) -> Result<Option<Opening>> {
         let mut parts = Parts::default();
@@ -166,11 +166,11 @@ pub(super) fn other_version() -> Error {
 
 /// The result of a fetch.
 pub struct Fetched {
-    /// As of a copy. If the line was lost, as far as it was told.
+    /// As of a copy. If the line was lost, as far as it was reported.
     pub copied: Result<CopySummary>,
     /// Why the line was lost, if it was: another one may do.
     pub loss: Option<Error>,
-    /// What was sent, as far as it was told.
+    /// The traffic, as far as it was reported.
     pub traffic: Traffic,
 }
 

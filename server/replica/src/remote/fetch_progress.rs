@@ -1,4 +1,4 @@
-//! What the receiver of a fetch hears about it.
+//! The progress of a fetch, at its receiver.
 
 use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_store::MachineName;
@@ -15,7 +15,7 @@ pub(super) struct FetchProgress<'a> {
     progress: &'a dyn CopyProgress,
     prefix: &'a str,
     machines: Vec<MachineCopy>,
-    /// Of these machines nothing is to be done any more.
+    /// The number of these machines that are finished.
     done: usize,
     traffic: Traffic,
     ended: Option<Result<()>>,
@@ -33,8 +33,8 @@ impl<'a> FetchProgress<'a> {
     }
 
     /// `added` points were added on this line.
-    pub(super) fn hear(&mut self, told: FetchReport, added: usize) -> Result<()> {
-        match told {
+    pub(super) fn hear(&mut self, report: FetchReport, added: usize) -> Result<()> {
+        match report {
             FetchReport::Machines(machines) => {
                 if !self.machines.is_empty() {
                     return Err(broken("the list of machines was sent twice"));

@@ -111,7 +111,7 @@ fn a_source_adds_nothing_that_was_not_asked_for() {
         ));
     });
     assert_eq!(end.copied.unwrap_err().kind(), ErrorKind::Corrupt);
-    // Its points are not told, either.
+    // Its points are not reported, either.
     fetched(&request, |line| {
         hello(line);
         assert!(is_refused(
@@ -123,15 +123,15 @@ fn a_source_adds_nothing_that_was_not_asked_for() {
 
 #[test]
 fn what_a_source_tells_has_to_be_true_so_far() {
-    let told = |tell: &[FetchReport]| {
+    let ended = |tell: &[FetchReport]| {
         let request = FetchRequest::default();
-        let tells: Vec<_> = tell.iter().map(|told| serde_json::to_vec(told).unwrap()).collect();
+        let tells: Vec<_> = tell.iter().map(|report| serde_json::to_vec(report).unwrap()).collect();
         fetched(&request, |line| {
             hello(line);
-            for told in tells {
-                let told = serde_json::from_slice(&told).unwrap();
+            for report in tells {
+                let report = serde_json::from_slice(&report).unwrap();
                 // Who was refused finds the line closed.
-                let _ = send(line, &Ask::Told { told }, &[]);
+                let _ = send(line, &Ask::FetchProgress { report }, &[]);
             }
             let result = Ok(Traffic { content_bytes: 7, ..Traffic::default() });
             let _ = send(line, &Ask::Ended { result }, &[]);
@@ -160,7 +160,7 @@ fn what_a_source_tells_has_to_be_true_so_far() {
         traffic: Traffic::default(),
     };
     let good =
-        told(&[machines(), progress("web01/latest/vda"), FetchReport::Machine(copy("web01"))]);
+        ended(&[machines(), progress("web01/latest/vda"), FetchReport::Machine(copy("web01"))]);
     assert_eq!((good.traffic.content_bytes, good.copied.unwrap().machines.len()), (7, 1));
     for bad in [
         vec![machines()],
@@ -171,20 +171,20 @@ fn what_a_source_tells_has_to_be_true_so_far() {
         vec![progress("\u{1b}[2J")],
         vec![progress(&"x".repeat(500))],
     ] {
-        let end = told(&bad);
+        let end = ended(&bad);
         assert_eq!(end.copied.unwrap_err().kind(), ErrorKind::Corrupt, "{bad:?}");
     }
 }
 
 #[test]
-fn a_line_that_is_lost_leaves_what_was_told() {
+fn a_lost_line_keeps_the_reported_progress() {
     let request = FetchRequest::default();
     let end = fetched(&request, |line| {
         hello(line);
         let both = ["db01", "web01"].map(|name| (machine(name), machine(name))).to_vec();
-        send(line, &Ask::Told { told: FetchReport::Machines(both) }, &[]).unwrap();
+        send(line, &Ask::FetchProgress { report: FetchReport::Machines(both) }, &[]).unwrap();
         let done = Box::new(MachineCopy::new(machine("db01"), machine("db01")));
-        send(line, &Ask::Told { told: FetchReport::Machine(done) }, &[]).unwrap();
+        send(line, &Ask::FetchProgress { report: FetchReport::Machine(done) }, &[]).unwrap();
     });
     assert_eq!(end.loss.unwrap().kind(), ErrorKind::Io);
     let machines = end.copied.unwrap().machines;
@@ -219,7 +219,7 @@ fn served(request: &FetchRequest, allowed: &[&str]) -> (Failure, ErrorKind) {
 }
 
 #[test]
-fn whether_a_machine_is_there_is_not_told_to_who_may_not_have_it() {
+fn the_existence_of_a_machine_is_hidden_without_permission() {
     let request =
         |name: &str| FetchRequest { machines: vec![machine(name)], ..FetchRequest::default() };
     let (there, kind) = served(&request("north-db01"), &["north-web*"]);

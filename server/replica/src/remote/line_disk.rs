@@ -16,11 +16,11 @@ pub(super) struct LineDisk<'a> {
     chunk_bytes: usize,
     names: Names,
     batch: Batch,
-    /// What the other site has of it, read here.
+    /// Its base at the other site, read here.
     base: Option<Arc<dyn Disk>>,
     /// Everything before it was offered, or is equal to the base.
     end_bytes: u64,
-    /// A hole that may go on.
+    /// A hole that may continue.
     hole: Option<(u64, u64)>,
     is_over: bool,
 }

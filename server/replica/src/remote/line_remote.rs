@@ -41,7 +41,7 @@ const READERS: u32 = 4;
 /// A batch whose names were sent.
 struct Offered {
     batch: Arc<Batch>,
-    /// Of its content what was there.
+    /// The part of its content that was there.
     known_bytes: usize,
 }
 
@@ -80,7 +80,7 @@ pub struct LineRemote {
     chunk_size_bytes: u32,
     threads: Vec<JoinHandle<()>>,
     next_batch: AtomicU64,
-    /// What the other side may read out of turn.
+    /// The ranges that the other side may read out of turn.
     reads: Arc<Reads>,
     /// The machine whose boot trace was sent last.
     trace_sent: Mutex<Option<MachineName>>,
@@ -92,11 +92,11 @@ pub struct LineRemote {
     points: Mutex<Option<(MachineName, Vec<PointDocument>)>>,
     /// The map and the size with which the other side has started a disk already.
     started: Mutex<Option<(Option<MapRoot>, u64)>>,
-    /// What has arrived of the announced point's disks.
+    /// The arrived parts of the announced point's disks.
     begun: Mutex<Vec<PartialMap>>,
     /// Content of the disk that is not offered yet, in bytes.
     gathered_bytes: AtomicU64,
-    /// What it has of the base of this disk, read here.
+    /// The base of this disk, read here.
     base: Mutex<Option<Arc<dyn Disk>>>,
     is_paused: AtomicBool,
 }
@@ -186,7 +186,7 @@ impl LineRemote {
         }
     }
 
-    /// What the line did.
+    /// The traffic of the line.
     pub fn statistics(&self) -> LineStatistics {
         self.shared.line.statistics()
     }
@@ -201,7 +201,7 @@ impl LineRemote {
         self.shared.state.lock().check().err().filter(|error| error.kind() == ErrorKind::Io)
     }
 
-    /// Closes the line: nothing is sent at this time. Another line goes on later.
+    /// Closes the line: nothing is sent at this time. Another line continues later.
     pub fn pause(&self) {
         self.is_paused.store(true, Ordering::Relaxed);
         self.shared.line.close();
@@ -279,7 +279,7 @@ impl LineRemote {
         self.next_batch.fetch_add(1, Ordering::Relaxed) as u32
     }
 
-    /// Forgets the batches of a disk that was given up.
+    /// Forgets the batches of an abandoned disk.
     pub(super) fn forget_batches(&self) {
         let mut state = self.shared.state.lock();
         self.gathered(0);
@@ -336,7 +336,7 @@ fn receive(shared: &Shared) {
     }
     drop(state);
     shared.changed.notify_all();
-    // Lets nobody wait for credit.
+    // Ends all waits for credit.
     shared.line.close();
 }
 
@@ -350,7 +350,7 @@ fn take(shared: &Shared, parts: &mut Parts, frame: Frame) -> Result<()> {
         WANTED | WHOLE => {
             let (number, places, _) = decode_places(&frame.body)?;
             let mut state = shared.state.lock();
-            // One of a disk that was given up is unknown.
+            // One of an abandoned disk is unknown.
             if let Some(offered) = state.batches.get_mut(&number) {
                 let batch = Arc::clone(&offered.batch);
                 let is_content = |place: &u16| {

@@ -1,10 +1,10 @@
-//! What the two ends of a copy over a line say to each other.
+//! The messages of the two ends of a copy over a line.
 //!
 //! ```text
 //! source                                       remote side
 //!   hello                            ─▶        ◀─ welcome: chunk size
 //!   claim, points, keep              ─▶        ◀─ answers
-//!   announce: the point, what of it  ─▶        ◀─ announced: where to go on; the first disk is started there
+//!   announce: the point, what of it  ─▶        ◀─ announced: where to continue; the first disk is started there
 //!     differs, the boot trace
 //!   start: the next disk             ─▶        ◀─ started
 //!   NAMES of a batch of pieces       ─▶        ◀─ WANTED: those that are not there
@@ -57,10 +57,10 @@ const MAX_JSON_BYTES: usize = 16 << 20;
 
 /// The BLAKE3 of a piece.
 pub(super) type Name = [u8; 32];
-/// Of a piece of zeroes.
+/// The name of a piece of zeroes.
 pub(super) const ZEROES: Name = [0; 32];
 
-/// What the source asks.
+/// The requests of the source.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ask {
@@ -106,8 +106,10 @@ pub(crate) enum Ask {
         request: FetchRequest,
     },
     /// How far a fetch is. No answer.
-    Told {
-        told: FetchReport,
+    #[serde(rename = "told")]
+    FetchProgress {
+        #[serde(rename = "told")]
+        report: FetchReport,
     },
     /// The end of a fetch, with what was sent. No answer.
     Ended {
@@ -115,7 +117,7 @@ pub(crate) enum Ask {
     },
 }
 
-/// What the remote side answers.
+/// The answers of the remote side.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -182,12 +184,12 @@ pub(crate) mod error_on_its_way {
     }
 }
 
-/// What an announcement says beside the document, compressed.
+/// The rest of an announcement, beside the document; compressed.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Details {
     /// Of each disk: what may differ from its base, or from zeroes.
     pub(super) differences: Vec<ByteRanges>,
-    /// What the machine reads first at a boot.
+    /// The boot trace of the machine.
     pub(super) trace: String,
     /// The point's files, unless they are sent at its end.
     pub(super) files: Vec<u8>,
@@ -255,7 +257,7 @@ impl ReadAsk {
     }
 }
 
-/// What the answer to a read is, after its id.
+/// The kind of an answer to a read, after its id.
 pub(super) const READ_CONTENT: u8 = 0;
 /// It cannot be read: the text follows.
 pub(super) const READ_DAMAGED: u8 = 1;

@@ -46,7 +46,7 @@ pub struct Announcement<'a> {
     pub disks: Vec<AnnouncedDisk>,
     /// What it carries.
     pub files: &'a CarriedFiles,
-    /// What the machine reads first at a boot.
+    /// The boot trace of the machine.
     pub trace: Option<Vec<u8>>,
 }
 
@@ -54,7 +54,7 @@ pub struct Announcement<'a> {
 pub struct AnnouncedDisk {
     /// The map there from which its changes count.
     pub base: Option<MapRoot>,
-    /// What may differ from that, or from zeroes.
+    /// The ranges that may differ from that, or from zeroes.
     pub differences: ByteRanges,
     /// Its content.
     pub content: Arc<dyn Disk>,
@@ -68,7 +68,7 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Nothing of so many disks has arrived before.
+    /// Nothing of this many disks has arrived before.
     pub(crate) fn nothing(disks: usize) -> Announced {
         Announced { begun: vec![None; disks], _reads: Box::new(()) }
     }
@@ -79,7 +79,7 @@ pub trait Remote: Sync {
     /// Where the disks are stored.
     fn target(&self) -> &dyn BackupTarget;
 
-    /// Whether this side has closed the line for some time: what fails then is not a failure.
+    /// Whether this side has closed the line for some time: errors then are not failures.
     fn is_paused(&self) -> bool {
         false
     }
@@ -90,7 +90,7 @@ pub trait Remote: Sync {
     /// Errors of reaching it.
     fn id(&self) -> Result<RepositoryId>;
 
-    /// Claims a machine there until the result is dropped: nobody else adds points to it.
+    /// Claims a machine there until the result is dropped: no other process adds points to it.
     ///
     /// # Errors
     /// `Busy` if another backup or copy has it.
@@ -128,7 +128,7 @@ pub trait Remote: Sync {
     /// As for [`BackupTarget::put_point`].
     fn add_point(&self, document: PointDocument, files: &CarriedFiles) -> Result<PointDocument>;
 
-    /// What was sent so far.
+    /// The traffic so far.
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }

@@ -17,7 +17,7 @@ const LEVELS: [i32; 4] = [1, 3, 6, 9];
 const LEAST_DELTA_LEVEL: i32 = 3;
 /// Plaintext after which the level is thought over, in bytes: another level forgets what came before.
 const LEVEL_BYTES: usize = 1 << 20;
-/// A delta pays if at least one of so many bytes is equal to the base.
+/// A delta pays if at least one of this many bytes is equal to the base.
 const EQUAL_SHARE: usize = 32;
 
 /// The pieces of a batch.
@@ -27,7 +27,7 @@ pub(super) struct Batch {
     pub(super) pieces: Vec<std::ops::Range<usize>>,
     /// On the disk.
     pub(super) offsets: Vec<u64>,
-    /// What the other site has at these offsets.
+    /// The content of the other site at these offsets.
     pub(super) base: Option<Arc<dyn Disk>>,
 }
 

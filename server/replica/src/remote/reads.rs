@@ -1,4 +1,4 @@
-//! What the remote side reads of the announced point out of turn: a machine boots there before its copy has ended.
+//! Reads of the announced point out of turn: a machine boots at the remote side before its copy has ended.
 //!
 //! Some threads answer, beside those of the copy, on the line's fetch class. They read the same disks as the copy,
 //! which holds them.
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::messages::{broken, ReadAsk, DATA, READ, READ_CONTENT, READ_DAMAGED, READ_GONE};
 
-/// Interval of looking whether the line is given up.
+/// Interval of looking whether the line is closed.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Level of zstd: an answer is waited for.
 const LEVEL: i32 = 3;

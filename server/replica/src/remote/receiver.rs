@@ -9,8 +9,8 @@
 //! 3. A base is a disk of the point that was kept last, or what had arrived of this very disk. The map of a new point's disk was finished on this line.
 //! 4. Nothing is replaced or removed. A point appears when it is complete.
 //! 5. Memory is bounded: by the line's credit, and by the batches that may be under way.
-//! 6. What has arrived of a point is made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
-//!    the same point, from the same base, goes on there.
+//! 6. Arrived parts of a point are made durable every 10 s and when the line ends, and noted (BegunCopy): the next copy of
+//!    the same point, from the same base, continues there.
 
 mod disk;
 mod fetch;
@@ -47,7 +47,7 @@ const MAX_ZERO_RANGES: usize = 4096;
 /// Points in one message: with as many disks as points can have they are shorter than the longest message.
 const POINTS_AT_ONCE: usize = 100;
 
-/// What the source may do here.
+/// The rights of the source.
 pub(super) struct Terms<'a> {
     /// Begins the names of the machines that it may see.
     pub(super) prefix: &'a str,
@@ -91,7 +91,7 @@ pub(super) fn receive(
     };
     if let Some(ask) = first {
         let answered = receiver.answer(ask, &[]);
-        receiver.told(answered)?;
+        receiver.report(answered)?;
     }
     std::thread::scope(|scope| {
         scope.spawn(|| fetches.send_reads(line));
@@ -173,19 +173,19 @@ impl<'h> Receiver<'_, 'h> {
             _ => Err(broken("an unknown frame")),
         };
         let done = done.and_then(|()| self.apply()).and_then(|()| self.note_in_time());
-        self.told(done)
+        self.report(done)
     }
 
     /// Tells the source what failed. Returns what ends the line.
-    fn told(&mut self, done: Result<()>) -> Result<()> {
+    fn report(&mut self, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let sent = send(self.line, &Answer::Failed(Failure::of(&error)), &[]);
-        // The end of the line is not a failure of the disk: what has arrived of it is kept.
+        // The end of the line is not a failure of the disk: its arrived parts are kept.
         if sent.is_ok() || error.kind() != ErrorKind::Io {
             self.disk = None;
         }
         match error.kind() {
-            // The source goes on, with another machine or not.
+            // The source continues, with another machine or not.
             ErrorKind::Busy
             | ErrorKind::NotFound
             | ErrorKind::AlreadyExists
@@ -274,7 +274,7 @@ impl<'h> Receiver<'_, 'h> {
                 self.added += 1;
                 Answer::Added
             }
-            Ask::Told { told } => return self.fetch_progress()?.hear(told, added),
+            Ask::FetchProgress { report } => return self.fetch_progress()?.hear(report, added),
             Ask::Ended { result } => return self.fetch_progress()?.end(result),
             Ask::Fetch { .. } => return Err(broken("a fetch in the middle of a copy")),
         };

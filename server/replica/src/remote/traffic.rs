@@ -1,4 +1,4 @@
-//! What became of the content that was offered to another site.
+//! Counters of the content that was offered to another site.
 //!
 //! ```text
 //! offered ─┬─ unchanged    equal to the base: not read, or only compared
@@ -13,7 +13,7 @@ use std::ops::{Add, Sub};
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of a copy over a line, in bytes. What was offered twice, because a line broke, counts twice.
+/// Counters of a copy over a line, in bytes. Pieces that were offered twice, because a line broke, count twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Traffic {
     /// Equal to the base.
@@ -24,9 +24,9 @@ pub struct Traffic {
     pub known_bytes: u64,
     /// The other site did not have it. Before delta and compression.
     pub content_bytes: u64,
-    /// Of it, equal to the base's content at the same place.
+    /// The part of it that is equal to the base's content at the same place.
     pub delta_bytes: u64,
-    /// What was sent for it, without names and headers.
+    /// The bytes sent for it, without names and headers.
     pub packed_bytes: u64,
     /// All that was given to the network, with names and the headers of TLS.
     pub sent_bytes: u64,
@@ -40,7 +40,7 @@ impl Traffic {
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// What compression saved, after the delta.
+    /// The bytes saved by compression, after the delta.
     pub fn compression_bytes(&self) -> u64 {
         self.content_bytes.saturating_sub(self.delta_bytes).saturating_sub(self.packed_bytes)
     }

@@ -15,10 +15,10 @@ use super::messages::{broken, BATCH_BYTES, MAX_BATCHES};
 /// Maximum length of all parts that came early, in bytes: content that cannot be compressed is a little longer.
 const MAX_EARLY_BYTES: usize = MAX_BATCHES * BATCH_BYTES / 8 * 9;
 
-/// What a frame brought.
+/// The decoded content of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Content {
-    /// Of the batch.
+    /// The number of the batch.
     pub(super) number: u32,
     pub(super) places: Vec<u16>,
     pub(super) bytes: Bytes,

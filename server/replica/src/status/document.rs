@@ -17,7 +17,7 @@ const FOLDER: &str = "copies";
 const LINK: &str = "link";
 const DIRECTORY: &str = "directory";
 const BUCKET: &str = "bucket";
-/// Of the document.
+/// The version of the document.
 const VERSION: u32 = 1;
 /// Maximum length of a recorded error, in bytes.
 const MAX_MESSAGE_BYTES: usize = 500;
@@ -106,18 +106,18 @@ impl Cut {
     }
 }
 
-/// What copies did.
+/// Counters of copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct CopyCounts {
     /// Complete points.
     pub points: u64,
     /// The sizes of their disks, in bytes.
     pub size_bytes: u64,
-    /// What was read here, in bytes: the difference from the base, without holes.
+    /// Bytes read here: the difference from the base, without holes.
     pub read_bytes: u64,
-    /// What the other repository stored, compressed, in bytes.
+    /// Bytes that the other repository stored, compressed.
     pub stored_bytes: u64,
-    /// What went over the line, and what did not have to; absent for copies on this host.
+    /// Bytes sent over the line, and bytes saved; absent for copies on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<Traffic>,
 }
@@ -147,7 +147,7 @@ impl CopyCounts {
         self.with(more, u64::saturating_add, |line, more| line + more)
     }
 
-    /// What came since `before`.
+    /// The counts since `before`.
     pub(super) fn minus(self, before: CopyCounts) -> CopyCounts {
         self.with(before, u64::saturating_sub, |line, before| line - before)
     }
@@ -172,7 +172,7 @@ pub(super) struct LastCopy {
     pub(super) counts: CopyCounts,
 }
 
-/// What is known of a machine's copies.
+/// The record of a machine's copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct MachineRecord {
     /// The machine.
@@ -194,7 +194,7 @@ pub(super) struct MachineRecord {
     /// A failure since.
     pub(super) failure: Option<FailedCopy>,
     pub(super) last: LastCopy,
-    /// Of all copies together.
+    /// The counts of all copies together.
     pub(super) total: CopyCounts,
 }
 
@@ -215,7 +215,7 @@ impl MachineRecord {
     }
 }
 
-/// What is known of the copies to one target.
+/// The record of the copies to one target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TargetDocument {
     version: u32,
@@ -380,7 +380,7 @@ impl CopyRecords {
     }
 }
 
-/// What a file that cannot be read is about, for people: the link's name, or the file's.
+/// The subject of a file that cannot be read, for people: the link's name, or the file's.
 pub(super) fn shown_name(file_name: &str) -> &str {
     file_name.strip_suffix(&format!(".{LINK}")).unwrap_or(file_name)
 }

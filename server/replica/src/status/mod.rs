@@ -1,4 +1,4 @@
-//! What the copies of this repository left elsewhere, and how far behind they are.
+//! The copies of this repository elsewhere, and how far behind they are.
 //!
 //! ```text
 //!   copy() ─▶ Recorder ─▶ REPOSITORY/copies/TARGET ─▶ StatusReader ─▶ copies, doctor, link list, service

@@ -22,7 +22,7 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Rates are means over this number of intervals.
 const RATE_SAMPLES: usize = 7;
 
-/// What the other repository has of a machine.
+/// The state of a machine in the other repository.
 #[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) newest: Option<Cut>,
@@ -32,7 +32,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// What `plan` says of the machine with these points.
+    /// The state by `plan` of the machine with these points.
     pub(crate) fn of(plan: &Plan, points: &[PointDocument]) -> Seen {
         let cut = |at: usize| Cut::of(&points[at]);
         let newest = plan.youngest.map(cut);
@@ -86,18 +86,18 @@ impl Update {
 /// The machine whose turn it is.
 struct Current {
     far_machine: MachineName,
-    /// What had been sent at the beginning; `None` without a line.
+    /// The traffic at the beginning; `None` without a line.
     before: Option<Traffic>,
-    /// What is recorded already.
+    /// The counts that are recorded already.
     counted: CopyCounts,
-    /// What of the point had arrived before this copy.
+    /// The part of the point that had arrived before this copy.
     begun_bytes: u64,
-    /// Of the present disk, and of those of its point before.
+    /// The sizes of the present disk, and of those of its point before.
     disk_bytes: u64,
     disk_read_bytes: u64,
     point_bytes: u64,
     point_read_bytes: u64,
-    /// Of the points before.
+    /// The sizes of the points before.
     done_bytes: u64,
     counts: CopyCounts,
     /// Times, with the bytes done and sent since the beginning.
@@ -105,7 +105,7 @@ struct Current {
 }
 
 impl Current {
-    /// What this copy has done.
+    /// The counts of this copy.
     fn done_bytes(&self) -> u64 {
         self.done_bytes + self.point_done_bytes().saturating_sub(self.begun_bytes)
     }
@@ -341,7 +341,7 @@ impl Recorder {
             let Some(update) = state.updates.get_mut(far_machine) else { return };
             update.end = match error {
                 None => Some(Ok(now)),
-                // Somebody ended it, or a window has closed: it is neither.
+                // The user ended it, or a window has closed: it is neither.
                 Some(error) if error.kind() == ErrorKind::Interrupted || remote.is_paused() => None,
                 Some(error) => Some(Err(FailedCopy::of(error, now))),
             };
@@ -431,7 +431,7 @@ impl Shared {
             return;
         }
         let updates = state.updates.clone();
-        // The machine whose turn it is goes on; those that ended are done.
+        // The machine whose turn it is continues; those that ended are done.
         state.updates.retain(|_, update| update.end.is_none());
         state.updates.values_mut().for_each(|update| update.added = CopyCounts::default());
         let remote = state.remote;
@@ -446,7 +446,7 @@ impl Shared {
             }
             for (far_machine, update) in &updates {
                 let new = || MachineRecord::new(update.machine.clone());
-                // Of a copy that failed before its name there was known.
+                // The record of a copy that failed before its name there was known.
                 let unknown = new();
                 document.machines.retain(|_, record| *record != unknown);
                 update.apply(document.machines.entry(far_machine.clone()).or_insert_with(new));

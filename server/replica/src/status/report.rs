@@ -33,7 +33,7 @@ pub enum CopyState {
     Behind,
     /// Nothing was ever copied.
     Never,
-    /// Nobody can tell: the record or the machine's points cannot be read.
+    /// The record or the machine's points cannot be read.
     Unknown,
     /// The last copy failed.
     Failing,
@@ -81,7 +81,7 @@ pub struct MachineCopies {
     pub state: CopyState,
     /// Points here that are wanted there and are not there; absent if unknown.
     pub points_behind: Option<u64>,
-    /// What a copy of these has to read, in bytes.
+    /// The bytes that a copy of these has to read.
     pub bytes_behind: Option<u64>,
     /// False if `bytes_behind` counts whole disks that were not compared: an upper bound.
     pub is_exact: bool,
@@ -99,9 +99,9 @@ pub struct MachineCopies {
     pub failure: Option<FailedCopy>,
     /// The copy that runs.
     pub running: Option<RunningCopy>,
-    /// What the last copy that had something to do, or the one that runs, did.
+    /// The counts of the last copy that had something to do, or of the one that runs.
     pub last: CopyCounts,
-    /// What all copies did.
+    /// The counts of all copies.
     pub total: CopyCounts,
 }
 
@@ -112,7 +112,7 @@ pub struct TargetCopies {
     pub target: String,
     /// A link to another site; otherwise a directory of this host.
     pub is_link: bool,
-    /// Of its machines the most important one.
+    /// The most important state of its machines.
     pub state: CopyState,
     /// The sums over its machines; absent if one is unknown.
     pub points_behind: Option<u64>,
@@ -132,7 +132,7 @@ pub struct TargetCopies {
     pub sent_bytes_per_second: Option<u64>,
     /// Time until nothing is behind, at this rate; absent while no copy runs, or the rate is unknown.
     pub remaining_ms: Option<u64>,
-    /// What all copies did.
+    /// The counts of all copies.
     pub total: CopyCounts,
     /// Its machines, by name.
     pub machines: Vec<MachineCopies>,
@@ -179,7 +179,7 @@ impl StatusReader {
         self.points.lock().clear();
     }
 
-    /// What changes when a record or a link does.
+    /// Changes with each record and link.
     ///
     /// # Errors
     /// Errors of the drive.
@@ -257,7 +257,7 @@ impl StatusReader {
                 document.machines.values().map(|record| record.machine.clone()).collect();
             let all = Catalog::new(repository).machines()?;
             for machine in all.into_iter().filter(|machine| !recorded.contains(machine)) {
-                // What came from there does not go back.
+                // Points that came from there do not go back.
                 let points = self.points(repository, &machine).unwrap_or_default();
                 let comes_back = |point: &KnownPoint| point.comes_back(remote.as_ref(), &machine);
                 if points.is_empty() || !points.iter().all(comes_back) {

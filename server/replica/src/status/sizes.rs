@@ -15,10 +15,10 @@ use crate::plan::base_of;
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "copies";
-/// Time for one machine. What is not compared by then counts with its size.
+/// Time for one machine. Points that are not compared by then count with their size.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What points differ by. Points never change, so it is computed once.
+/// The differences between points. Points never change, so it is computed once.
 #[derive(Default)]
 pub(super) struct Sizes(HashMap<(MachineName, PointName), Difference>);
 
@@ -37,7 +37,7 @@ pub(super) struct Bytes {
 }
 
 impl Sizes {
-    /// What a copy of the points `missing` (oldest first) has to read, if `newest` is there.
+    /// The bytes that a copy of the points `missing` (oldest first) has to read, if `newest` is there.
     pub(super) fn of(
         &mut self,
         repository: &Arc<Repository>,

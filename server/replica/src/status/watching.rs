@@ -8,7 +8,7 @@ use crate::remote::Remote;
 use coldrise_block::{Phase, Progress, ProgressState};
 
 /// Passes the progress on, in bytes of what has to come: holes, and what does not differ from the base, take no time and
-/// would hide how much is left. What was read, and is not stored at the other site yet, is not
+/// would hide how much is left. Bytes that were read, and are not stored at the other site yet, are not
 /// done: that can be many megabytes.
 pub(crate) struct Watching<'a> {
     recorder: &'a Recorder,
@@ -18,7 +18,7 @@ pub(crate) struct Watching<'a> {
     last: Mutex<Option<Last>>,
 }
 
-/// What the copy has reached of a disk.
+/// The last progress of a disk.
 struct Last {
     phase: Phase,
     disk: String,
@@ -26,7 +26,7 @@ struct Last {
     total_bytes: u64,
     read_bytes: u64,
     stored_bytes: u64,
-    /// As it was told.
+    /// As it was reported.
     pending_bytes: u64,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Watching<'a> {
         Watching { recorder, remote, inner, content: Mutex::default(), last: Mutex::default() }
     }
 
-    /// A disk begins. What lies before `begun_bytes` has arrived before.
+    /// A disk begins. The part before `begun_bytes` has arrived before.
     pub(crate) fn begin_disk(&self, content: Content, begun_bytes: u64) {
         self.recorder.begin_disk(content.bytes_before(begun_bytes));
         *self.content.lock() = content;
@@ -56,7 +56,7 @@ impl<'a> Watching<'a> {
         }
     }
 
-    /// The disk is stored, or was given up.
+    /// The disk is stored, or was abandoned.
     pub(crate) fn end_disk(&self, is_stored: bool) {
         let mut last = self.last.lock();
         if let Some(last) = last.take().filter(|_| is_stored) {

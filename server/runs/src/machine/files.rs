@@ -6,7 +6,7 @@
 //! RUNS/ID/machine/port   QEMU's socket
 //! ```
 //!
-//! The run ends by itself only while it holds `use`, so nobody loses a machine in the middle of a
+//! The run ends by itself only while it holds `use`, so no client loses a machine in the middle of a
 //! conversation. The kernel frees the lock of a killed process.
 
 use std::time::SystemTime;
@@ -26,7 +26,7 @@ const COMMAND: &str = "files";
 /// Maximum size of files.json, in bytes. A longer one is not read.
 const MAX_RECORD_BYTES: u64 = 64 << 10;
 
-/// What files.json contains.
+/// The content of files.json.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesRecord {
     /// The repository's absolute path.
@@ -58,12 +58,12 @@ impl MachineFiles {
         self.write(RECORD, record)
     }
 
-    /// The machine is about to end: others find it no more.
+    /// The machine is about to end: others no longer find it.
     pub fn forget_files(&self) {
         let _ = std::fs::remove_file(self.run.join(RECORD));
     }
 
-    /// Takes the lock of conversations, if nobody talks to the machine.
+    /// Takes the lock of conversations, if no client talks to the machine.
     ///
     /// # Errors
     /// Errors of the operating system.

@@ -135,12 +135,12 @@ impl RunsFolder {
     }
 }
 
-/// Connects to an opened socket. A blocking connect would wait for ever when as many clients wait as the
+/// Connects to an opened socket. A blocking connect would wait forever when as many clients wait as the
 /// listener allows.
 fn connect(found: &OwnedFd, until: Instant) -> std::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // This path names the object itself, which nobody can replace meanwhile.
+    // This path names the object itself, which cannot be replaced meanwhile.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     while let Err(error) = rustix::net::connect(&stream, &address) {
         if error != Errno::AGAIN || Instant::now() >= until {

@@ -24,7 +24,7 @@ pub(crate) struct AuditEntry {
     number: i64,
     /// Milliseconds since 1970.
     at_ms: i64,
-    /// `admin`, `token:ID`, `unix:root`, `nobody` before a login, or `coldrised`.
+    /// `admin`, `token:ID`, `unix:root`, "nobody" before a login, or `coldrised`.
     who: String,
     source: String,
     /// What was asked, such as `POST /api/v1/users`.

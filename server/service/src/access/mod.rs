@@ -24,7 +24,7 @@ pub(crate) use limits::LoginLimits;
 pub(crate) use password::check_password;
 pub(crate) use secret::{random_id, sha256, Secret};
 
-/// What a caller may do at all.
+/// The rights of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
@@ -41,7 +41,7 @@ pub(crate) enum Role {
     Metrics,
 }
 
-/// What a request needs.
+/// The right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     /// Machines, points, sessions, jobs, space, alarms.

@@ -176,7 +176,7 @@ async fn whole(request: Request, is_known: bool) -> Result<(Request, Bytes), Pro
     Ok((Request::from_parts(parts, Body::from(body.clone())), body))
 }
 
-/// What was asked, for the audit log: the body without its secrets.
+/// The request, for the audit log: the body without its secrets.
 fn subject(body: &[u8]) -> String {
     let Ok(mut asked) = serde_json::from_slice::<Value>(body) else { return String::new() };
     hide_secrets(&mut asked);
@@ -203,7 +203,7 @@ fn hide_secrets(value: &mut Value) {
     }
 }
 
-/// What a request gives as proof.
+/// The credentials of a request.
 enum Claim {
     Token(String),
     /// A header that is not a token.

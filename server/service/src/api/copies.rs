@@ -48,7 +48,7 @@ async fn copies(
 
 /// Show the points that are still on their way here from other sites, as `coldrise list --json` does.
 ///
-/// They can be booted and recovered by their addresses; what is missing is fetched from the other site when it is read.
+/// They can be booted and recovered by their addresses; missing parts are fetched from the other site when they are read.
 #[utoipa::path(get, path = "/coming", tag = "copies",
     responses((status = 200, body = [ComingDetails]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]

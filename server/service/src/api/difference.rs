@@ -54,7 +54,7 @@ impl Drop for Watched {
 /// Show which ranges of the disks differ between two points, as `coldrise diff --json` does: at most 4,096 per disk.
 ///
 /// Two backups are compared by their chunk maps. Points with captured writes are read where these
-/// lie. A comparison of more than 60 s is given up; the command line has no such limit.
+/// lie. A comparison stops with an error after 60 s; the command line has no such limit.
 #[utoipa::path(get, path = "/difference", tag = "machines", params(TwoPoints),
     responses((status = 200, body = Difference), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]

@@ -174,7 +174,7 @@ struct QueuedRuns {
     runs: Vec<String>,
 }
 
-/// What a caller needs to start a job.
+/// The permission to start a job.
 fn permission(kind: JobKind) -> Permission {
     match kind {
         JobKind::Backup => Permission::Backup,

@@ -18,6 +18,7 @@ mod input;
 mod jobs;
 mod machines;
 mod metrics;
+mod notifications;
 mod problem;
 mod production;
 mod recovered;
@@ -29,7 +30,6 @@ mod site;
 mod starts;
 mod stream;
 mod tokens;
-mod told;
 mod users;
 mod vsphere_starts;
 
@@ -114,7 +114,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(site::routes())
                 .merge(starts::routes())
                 .merge(jobs::routes())
-                .merge(told::routes())
+                .merge(notifications::routes())
                 .merge(events::routes()),
         )
 }
@@ -142,7 +142,7 @@ fn open_parts(mut document: OpenApi) -> OpenApi {
 
 /// The OpenAPI document.
 pub(crate) fn openapi_text() -> String {
-    // Only maps with keys that are no text fail to serialize.
+    // Only maps with keys that are not text fail to serialize.
     open_parts(routes().into_openapi()).to_pretty_json().unwrap_or_default()
 }
 
@@ -188,7 +188,7 @@ pub(crate) fn router(service: SharedService, web: Option<Web>) -> Router {
         .with_state(service)
 }
 
-/// What to do here, where no page is installed.
+/// The advice for a host without an installed page.
 async fn welcome() -> Response {
     "Coldrise: this service has an API, and no page is installed; /api/v1/openapi.json describes the API.\n\n\
      After a setup link, https://HOST:PORT/#/setup/SECRET, make the first administrator with\n\n\

@@ -47,7 +47,7 @@ fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Res
         check_text(text)?;
     }
     let machine = subject(request, service, caller)?;
-    // A session goes on where it was started.
+    // A session continues where it was started.
     let is_new = !request.address.starts_with("live/");
     if let Some(missing) = is_new.then(|| libvirt::missing(connect)).flatten() {
         return Err(Error::new(ErrorKind::Unsupported, missing));

@@ -1,4 +1,4 @@
-//! What is known of a session's machine that runs under a hypervisor, or whose disks were moved.
+//! The state of a session's machine that runs under a hypervisor, or whose disks were moved.
 
 use coldrise_block::Result;
 use coldrise_hypervisors::libvirt::RecoveryNote;

@@ -40,7 +40,7 @@ fn booting(boot: &Boot, service: &Service, caller: &Identity) -> Result<String> 
     if boot.session.is_some() {
         return Err(invalid("session: names the new session of a point; live/SESSION has one"));
     }
-    // What the session has captured before exists nowhere else.
+    // The captured writes of the session exist nowhere else.
     let permission = match boot.at_end {
         AtEnd::Discard => Permission::Administer,
         _ => Permission::Operate,

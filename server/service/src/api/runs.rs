@@ -1,4 +1,4 @@
-//! Runs: every long command of this host, whoever started it.
+//! Runs: every long command of this host, from any caller.
 
 use axum::extract::State;
 use axum::Json;

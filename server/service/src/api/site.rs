@@ -11,8 +11,8 @@ use super::caller::Caller;
 use super::problem::{blocking, Answer, Problem};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
+use crate::notifications::{all_alarms, Drive, Severity, Topic};
 use crate::service::{Service, SharedService};
-use crate::told::{all_alarms, Drive, Severity, Topic};
 
 /// A boot check proves a machine for this long.
 const PROVEN_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -43,7 +43,7 @@ struct Site {
     full_at_ms: Option<i64>,
     /// Machines of which a copy is behind, has failed, was never made or is unknown; absent if no copies are made.
     copies_behind: Option<u64>,
-    /// Alarms that hold, are no mere notes, and are not acknowledged.
+    /// Alarms that hold, are not mere notes, and are not acknowledged.
     attention: u64,
 }
 

@@ -109,7 +109,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             Ok(Command::new("seal", found.machine, &seal))
         }
         Request::Unpublish(unpublish) => {
-            // What a session has captured exists nowhere else.
+            // The captured writes of a session exist nowhere else.
             let permission = if unpublish.discard { Administer } else { Operate };
             let found = live(service, caller, permission, &session_name(&unpublish.session)?)?;
             Ok(Command::new("unpublish", found.machine, &unpublish))
@@ -208,7 +208,7 @@ pub(super) fn live(
 /// Checks the name of a new session.
 ///
 /// # Errors
-/// `AlreadyExists`: whoever asks must not land on the machine of another session.
+/// `AlreadyExists`: a caller must not land on the machine of another session.
 pub(super) fn new_session(service: &Service, name: Option<&str>) -> Result<()> {
     let Some(name) = name.map(str::parse::<SessionName>).transpose()? else { return Ok(()) };
     // While the repository is away the run itself finds out.

@@ -58,7 +58,7 @@ pub(super) fn under_vsphere(
     Ok(command)
 }
 
-/// A session goes on where it was started.
+/// A session continues where it was started.
 fn check_server(service: &Service, session: &SessionName, hypervisor: &Hypervisor) -> Result<()> {
     let Some(note) = vsphere_note(service, session)? else {
         let text = format!("no machine was recovered under vCenter or ESXi on session {session}");

@@ -13,7 +13,7 @@
 //! - The same address and user: the file is replaced at once.
 //! - Removal: the file, then the row.
 //!
-//! A crash in between leaves a row without a password: the test says so, and the change can be repeated.
+//! A crash in between leaves a row without a password: the test reports it, and the change can be repeated.
 
 mod login_test;
 mod store;
@@ -30,13 +30,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::Options;
 use crate::invalid::invalid;
+use crate::notifications::check_secret_name;
 use crate::service::Service;
-use crate::told::check_secret_name;
 
 pub(crate) use login_test::test;
 pub(crate) use store::{put, remove, Hypervisor};
 
-/// Maximum length of a password, in bytes: so much of the file is read.
+/// Maximum length of a password, in bytes: this much of the file is read.
 const MAX_PASSWORD_BYTES: usize = 4000;
 /// Maximum length of an address and of a user's name, in bytes.
 const MAX_NAME_BYTES: usize = 255;

@@ -32,7 +32,7 @@ pub(crate) struct Hypervisor {
     has_password: bool,
     /// Since its last change; `null` before the first.
     last_test: Option<TestResult>,
-    /// What the last successful test since its last change has found.
+    /// The findings of the last successful test since its last change.
     found: Option<Found>,
     /// The name of the file with the password.
     #[serde(skip)]
@@ -49,7 +49,7 @@ fn hypervisor(row: &Row<'_>) -> SqlResult<Hypervisor> {
         settings: serde_json::from_str(&settings).map_err(|_| rusqlite::Error::InvalidQuery)?,
         has_password: secret.is_some(),
         last_test: at_ms.zip(text).map(|(at_ms, text)| TestResult { at_ms, is_ok, text }),
-        // Of an earlier version: as before the first test.
+        // A value of an earlier version counts as before the first test.
         found: found.and_then(|found| serde_json::from_str(&found).ok()),
         secret,
     })

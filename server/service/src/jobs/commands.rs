@@ -18,7 +18,7 @@ const MIN_RATE: u64 = 64 << 10;
 const FORMATS: [&str; 5] = ["raw", "qcow2", "vmdk", "vhd", "vhdx"];
 const NBD_SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
 
-/// Checks a source, which may have placeholders. Jobs are shown to everybody who sees the machines, so
+/// Checks a source, which may have placeholders. Jobs are shown to every user who sees the machines, so
 /// they hold no password.
 ///
 /// # Errors
@@ -139,7 +139,7 @@ pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>,
     let matching = || found().map(|names| &names.machine);
     match job.kind {
         JobKind::Backup => {
-            // A named machine that does not run fails, which is told; a pattern means those that run.
+            // A named machine that does not run fails, which is reported; a pattern means those that run.
             let mut machines: BTreeMap<String, &str> = named(&job.machines, known).collect();
             for names in found() {
                 let domain = names.domain.as_ref().unwrap_or(&names.machine);

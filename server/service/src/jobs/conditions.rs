@@ -1,4 +1,4 @@
-//! What is wrong with the protection: the conditions of alarms.
+//! Conditions of alarms: problems of the protection.
 
 use std::collections::BTreeMap;
 

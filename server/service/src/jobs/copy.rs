@@ -27,8 +27,8 @@ const BUCKET: &str = "s3://";
 const MAX_URL_BYTES: usize = 1024;
 const MAX_RATE_WINDOWS: usize = 16;
 const MAX_WINDOW_BYTES: usize = 200;
-/// When all attempts have failed, or somebody cancelled one, the next one comes after this time.
-const GIVEN_UP_MS: i64 = 15 * 60 * 1000;
+/// When all attempts have failed, or one was cancelled, the next one comes after this time.
+const FAILED_MS: i64 = 15 * 60 * 1000;
 /// A copy that succeeded and left a point behind is repeated after this time.
 const AGAIN_MS: i64 = 10 * 1000;
 
@@ -193,7 +193,7 @@ impl Queue {
                 let copies = target.and_then(|target| {
                     target.machines.iter().find(|found| found.far_machine == far)
                 });
-                // Without a record it was never copied. Whoever copies it just now reaches the end.
+                // Without a record it was never copied. A copy that runs just now reaches the end.
                 let is_behind = copies.is_none_or(|copies| {
                     copies.running.is_none() && copies.points_behind.is_some_and(|count| count > 0)
                 });
@@ -236,7 +236,7 @@ fn may_follow(sql: &Connection, row: &rows::QueueRow, now_ms: i64) -> SqlResult<
     let job = row.job.as_deref().unwrap_or_default();
     let last = store::find_outcome(sql, job, &row.kind, row.machine.as_deref())?;
     Ok(last.is_none_or(|last| {
-        let wait_ms = if last.state == State::Ok.word() { AGAIN_MS } else { GIVEN_UP_MS };
+        let wait_ms = if last.state == State::Ok.word() { AGAIN_MS } else { FAILED_MS };
         // One of the future is of before the clock was set back.
         !(0..wait_ms).contains(&(now_ms - last.ended_ms))
     }))

@@ -33,7 +33,7 @@ const PLAN_INTERVAL_MS: i64 = 30_000;
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clocks {
-    /// Of the wall, in milliseconds since 1970.
+    /// The wall clock, in milliseconds since 1970.
     pub(super) wall_ms: i64,
     /// Never goes back.
     pub(super) steady: Instant,
@@ -85,7 +85,7 @@ impl Dispatcher {
     /// Does what is due. Returns how long nothing will be.
     ///
     /// # Errors
-    /// Errors of the database. What is not done stays due.
+    /// Errors of the database. Unfinished work stays due.
     pub(super) fn step(&mut self, now: Clocks) -> Result<Duration> {
         let was_set = self.last.is_some_and(|last| now.jumped_since(last));
         if was_set || self.last.is_none() {
@@ -97,12 +97,12 @@ impl Dispatcher {
                 tracing::error!("run {}: {}", row.run, error.full_message());
             }
         }
-        // Only now: what the start of the service has to look at is done.
+        // Only now: the start of the service has been looked at.
         self.last = Some(now);
         // The error of one job must not hold the queue.
         let ticked = self.queue.tick(now.wall_ms, &*self.known);
         if was_set {
-            // Whoever reads this sees what was due in the queue.
+            // A reader of this line finds the due runs in the queue.
             tracing::warn!("the clock was set: the times of jobs were computed again");
         }
         self.start_runs(now)?;

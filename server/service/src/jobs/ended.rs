@@ -1,4 +1,4 @@
-//! A run has ended: its row goes, its outcome is recorded, and what follows is queued.
+//! A run has ended: its row goes, its outcome is recorded, and its followers are queued.
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{exit_code, RunRecord, State, BOOT_FAILED, BOOT_NOT_PROVEN};
@@ -26,7 +26,7 @@ const BACK_OFF_UNIT_SECONDS: u64 = 60;
 /// Maximum length of a message that is recorded, in characters.
 const MAX_MESSAGE: usize = 500;
 
-/// What an end means for the job.
+/// The effect of an end on the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     Success,

@@ -61,7 +61,7 @@ pub(crate) enum BootCheckTime {
 pub(crate) enum CopyFollows {
     /// A machine is copied after each of its backups by a job.
     Backups,
-    /// A machine is copied whenever it has a point that is not there, whoever made it.
+    /// A machine is copied whenever it has a point that is not there, from any source.
     Points,
 }
 

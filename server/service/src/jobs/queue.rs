@@ -51,7 +51,7 @@ impl Queue {
     /// The queue of a service.
     ///
     /// # Errors
-    /// `InvalidInput` for paths that are no UTF-8 text.
+    /// `InvalidInput` for paths that are not UTF-8 text.
     pub(crate) fn new(options: &Options, database: Database, events: Arc<Events>) -> Result<Queue> {
         let global = options.repo.as_ref().map(|repository| -> Result<Vec<String>> {
             let mut words = vec!["--repo".to_owned(), absolute(repository)?];

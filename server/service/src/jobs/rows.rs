@@ -72,7 +72,7 @@ impl QueueRow {
         self.run.parse()
     }
 
-    /// What its process is told. `global` are the global options.
+    /// The request to its process. `global` are the global options.
     pub(super) fn request(&self, global: &[String], keep_out: &[String]) -> Request {
         Request {
             arguments: global.iter().chain(&self.arguments).cloned().collect(),

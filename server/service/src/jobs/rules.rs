@@ -52,7 +52,7 @@ impl Class {
     }
 }
 
-/// What a job allows.
+/// The limits of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JobLimits {
     pub(super) parallel: Option<u32>,
@@ -60,7 +60,7 @@ pub(super) struct JobLimits {
     pub(super) is_open: bool,
 }
 
-/// What can be done now.
+/// The runs that can be started now.
 #[derive(Debug, Default)]
 pub(super) struct Choice {
     /// The runs to start, in their order.

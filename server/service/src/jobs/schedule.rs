@@ -113,7 +113,7 @@ pub(crate) fn due_between(
     now_ms: i64,
     bounds_ms: &[i64],
 ) -> Vec<Option<Occurrences>> {
-    // Without a next time, it is due at none. What is due already is about to be queued.
+    // Without a next time, it is due at none. A run that is due already is about to be queued.
     let lines = stored.next_due_ms.map(|_| lines(&stored.job)).unwrap_or_default();
     let next_second_ms = stored.next_due_ms.unwrap_or(0).div_euclid(1000) * 1000;
     let from_ms = next_second_ms.max(now_ms + 1);
@@ -278,7 +278,7 @@ impl Queue {
         })
     }
 
-    /// What each job allows now.
+    /// The limits of each job now.
     ///
     /// # Errors
     /// Errors of the database.

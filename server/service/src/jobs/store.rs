@@ -193,7 +193,7 @@ impl Database {
         }
     }
 
-    /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started go on, and the
+    /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started continue, and the
     /// history of runs stays.
     ///
     /// # Errors

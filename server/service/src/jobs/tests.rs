@@ -334,7 +334,7 @@ fn a_cancelled_run_does_not_vanish() {
 }
 
 #[test]
-fn a_start_goes_on_wherever_it_was_cut_off() {
+fn a_start_continues_wherever_it_was_cut_off() {
     let Fixture { queue, folder: _folder } = fixture();
     let ids: Vec<RunId> =
         ["a", "b", "c"].map(|machine| queue.enqueue(new_run(machine)).unwrap()).into();

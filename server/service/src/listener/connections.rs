@@ -1,6 +1,6 @@
 //! A bounded number of connections. When all places are taken, a new one takes the place of another: of the
 //! oldest that has never named a known caller, even while it sends a request, else of the known one that is
-//! idle longest. So a crowd without a proof shuts nobody out, whatever it sends.
+//! idle longest. So a crowd without a proof shuts out no known caller, whatever it sends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ impl Connections {
 
     /// A place for a new connection. When all are taken, another connection is closed; `None` if known callers
     /// use all of them now.
-    /// An address may have a quarter of them: a crowd from there shuts nobody else out.
+    /// An address may have a quarter of them: a crowd from there does not shut out others.
     pub(super) fn take(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Slot> {
         let mut table = self.table.lock();
         let is_from = |entry: &Entry| from.is_some() && entry.from == from;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crowd_from_one_address_shuts_nobody_else_out() {
+    async fn a_crowd_from_one_address_does_not_shut_out_others() {
         let connections = Arc::new(Connections::new(8));
         let (crowd, other) = ("192.0.2.1".parse().ok(), "192.0.2.2".parse().ok());
         let slots: Vec<_> = (0..8)

@@ -139,7 +139,7 @@ impl Listeners {
         remove_stale_socket(path)?;
         let listener = UnixListener::bind(path).context(what)?;
         *self.socket.lock() = inode(path);
-        // Everybody may connect; the peer's credentials decide.
+        // Every user may connect; the peer's credentials decide.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).context(what)?;
         Ok(listener)
     }

@@ -42,7 +42,7 @@ impl Certificate {
     /// Loads the certificate; makes one if there is none.
     ///
     /// # Errors
-    /// `InvalidInput` if the files are no certificate and its key.
+    /// `InvalidInput` if the files are not a certificate and its key.
     pub(crate) fn open(options: &Options) -> Result<Certificate> {
         let files = Files::of(options);
         if !coldrise_block::path_exists(&files.certificate)? {

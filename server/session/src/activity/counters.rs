@@ -28,7 +28,7 @@ pub(super) enum Operation {
     Flush,
 }
 
-/// What a region counts. Reads are counted by their source.
+/// The counters of a region. Reads are counted by their source.
 #[derive(Clone, Copy)]
 enum Heat {
     Backup,

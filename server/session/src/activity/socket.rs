@@ -21,7 +21,7 @@ use crate::sockets::local_socket::{ask, send, Answers, LocalSocket};
 /// stopped, or the host is overloaded.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is asked for.
+/// The request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivityDetail {

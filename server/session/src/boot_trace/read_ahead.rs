@@ -29,7 +29,7 @@ struct Part {
 /// How a trace is cut into parts.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// Of one chunk each, or of the chunks of one unit: read side by side. At most [`UNIT_BYTES`], which caches a larger
+    /// Parts of one chunk each, or of the chunks of one unit: read side by side. At most [`UNIT_BYTES`], which caches a larger
     /// chunk as well.
     Chunks { bytes: u64 },
     /// As long as the trace has it in one piece.
@@ -116,7 +116,7 @@ fn parts_of(
     parts
 }
 
-/// Reads the parts in their order, so many at a time. Ends at the first error: a client that reads
+/// Reads the parts in their order, this many at a time. Ends at the first error: a client that reads
 /// the same part gets it, too.
 fn read_all(parts: &[Part], threads: usize, is_stopped: &AtomicBool) {
     let next = AtomicUsize::new(0);

@@ -15,7 +15,7 @@
 //!
 //! # Order of writes
 //!
-//! A new file is empty, and the list says so. A content is stored before the list names its place,
+//! The list marks a new file as empty. A content is stored before the list names its place,
 //! and removed after the list no longer names it. So every name has its content at any moment. The
 //! list and each content are replaced by a synced file, a rename and a sync of the folder. The next
 //! opening of the session removes contents that a crash left without a name.

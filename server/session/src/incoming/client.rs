@@ -22,15 +22,15 @@ const GREETING_PATIENCE: Duration = Duration::from_secs(5);
 const CONTENT_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a request waits for the receiver to come back, such as after a break of the line.
 const RETURN_PATIENCE: Duration = Duration::from_secs(10);
-/// After a request has waited in vain, others fail at once for this time.
-const GIVEN_UP: Duration = Duration::from_secs(1);
+/// After a request timed out, others fail at once for this time.
+const FAIL_FAST: Duration = Duration::from_secs(1);
 /// Idle connections that are kept.
 const MAX_IDLE: usize = 64;
 
-/// What came of a request.
+/// The result of a request.
 pub(super) enum Fetched {
     Content(Vec<u8>),
-    /// Nobody can fetch it now.
+    /// No process can fetch it now.
     Away,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct FetchClient {
     name: String,
     key: [u8; 32],
     idle: Mutex<Vec<UnixStream>>,
-    /// When a request last waited in vain.
-    given_up: Mutex<Option<Instant>>,
+    /// When a request last timed out.
+    timed_out: Mutex<Option<Instant>>,
 }
 
 impl FetchClient {
@@ -51,14 +51,14 @@ impl FetchClient {
             name: socket_name(note),
             key: key(repository, note),
             idle: Mutex::default(),
-            given_up: Mutex::default(),
+            timed_out: Mutex::default(),
         }
     }
 
     /// Fetches a range: whole pieces, at most [`MAX_FETCH_BYTES`].
     ///
     /// # Errors
-    /// What the source says about this range.
+    /// The source's answer for this range.
     pub(super) fn fetch(&self, disk: usize, offset: u64, length: u64) -> Result<Fetched> {
         debug_assert!(length <= MAX_FETCH_BYTES);
         // A connection that was kept may have ended with its process.
@@ -74,7 +74,7 @@ impl FetchClient {
             };
             match exchange(&stream, disk, offset, length) {
                 Ok((status::CONTENT, content)) if content.len() as u64 == length => {
-                    *self.given_up.lock() = None;
+                    *self.timed_out.lock() = None;
                     let mut idle = self.idle.lock();
                     if idle.len() < MAX_IDLE {
                         idle.push(stream);
@@ -98,17 +98,17 @@ impl FetchClient {
 
     /// Whether a request that began to wait at `since` waits for the receiver to come back.
     pub(super) fn is_patient(&self, since: Instant) -> bool {
-        let mut given_up = self.given_up.lock();
+        let mut timed_out = self.timed_out.lock();
         if since.elapsed() >= RETURN_PATIENCE {
-            *given_up = Some(Instant::now());
+            *timed_out = Some(Instant::now());
         }
-        given_up.is_none_or(|at| at.elapsed() >= GIVEN_UP)
+        timed_out.is_none_or(|at| at.elapsed() >= FAIL_FAST)
     }
 
     fn connect(&self) -> Result<Option<UnixStream>> {
         match connect(&self.folder, &self.name, &self.key) {
             Err(error) if error.kind() != ErrorKind::WrongPassphrase => {
-                // Somebody is there, and slow.
+                // A process is there, and slow.
                 tracing::debug!("connecting: {}", error.full_message());
                 Ok(None)
             }
@@ -140,8 +140,8 @@ fn connect(folder: &Path, name: &str, key: &[u8; 32]) -> Result<Option<UnixStrea
         );
         return Err(Error::new(ErrorKind::WrongPassphrase, text));
     }
-    let told = proof(key, OF_FRONT_END, &own, &welcome.nonce);
-    (&stream).write_all(&told).context(what)?;
+    let own_proof = proof(key, OF_FRONT_END, &own, &welcome.nonce);
+    (&stream).write_all(&own_proof).context(what)?;
     stream.set_read_timeout(Some(CONTENT_PATIENCE)).context(what)?;
     Ok(Some(stream))
 }
@@ -170,7 +170,7 @@ fn exchange(
     Ok((status, bytes))
 }
 
-/// Whether somebody answers at the socket of a point.
+/// Whether a process answers at the socket of a point.
 pub(super) fn is_reachable(repository: &Repository, partial: &PartialCopy) -> bool {
     let note = partial.path(repository);
     let stream = connect(&folder(repository), &socket_name(&note), &key(repository, &note));

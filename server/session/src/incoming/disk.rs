@@ -1,4 +1,4 @@
-//! A disk of a point that is still on its way: what is below a session's layers until the point is complete.
+//! A disk of a point that is still on its way: it lies below a session's layers until the point is complete.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -40,9 +40,9 @@ pub(super) struct IncomingDisk {
     moving: Mutex<()>,
 }
 
-/// What is here.
+/// The content that is here.
 struct View {
-    /// Of the note.
+    /// The stamp of the note.
     stamp: Option<Stamp>,
     content: Content,
     _hold: Option<LeaseHold>,
@@ -59,7 +59,7 @@ enum Content {
 struct Part {
     map: Arc<dyn Disk>,
     end_bytes: u64,
-    /// What may differ from the base, and so from the map behind `end_bytes`; `None`: all.
+    /// The ranges that may differ from the base, and so from the map behind `end_bytes`; `None`: all.
     differences: Option<ByteRanges>,
     fetched: Option<Arc<dyn Disk>>,
     fetched_zeroes: ByteRanges,
@@ -201,7 +201,7 @@ impl IncomingDisk {
     }
 
     /// Fetches the beginning of a range that is not here. Returns the number of bytes; 0: look again where they are.
-    /// `away` is when the request began to wait for somebody who fetches them.
+    /// `away` is when the request began to wait for a process that fetches them.
     fn fetch(&self, buffer: &mut [u8], at: u64, away: &mut Option<Instant>) -> Result<usize> {
         if self.look_again()? {
             return Ok(0);

@@ -8,7 +8,7 @@
 //!        └─▶ the other site, over the line; keeps what comes
 //! ```
 //!
-//! What has arrived, and what does not differ from the base, is read from the noted map. Everything else comes from the
+//! Arrived ranges, and ranges equal to the base, are read from the noted map. Everything else comes from the
 //! other site through the socket. The socket's process keeps the pieces and notes them, too: a second read is local.
 //!
 //! # Invariants
@@ -25,18 +25,18 @@
 //!
 //! | what ends | what follows |
 //! |---|---|
-//! | the receiving process, or the line | parts that are not here give I/O errors, after 10 s for a front end that was connected. What was noted stays readable. The next copy of the point opens the socket again, and front ends find it |
+//! | the receiving process, or the line | parts that are not here give I/O errors, after 10 s for a front end that was connected. Noted parts stay readable. The next copy of the point opens the socket again, and front ends find it |
 //! | the source | the same |
 //! | the front end | the session is opened again, with all that was captured |
 //! | a gc in between | the notes, the leases and the age of the notes: a note stays as long as its session |
 //! | the receiver between the catalog's commit and the end of the note | the catalog counts: the point is complete. The next copy of the machine removes the note |
 //! | the front end between the two writes of a settling session | there is one write: the document with the point's maps |
 //!
-//! A point whose copy does not go on, because it was forgotten at its source, is given up by the next copy of the machine, by a gc
-//! after a month, or by hand ([`crate::GivingUp`]).
+//! A point whose copy does not continue, because it was forgotten at its source, is removed by the next copy of the machine, by a gc
+//! after a month, or by hand ([`crate::IncomingRemoval`]).
 //!
-//! When another point of the machine begins, the note stays for the session. What is missing of the first point then stays
-//! missing, until a copy of it goes on.
+//! When another point of the machine begins, the note stays for the session. Missing parts of the first point then stay
+//! missing, until a copy of it continues.
 
 mod arrival;
 mod client;
@@ -73,21 +73,21 @@ pub struct IncomingContent {
     pub files: Vec<u8>,
 }
 
-/// What of a disk differs from its base.
+/// The differences of a disk from its base.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Differences {
     /// The map of the base here; `None`: from zeroes.
     pub base: Option<MapRoot>,
-    /// What may differ.
+    /// The ranges that may differ.
     pub ranges: ByteRanges,
 }
 
 /// A point that is on its way here.
 #[derive(Clone, Debug)]
 pub struct IncomingPoint {
-    /// What has arrived.
+    /// The arrived part.
     pub partial: PartialCopy,
-    /// What was announced.
+    /// The announced content.
     pub point: IncomingContent,
 }
 
@@ -166,7 +166,7 @@ impl IncomingPoint {
         (u128::from(all - missing.min(all)) * 100 / u128::from(all)) as u64
     }
 
-    /// What differs from the bases behind an offset of each disk.
+    /// The differences from the bases behind an offset of each disk.
     fn differing_bytes(&self, behind: impl Fn(&PartialDisk) -> u64) -> u64 {
         let differing = |disk: &PartialDisk| match self.point.differences_of(&self.partial, disk) {
             Some(ranges) => ranges.bytes_behind(behind(disk)),
@@ -195,8 +195,8 @@ impl IncomingPoint {
         ))
     }
 
-    /// Looks again whether it is on its way. The caller holds the documents' lock: whoever removes the note of a point
-    /// that is given up reads the sessions first.
+    /// Looks again whether it is on its way. The caller holds the documents' lock: a process that removes the note of
+    /// such a point reads the sessions first.
     pub(crate) fn confirm(&self, repository: &Repository) -> Result<()> {
         match PartialCopy::known(repository, &self.partial)? {
             Some(_) => Ok(()),
@@ -212,7 +212,7 @@ impl IncomingPoint {
 }
 
 impl IncomingContent {
-    /// What of a noted disk may differ from its base; `None` if that is unknown, because the note is of another base.
+    /// The ranges of a noted disk that may differ from its base; `None` if that is unknown, because the note is of another base.
     pub(crate) fn differences_of(
         &self,
         partial: &PartialCopy,
@@ -227,7 +227,7 @@ impl IncomingContent {
     }
 }
 
-/// What lies below the layers of a session's disk.
+/// The disk below the layers of a session's disk.
 pub(crate) fn session_base(
     repository: &Arc<Repository>,
     session: &SessionDocument,
@@ -239,7 +239,7 @@ pub(crate) fn session_base(
     Ok(Arc::new(disk::IncomingDisk::open(repository, session, described)?))
 }
 
-/// What is missing of a session's point, for people; `None` if its point is complete.
+/// The missing part of a session's point, for people; `None` if its point is complete.
 ///
 /// # Errors
 /// As for [`IncomingPoint::all`].

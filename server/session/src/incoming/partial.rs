@@ -1,7 +1,7 @@
 //! Copies that have begun: what has arrived of a point from another site.
 //!
 //! A copy over a slow line takes days, and lines break. The receiver makes durable what has arrived, and notes the maps
-//! here: gcs keep them, and the next copy goes on behind them. There are two files per point:
+//! here: gcs keep them, and the next copy continues behind them. There are two files per point:
 //!
 //! ```text
 //!   begun/HASH         the note: what has arrived. Replaced every few seconds
@@ -241,7 +241,7 @@ impl PartialCopy {
         Ok(roots)
     }
 
-    /// Forgets what nobody has gone on with and no session needs, before a gc. Durable when this returns.
+    /// Forgets old copies that no process continued and no session needs, before a gc. Durable when this returns.
     pub(crate) fn forget_old(repository: &Repository) -> Result<()> {
         for path in notes(repository)? {
             if age(&path)?.is_none_or(|age| age < FORGOTTEN_AFTER) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Numbers are little endian. Both sides prove that they know the repository's key, as at `writer.control`: plaintext
-//! goes to nobody who cannot read the repository anyway, and comes from nobody who cannot write it.
+//! goes only to processes that can read the repository anyway, and comes only from those that can write it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -33,7 +33,7 @@ const MAX_CONNECTIONS: usize = 1024;
 /// How long a front end may take for its proof, or to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What an answer is.
+/// The kind of an answer.
 pub(super) mod status {
     pub(crate) const CONTENT: u8 = 0;
     /// The source cannot read it: what it says.
@@ -170,11 +170,11 @@ fn serve(
 ) -> Result<()> {
     let what = || "answering a front end";
     let own = nonce()?;
-    let told = proof(key, OF_RECEIVER, &greeting.nonce, &own);
-    send(stream, &Welcome { nonce: own, proof: told })?;
-    let mut told = [0; 32];
-    stream.read_exact(&mut told).context(what)?;
-    if !is_proof(told, proof(key, OF_FRONT_END, &greeting.nonce, &own)) {
+    let own_proof = proof(key, OF_RECEIVER, &greeting.nonce, &own);
+    send(stream, &Welcome { nonce: own, proof: own_proof })?;
+    let mut given = [0; 32];
+    stream.read_exact(&mut given).context(what)?;
+    if !is_proof(given, proof(key, OF_FRONT_END, &greeting.nonce, &own)) {
         return Err(Error::new(ErrorKind::WrongPassphrase, "it does not know the key"));
     }
     stream.set_read_timeout(None).context(what)?;

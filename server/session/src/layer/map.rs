@@ -102,7 +102,7 @@ impl BlockMap {
     /// An empty map in shared memory. It appears at `path` when it is revealed. Removes a stale map
     /// there, and all maps beside it whose writers were killed. If shared memory has no room or
     /// does not exist, the map is in private memory, completely or in part, and the layer's `head`
-    /// says so: other processes cannot read it then.
+    /// records that: other processes cannot read it then.
     pub(crate) fn shared(blocks: u64, path: &Path, head: Arc<SharedWords>) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
         let hidden = path.with_extension("new");

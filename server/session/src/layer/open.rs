@@ -159,7 +159,7 @@ impl Layer {
         };
         let map = match mode {
             ReadMode::Attached(map_path) => {
-                // Attach first: a writer that ends the sharing of its map says so before it removes
+                // Attach first: a writer that ends the sharing of its map records that before it removes
                 // the map.
                 let attached = BlockMap::attach(blocks, map_path);
                 check_shared_map(&windows, path)?;
@@ -279,7 +279,7 @@ impl LayerFile {
         Ok(())
     }
 
-    /// Lets the layer capture so many bytes of blocks at most. Call it after the opening.
+    /// Limits the bytes of blocks that the layer captures. Call it after the opening.
     pub(crate) fn bound(&self, bytes: u64) {
         if let Some(writer) = &self.writer {
             writer.slots.bound(u32::try_from(bytes / BLOCK_SIZE_BYTES).unwrap_or(MAX_SLOTS));

@@ -78,7 +78,7 @@ impl Slots {
         }
     }
 
-    /// Lets the layer grow to so many slots at most.
+    /// Limits the layer to this number of slots.
     pub(crate) fn bound(&self, slots: u32) {
         self.max_slots.fetch_min(slots, Ordering::Relaxed);
     }

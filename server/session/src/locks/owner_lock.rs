@@ -22,7 +22,7 @@ pub(crate) fn check_not_owned(place: &SessionPaths, name: &SessionName) -> Resul
     }
 }
 
-/// The error for everybody but the owner.
+/// The error for all but the owner.
 pub(crate) fn busy(name: &SessionName) -> Error {
     let text = format!("session {name} belongs to a running boot check, which ends it");
     Error::new(ErrorKind::Busy, text)

@@ -48,7 +48,7 @@ impl Published {
         self.sessions.get(&key).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Checks that a point on its way may be given up.
+    /// Checks that a point on its way may be removed.
     ///
     /// # Errors
     /// `Busy` if a session is over it.
@@ -88,24 +88,24 @@ impl Published {
     }
 }
 
-/// Points on their way that are given up. Nothing more arrives of them until this is dropped: who receives one has its machine's
-/// claim, and would go on with maps that a gc frees.
-pub struct GivingUp {
+/// Points on their way that are removed. Nothing more arrives of them until this is dropped: a receiver needs the claim of
+/// the machine, and would continue with maps that a gc frees.
+pub struct IncomingRemoval {
     points: Vec<IncomingPoint>,
     _claims: Vec<Claim>,
 }
 
-impl GivingUp {
+impl IncomingRemoval {
     /// # Errors
     /// `Busy` while one of them is copied or a session is over it; errors of the drive.
-    pub fn begin(repository: &Repository, points: Vec<IncomingPoint>) -> Result<GivingUp> {
+    pub fn begin(repository: &Repository, points: Vec<IncomingPoint>) -> Result<IncomingRemoval> {
         let machines: BTreeSet<_> =
             points.iter().map(|incoming| &incoming.partial.machine).collect();
         let claims = machines.into_iter().map(|machine| repository.claim_machine(machine));
         let claims = claims.collect::<Result<_>>()?;
         let published = Published::read(repository)?;
         points.iter().try_for_each(|incoming| published.check_unused(incoming))?;
-        Ok(GivingUp { points, _claims: claims })
+        Ok(IncomingRemoval { points, _claims: claims })
     }
 
     /// The points.
@@ -113,7 +113,7 @@ impl GivingUp {
         &self.points
     }
 
-    /// Forgets what has arrived. A gc returns the space; a later copy begins anew.
+    /// Forgets what has arrived. A gc returns the space; a later copy begins from the start.
     ///
     /// # Errors
     /// `Busy` if a session was published meanwhile; errors of the drive.

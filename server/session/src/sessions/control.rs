@@ -43,7 +43,7 @@ use crate::sockets::local_socket::{ask, has_left, send, Answers, LocalSocket, Pe
 
 /// Interval between two looks of the asker at the clock.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// After this time the user is told which process the command waits for.
+/// After this time the user gets a message that names the process.
 const NOTICE: Duration = Duration::from_secs(2);
 /// Longest wait for a commit that has begun. A commit is short.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
@@ -163,7 +163,7 @@ fn check_asker(stream: &UnixStream) -> Result<()> {
 /// `None` if no process serves it, or if that process ends before it sealed.
 ///
 /// # Errors
-/// `Busy` if the seal was given up: it never happens. `Io` if the server was stopped during the
+/// `Busy` if the seal was cancelled: it never happens. `Io` if the server was stopped during the
 /// commit: the message says how to find out the outcome. Otherwise the server's error.
 pub(crate) fn ask_for_seal(
     repository: &Arc<Repository>,
@@ -194,7 +194,7 @@ pub(crate) fn ask_for_seal(
             );
         }
         let is_late = start.elapsed() >= patience;
-        let given_up = if is_late && !is_committing {
+        let cancelled = if is_late && !is_committing {
             match FileLock::documents_within(repository, COMMIT_PATIENCE)? {
                 Some(lock) => Some(lock),
                 None => return unknown(),
@@ -213,7 +213,7 @@ pub(crate) fn ask_for_seal(
                 let what = format!("session {name}: {} did not seal it: {message}", server());
                 return Err(Error::new(kind, what));
             }
-            Ok(None) if given_up.is_some() => {
+            Ok(None) if cancelled.is_some() => {
                 let message = format!(
                     "session {name}: {} did not answer within {} s, so the seal was given up and \
                      will not happen: look whether that process is stopped or its disk is slow, \
@@ -221,7 +221,7 @@ pub(crate) fn ask_for_seal(
                     server(),
                     patience.as_secs()
                 );
-                drop((asked, given_up));
+                drop((asked, cancelled));
                 return Err(Error::new(ErrorKind::Busy, message));
             }
             Ok(None) if start.elapsed() >= patience.saturating_add(COMMIT_PATIENCE) => {

@@ -17,7 +17,7 @@ use crate::session_folder::document::SessionDocument;
 use crate::sessions::publish::publish_bounded;
 use crate::sessions::unpublish::unpublish;
 
-/// How much a machine that nobody trusts may write: it must not fill the repository's drive.
+/// How much an untrusted machine may write: it must not fill the repository's drive.
 #[derive(Clone, Copy, Debug)]
 pub struct CaptureLimit {
     /// The most, in bytes.
@@ -27,7 +27,7 @@ pub struct CaptureLimit {
 }
 
 impl CaptureLimit {
-    /// The limit of one of so many disks, at the present free space.
+    /// The limit of one of `disks` disks, at the present free space.
     fn bytes_per_disk(self, repository: &Repository, disks: usize) -> Result<u64> {
         let folder = repository.live_dir();
         let reading = || format!("reading the free space of {}", folder.display());

@@ -145,7 +145,7 @@ fn read_request(stream: &UnixStream) -> Result<String> {
 /// `patience` for a process that is stopped.
 ///
 /// # Errors
-/// `Busy` if so many requests wait in that process that it can take no more; `Io`.
+/// `Busy` if the request queue of that process is full; `Io`.
 pub(crate) fn connect_within(
     folder: &Path,
     name: &str,
@@ -209,7 +209,7 @@ pub(crate) struct PendingAnswers {
 /// the longest wait of [`PendingAnswers::next`].
 ///
 /// # Errors
-/// `Busy` if so many requests wait in that process that it can take no more; `Io`.
+/// `Busy` if the request queue of that process is full; `Io`.
 pub(crate) fn ask(
     folder: &Path,
     name: &str,

@@ -107,7 +107,7 @@ impl Answer {
 }
 
 /// The error that another process reported.
-pub(crate) fn told_error(kind: &str, message: String) -> Error {
+pub(crate) fn remote_error(kind: &str, message: String) -> Error {
     Error::new(ErrorKind::from_word(kind).unwrap_or(ErrorKind::Io), message)
 }
 
@@ -137,8 +137,8 @@ pub(crate) fn proof(repository: &Repository, side: Side, guest: &Nonce, host: &N
 }
 
 /// Checks a proof in constant time.
-pub(crate) fn is_proof(told: [u8; 32], expected: [u8; 32]) -> bool {
-    blake3::Hash::from_bytes(told) == blake3::Hash::from_bytes(expected)
+pub(crate) fn is_proof(given: [u8; 32], expected: [u8; 32]) -> bool {
+    blake3::Hash::from_bytes(given) == blake3::Hash::from_bytes(expected)
 }
 
 /// The next line; `None` at the end of the connection.

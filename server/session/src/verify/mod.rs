@@ -30,7 +30,7 @@ use crate::points::read_lease::ReadLease;
 use crate::sessions::session::session;
 use recent::RecentInventory;
 
-/// What to verify.
+/// The objects to verify.
 #[derive(Clone, Debug)]
 pub enum VerifyScope {
     /// Everything, the database's files included.
@@ -54,7 +54,7 @@ pub enum VerifyPart {
 
 /// How to verify.
 pub struct VerifyRequest<'a> {
-    /// What to read.
+    /// The objects to read.
     pub scope: VerifyScope,
     /// The program's name in leases, for people.
     pub program: &'a str,
@@ -64,7 +64,7 @@ pub struct VerifyRequest<'a> {
     pub progress: &'a (dyn Fn(VerifyPart, VerifyProgress) + Sync),
 }
 
-/// What a verify has read and found.
+/// The result of a verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VerifyOutcome {
     /// Restore points whose documents are readable.

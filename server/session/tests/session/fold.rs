@@ -98,7 +98,7 @@ fn what_is_stored_is_shared_with_what_was_there() {
 }
 
 #[test]
-fn a_served_session_is_moved_and_its_readers_go_on() {
+fn a_served_session_is_moved_and_its_readers_continue() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
@@ -213,7 +213,7 @@ fn a_cancelled_fold_changes_nothing() {
 
 /// A reader must not continue with the state of the session before it was served.
 #[test]
-fn whoever_reads_an_idle_session_sees_what_comes_after_a_seal() {
+fn a_reader_of_an_idle_session_sees_the_state_after_a_seal() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();

@@ -223,7 +223,7 @@ fn a_point_that_was_forgotten_meanwhile_is_neither_published_nor_held() {
 }
 
 #[test]
-fn nothing_is_deleted_where_not_all_that_is_in_use_can_be_told() {
+fn nothing_is_deleted_if_the_data_in_use_is_unknown() {
     let place = TestRepository::new();
     let first = place.backup("20261120T100000Z", 1);
     let second = place.backup("20261121T100000Z", 2);

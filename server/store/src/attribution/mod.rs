@@ -106,7 +106,7 @@ impl Repository {
             match ChunkSizes::read(self, state) {
                 // The writer deleted a file between its listing and its reading.
                 Err(error) if error.kind() == ErrorKind::NotFound => self.catch_up()?,
-                told => return told,
+                other => return other,
             }
         }
         ChunkSizes::read(self, state)

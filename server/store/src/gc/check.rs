@@ -67,7 +67,7 @@ pub struct GcOptions<'a> {
 
 impl GcOptions<'_> {
     /// Fails with `Interrupted` after a cancel.
-    pub(super) fn go_on(&self) -> Result<()> {
+    pub(super) fn check_cancel(&self) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             Err(Error::new(ErrorKind::Interrupted, "cancelled"))
         } else {
@@ -100,8 +100,8 @@ impl<'a> Work<'a> {
         Work { options, progress: Mutex::default() }
     }
 
-    pub(super) fn go_on(&self) -> Result<()> {
-        self.options.go_on()
+    pub(super) fn check_cancel(&self) -> Result<()> {
+        self.options.check_cancel()
     }
 
     /// Announces the work.

@@ -65,7 +65,7 @@ impl Repository {
             match self.try_estimate(reachable, max_unused) {
                 // The writer deleted a file between its listing and its reading.
                 Err(error) if error.kind() == ErrorKind::NotFound => self.catch_up()?,
-                told => return told,
+                other => return other,
             }
         }
         self.try_estimate(reachable, max_unused)

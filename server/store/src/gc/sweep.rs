@@ -72,8 +72,8 @@ impl GcReport {
                 self.kept_chunks += unit.dead();
             }
             let names: Vec<_> = unit.files.iter().map(|file| format!("db{}", file.name)).collect();
-            let told = format!("{}: {}", names.join(", "), error.full_message());
-            self.damaged_files.push(told);
+            let damage = format!("{}: {}", names.join(", "), error.full_message());
+            self.damaged_files.push(damage);
         }
     }
 }
@@ -103,7 +103,7 @@ impl RepositoryWriter {
         reachable: Reachable,
         options: &GcOptions<'_>,
     ) -> Result<GcReport> {
-        self.collect_until(reachable, options, &|_step| options.go_on())
+        self.collect_until(reachable, options, &|_step| options.check_cancel())
     }
 
     /// Like [`RepositoryWriter::collect_garbage`]; `after` each step decides whether to continue.
@@ -131,7 +131,7 @@ impl RepositoryWriter {
             done: GcReport::default(),
         };
         sweep.run(reachable)?;
-        self.count_anew()?;
+        self.recount()?;
         Ok(sweep.done)
     }
 }
@@ -275,7 +275,7 @@ fn check_group(repository: &Repository, group: &Group, work: &Work<'_>) -> Resul
     let mut checked = Checked { family, bytes, sound, sound_files: 0, damaged };
     let mut is_open = false;
     for unit in group.units.iter().filter(|unit| unit.is_copied()) {
-        work.go_on()?;
+        work.check_cancel()?;
         let found = check(repository, unit);
         work.advance(unit.bytes);
         if let Err(error) = found {
@@ -295,7 +295,7 @@ fn check_group(repository: &Repository, group: &Group, work: &Work<'_>) -> Resul
 
 /// Rewrites the sound files of a group without the condemned entries.
 fn rewrite_checked(repository: &Repository, group: Checked, work: &Work<'_>) -> Result<Checked> {
-    work.go_on()?;
+    work.check_cancel()?;
     for ids in &group.sound {
         let (from, to) = (ids.start().to_be_bytes(), ids.end().to_be_bytes());
         repository.database().compact(group.family, Some((&from, &to)))?;

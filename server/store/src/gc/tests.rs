@@ -167,11 +167,11 @@ fn count(repository: &Repository, family: Family) -> u64 {
 fn what_is_of_no_use_goes_and_the_rest_stays() {
     let fixture = fixture();
     let reader = fixture.reader();
-    let told = reader.estimate_gc(&fixture.reachable(&reader), MaxUnused::default()).unwrap();
+    let estimate = reader.estimate_gc(&fixture.reachable(&reader), MaxUnused::default()).unwrap();
     let before = std::fs::read_dir(fixture.path().join("db")).unwrap().count();
     let done = fixture.collect();
     assert_eq!((done.chunks, done.kept_chunks), (600 + 100 + 700, 20));
-    assert_eq!((told.chunks, told.kept_chunks), (done.chunks, done.kept_chunks));
+    assert_eq!((estimate.chunks, estimate.kept_chunks), (done.chunks, done.kept_chunks));
     // Every page of the first disks, and the pages that the changes replaced.
     assert_eq!((done.pages, done.damaged_files.len()), (1 + 1 + (1 + 1) + 1, 0));
     assert!(done.dropped_files >= 1 && done.rewritten_files >= 2, "{done:?}");
@@ -239,7 +239,7 @@ fn a_gc_that_ends_after_any_step_loses_nothing_and_the_next_one_does_the_rest() 
 }
 
 #[test]
-fn a_writer_goes_on_after_a_gc_and_a_reader_beside_it() {
+fn a_writer_continues_after_a_gc_and_a_reader_beside_it() {
     let fixture = fixture();
     let reader = fixture.reader();
     let writer = fixture.writer();
@@ -277,7 +277,7 @@ impl Fixture {
     }
 
     /// Everything in use is readable, and a backup succeeds.
-    fn assert_goes_on(&mut self) {
+    fn assert_continues(&mut self) {
         let root = write(&self.writer(), None, &self.first);
         self.live.push((root, self.first.clone()));
         for (root, content) in &self.live {
@@ -297,7 +297,7 @@ fn a_damaged_file_is_left_alone_and_named() {
     assert_eq!((done.chunks, done.kept_chunks), (600 + 100, 20 + 700));
     assert_eq!(done.damaged_files.len(), 1);
     assert!(done.damaged_files[0].contains(&name), "{done:?}");
-    fixture.assert_goes_on();
+    fixture.assert_continues();
 }
 
 /// All are rewritten in one step, except the damaged one in the middle.
@@ -318,7 +318,7 @@ fn the_neighbours_of_a_damaged_file_are_rewritten() {
     // Two of chunks and the one of the maps. Copies of pages wait for a point.
     assert_eq!((done.rewritten_files, done.damaged_files.len()), (2 + 1, 1));
     assert!(done.damaged_files[0].contains(&name), "{done:?}");
-    fixture.assert_goes_on();
+    fixture.assert_continues();
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn a_damaged_file_of_no_use_is_dropped_like_any_other() {
     fixture.damage(Fate::Dropped);
     let done = fixture.collect();
     assert_eq!((done.chunks, done.damaged_files), (600 + 100 + 700, Vec::new()));
-    fixture.assert_goes_on();
+    fixture.assert_continues();
 }
 
 #[test]
@@ -343,11 +343,11 @@ fn a_file_that_is_damaged_meanwhile_ends_the_gc_and_nothing_else() {
     let error = ended.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.full_message().contains("coldrise verify"), "{error:?}");
-    fixture.assert_goes_on();
+    fixture.assert_continues();
     let next = fixture.collect();
     assert_eq!(next.damaged_files.len(), 1);
     assert!(next.damaged_files[0].contains(&*name.borrow()), "{next:?}");
-    fixture.assert_goes_on();
+    fixture.assert_continues();
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn files_whose_ids_overlap_are_one_unit() {
         MaxUnused::default(),
     )
     .unwrap();
-    let told: Vec<_> =
+    let found: Vec<_> =
         units.iter().map(|unit| (unit.ids.clone(), unit.entries, unit.files.len())).collect();
-    assert_eq!(told, [(1..=9, 5, 2), (12..=13, 2, 1)]);
+    assert_eq!(found, [(1..=9, 5, 2), (12..=13, 2, 1)]);
 }

@@ -1,4 +1,4 @@
-//! What a map says of a range of its disk.
+//! The extents of a range of a disk, by its map.
 
 use coldrise_block::{push_extent, Extent, ExtentKind, Result};
 

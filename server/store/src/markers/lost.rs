@@ -11,7 +11,7 @@ const MISSING: &str = "it is missing: its marker exists, but its document does n
 const IN_MARKER: &str = "it is missing, and its marker still has its document";
 
 impl CatalogDamage {
-    /// The command that lets the repository go on, if the damage determines one.
+    /// The command that makes the repository usable again, if the damage determines one.
     pub fn command(&self) -> Option<String> {
         let what = &self.what;
         match (self.way_out, what.strip_prefix("live/")) {

@@ -29,7 +29,7 @@ fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
 
 /// A damaged point exists: it does not count as lost and hides no lost point.
 #[test]
-fn a_lost_point_is_told_from_a_damaged_one() {
+fn a_lost_point_is_distinguished_from_a_damaged_one() {
     let (_directory, path) = made();
     let writer = RepositoryWriter::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
     let machine = MachineName::parse("web01").unwrap();
@@ -43,8 +43,8 @@ fn a_lost_point_is_told_from_a_damaged_one() {
     repository.database().write(batch, true).unwrap();
     assert_eq!(repository.points(&machine).unwrap_err().kind(), ErrorKind::Corrupt);
     for only in [None, Some(&machine)] {
-        let told = repository.lost_points(only).unwrap();
-        assert_eq!(told, [(machine.clone(), lost.clone())]);
+        let lost_points = repository.lost_points(only).unwrap();
+        assert_eq!(lost_points, [(machine.clone(), lost.clone())]);
     }
     assert!(repository.is_lost(&machine, &lost).unwrap());
     assert!(!repository.is_lost(&machine, &damaged).unwrap());

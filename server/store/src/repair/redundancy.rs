@@ -63,7 +63,7 @@ fn restore_counters(repository: &Repository) -> Result<()> {
         state.next_page = beyond(state.next_page.max(page))?;
     }
     if !is_counted {
-        return state.count_anew(repository);
+        return state.recount(repository);
     }
     // Damaged chunks still count: they heal under their ids.
     let mut batch = repository.database().batch();

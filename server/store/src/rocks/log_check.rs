@@ -7,7 +7,7 @@
 //!
 //! - The numbers of changes only grow, within a file and from file to file.
 //! - A record is a batch: its first change (8 bytes), the number of changes (4), the changes.
-//!   A change is a kind (1), the family's number if the kind says so, and one or two strings with
+//!   A change is a kind (1), the family's number for some kinds, and one or two strings with
 //!   their lengths. Numbers of families and lengths are varints; all others are little endian.
 //!
 //! The pieces are those of the manifest.

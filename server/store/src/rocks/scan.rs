@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_is_not_read() {
+    fn unwanted_data_is_not_read() {
         let fixture = Fixture::new();
         fixture.ingest(1..2000);
         let files = fixture.database().chunk_files().unwrap();
@@ -349,7 +349,7 @@ mod tests {
         let name = fixture.database().live_files(Family::Chunks).unwrap()[0].name.clone();
         let path = fixture.folder.path().join("db").join(name.trim_start_matches('/'));
         let bytes = std::fs::read(&path).unwrap();
-        let (mut errors, mut told) = (0, 0);
+        let (mut errors, mut trials) = (0, 0);
         for at in (0..bytes.len()).step_by(211) {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << (at % 8);
@@ -362,10 +362,10 @@ mod tests {
                 Ok(read) => assert!(read == sound, "a flipped bit in byte {at} of {}", bytes.len()),
                 Err(_) => errors += 1,
             }
-            told += 1;
+            trials += 1;
         }
         // All except flips in bytes that only describe the file.
-        assert!(told > 1000 && errors > told * 95 / 100, "{errors} of {told}");
+        assert!(trials > 1000 && errors > trials * 95 / 100, "{errors} of {trials}");
         std::fs::write(&path, &bytes).unwrap();
         let files = fixture.database().chunk_files().unwrap();
         std::fs::rename(&path, path.with_extension("away")).unwrap();

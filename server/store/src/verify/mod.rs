@@ -29,7 +29,7 @@ use crate::chunk::ChunkId;
 use crate::state::StoreState;
 use crate::{MapRoot, Repository};
 
-/// If the store's counters are lost, the number of ids comes from keys that anybody can forge. This
+/// If the store's counters are lost, the number of ids comes from keys that any writer can forge. This
 /// bounds it, so that it takes at most half a gibibyte of memory.
 const MAX_UNCOUNTED_IDS: u64 = 1 << 32;
 

@@ -234,9 +234,9 @@ fn what_is_not_stored_is_neither_sampled_nor_counted() {
         let report = repository.verify(std::slice::from_ref(&new), &options).unwrap();
         let read = if coverage == Coverage::Sample(0.001) { stored.min(32) } else { stored };
         assert!(report.is_clean() && [read, stored % 32].contains(&report.chunks), "{report:?}");
-        let (told, bytes) = (*last.lock(), read * CHUNK as u64);
-        assert_eq!(told.total_bytes, bytes, "{coverage:?}");
-        assert!(told.done_bytes <= bytes, "{coverage:?}");
+        let (progress, bytes) = (*last.lock(), read * CHUNK as u64);
+        assert_eq!(progress.total_bytes, bytes, "{coverage:?}");
+        assert!(progress.done_bytes <= bytes, "{coverage:?}");
     }
     // Damage in the other chunks is named too.
     let report = fixture.verify(Coverage::Sample(0.001));
@@ -263,10 +263,10 @@ fn a_verify_can_be_cancelled_and_tells_how_far_it_has_come() {
         progress: &progress,
     };
     let report = fixture.writer.repository().verify(&fixture.disks, &options).unwrap();
-    let told = *last.lock();
+    let progress = *last.lock();
     let bytes = report.chunks * CHUNK as u64;
-    assert_eq!((told.done_bytes, told.total_bytes), (bytes, bytes));
-    assert_eq!(told.read_bytes, report.read_bytes);
+    assert_eq!((progress.done_bytes, progress.total_bytes), (bytes, bytes));
+    assert_eq!(progress.read_bytes, report.read_bytes);
     cancel.store(true, std::sync::atomic::Ordering::Relaxed);
     let cancelled = fixture.writer.repository().verify(&fixture.disks, &options).unwrap_err();
     assert_eq!(cancelled.kind(), coldrise_block::ErrorKind::Interrupted);

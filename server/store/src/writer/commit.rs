@@ -77,7 +77,7 @@ pub(super) fn commit_all(
     committer.end()
 }
 
-/// Turns a panic into an error, so that it leaves nobody waiting.
+/// Turns a panic into an error, so that no thread waits forever.
 fn caught<T>(step: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(step))
         .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the committer panicked")))

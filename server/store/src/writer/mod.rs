@@ -300,13 +300,13 @@ impl RepositoryWriter {
     /// written.
     ///
     /// Errors: those of reading and writing the database.
-    pub(crate) fn count_anew(&self) -> Result<()> {
+    pub(crate) fn recount(&self) -> Result<()> {
         let running = self.shared.running.lock();
         let mut progress = self.shared.progress.lock();
         if running.is_any() {
             progress.is_to_be_counted = true
         } else {
-            progress.state.count_anew(self.repository())?
+            progress.state.recount(self.repository())?
         }
         Ok(())
     }

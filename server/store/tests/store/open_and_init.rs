@@ -35,7 +35,7 @@ fn a_directory_without_a_repository_is_no_repository() {
 }
 
 #[test]
-fn passphrases_are_checked_and_versions_and_damage_told_apart() {
+fn passphrases_are_checked_and_versions_and_damage_distinguished() {
     let store = Store::encrypted();
     let wrong = PassphraseSource::Command("echo wrong".into());
     assert_eq!(open_kind(&store.path(), &wrong), ErrorKind::WrongPassphrase);

@@ -13,7 +13,7 @@ use coldrise_hosting::boot_check::Answer;
 use coldrise_hosting::boot_check::{BootStage, Trial};
 use coldrise_hosting::signals::ChildSignals;
 
-/// What all boots have in common.
+/// Settings that all boots share.
 pub(super) struct Boots<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) repository: &'a Arc<Repository>,

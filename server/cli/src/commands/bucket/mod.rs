@@ -125,7 +125,7 @@ fn find(
     found.cloned().ok_or_else(|| missing(bucket, machine, &points))
 }
 
-/// What is said of points that cannot be read; empty without any.
+/// The report on points that cannot be read; empty without any.
 pub(crate) fn tell_damaged(bucket: &BucketRepository) -> String {
     let damaged = bucket.damaged_points();
     if damaged.is_empty() {

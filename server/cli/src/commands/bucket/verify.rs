@@ -98,7 +98,7 @@ pub(super) fn run(
     Ok(report)
 }
 
-/// What was mended, in lines.
+/// The repairs, in lines.
 fn mended(report: &BucketVerifyReport) -> String {
     let mut text = String::new();
     if let Some(name) = &report.put_back {

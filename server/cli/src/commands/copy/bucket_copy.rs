@@ -11,7 +11,7 @@ use coldrise_replica::{
 use coldrise_session::SharedWriter;
 use coldrise_store::Repository;
 
-use super::{report, told, CopyArguments};
+use super::{report, with_advice, CopyArguments};
 use crate::commands::bucket;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
@@ -46,7 +46,7 @@ pub(super) fn run(
     });
     drop(view);
     let place = arguments.to.as_deref().map_or_else(|| invocation.repository_path(), Ok)?;
-    let summary = told(copied, place)?;
+    let summary = with_advice(copied, place)?;
     let mut report = report(invocation, arguments, &summary, None);
     let damaged = bucket::tell_damaged(&bucket);
     if !damaged.is_empty() {

@@ -1,4 +1,4 @@
-//! What was sent over a line, and why it was not more.
+//! The traffic of a line, and the reasons why it was not more.
 
 use coldrise_replica::Traffic;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! What killed commands have left in machines and on disks of others, as the records of their runs say.
+//! Leftovers of killed commands in machines and on disks of others, by the records of their runs.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn is_of(run: &RunRecord, repository: &Path) -> bool {
     place.is_some_and(same)
 }
 
-/// What a run recorded before it changed anything.
+/// The note that a run wrote before it changed anything.
 fn first_progress(folder: &RunsFolder, run: &RunRecord) -> Option<Value> {
     let id: RunId = run.id.parse().ok()?;
     folder.first_progress(&id).ok()?

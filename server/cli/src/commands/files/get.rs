@@ -222,7 +222,7 @@ impl Write for Output {
     }
 }
 
-/// What the path that was asked for becomes.
+/// The form of the copy.
 enum Copying {
     Archive(Archive<Output>),
     File(Output, Entry),

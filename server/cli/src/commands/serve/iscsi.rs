@@ -106,7 +106,7 @@ pub(super) fn run(invocation: &Invocation, arguments: IscsiArguments) -> Result<
         targets.push(resolve(invocation, &repository, &served.0, arguments.read_only)?);
     }
     check_names(&targets)?;
-    let told = targets.clone();
+    let announced = targets.clone();
     let make = |mount: &Path, state: &Path| {
         for lun in targets.iter_mut().flat_map(|target| &mut target.luns) {
             lun.path = mount.join(&lun.path);
@@ -114,7 +114,7 @@ pub(super) fn run(invocation: &Invocation, arguments: IscsiArguments) -> Result<
         Tgtd::new(options, targets, state)
     };
     let mut server = MountServer::start(&repository, &mounted, make, &mut signals)?;
-    announce(invocation, &told, arguments.listen, chap.as_ref());
+    announce(invocation, &announced, arguments.listen, chap.as_ref());
     let ended = server.serve(&mut signals);
     let finished = server.finish(Some(&mut signals));
     ended.and(finished)?;

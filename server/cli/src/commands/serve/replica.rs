@@ -33,7 +33,7 @@ pub(super) struct ReplicaArguments {
     listen: String,
 }
 
-/// What all lines share.
+/// State that all lines share.
 struct Server<'a> {
     links: Links,
     listener: Listener,
@@ -78,7 +78,7 @@ impl Server<'_> {
         std::thread::scope(|scope| {
             while !cancel.load(Ordering::Relaxed) {
                 if let Err(error) = self.look_at_links() {
-                    // Nobody gets in whose link cannot be read.
+                    // Links that cannot be read get no access.
                     self.known.clear();
                     self.listener.set_peers([]);
                     tracing::error!("no site gets in: {}", error.full_message());

@@ -1,4 +1,4 @@
-//! The proofs that somebody prepared: programs on the machine's virtio ports, and the user's command.
+//! Proofs that the user prepared: programs on the machine's virtio ports, and a command.
 
 use coldrise_qmp::Event;
 
@@ -8,7 +8,7 @@ use super::super::machine::{AGENT, WORD};
 use super::super::stages::BootStage;
 use super::{quoted, Watch};
 
-/// Without a login, a machine has come up so long after its first program, in milliseconds; on
+/// Without a login, a machine counts as up this long after its first program, in milliseconds; on
 /// slow hosts later.
 const LEAST_SETTLE_MS: u64 = 60_000;
 

@@ -25,7 +25,7 @@ pub(super) struct OpenDisk<'a> {
     pub(super) end_bytes: u64,
     /// Whether that has changed since the disk was started.
     pub(super) is_changed: bool,
-    /// Of the parts that were made durable before.
+    /// The counts of the parts that were made durable before.
     pub(super) before: WriteCounts,
     /// The base as the source knows it: deltas are made with it.
     pub(super) base: Option<Arc<dyn Disk>>,
@@ -33,7 +33,7 @@ pub(super) struct OpenDisk<'a> {
     pub(super) index: Option<usize>,
 }
 
-/// What is to be done with the disk, in order.
+/// The steps for the disk, in order.
 pub(super) enum Step {
     Batch(Arriving),
     Hole { offset_bytes: u64, length_bytes: u64 },
@@ -103,7 +103,7 @@ impl Receiver<'_, '_> {
         opened.inspect_err(|error| tracing::debug!("no base: {}", error.full_message())).ok()
     }
 
-    /// What still comes for a disk that was given up is passed over.
+    /// Steps that still come for an abandoned disk are skipped.
     pub(super) fn step(&mut self, step: Step) -> Result<()> {
         if let Some(disk) = &mut self.disk {
             if disk.steps.len() > 2 * MAX_BATCHES {
@@ -174,7 +174,7 @@ impl Receiver<'_, '_> {
             Step::Batch(batch) => Some(batch),
             Step::Hole { .. } | Step::Finish => None,
         });
-        // One of a disk that was given up is unknown.
+        // One of an abandoned disk is unknown.
         let Some(batch) = batches.find(|batch| batch.names.number == content.number) else {
             return Ok(());
         };
@@ -257,7 +257,7 @@ impl Receiver<'_, '_> {
 }
 
 impl Arriving {
-    /// What the base has at these places, if it can be read.
+    /// The content of the base at these places, if it can be read.
     fn prefix(
         &self,
         base: Option<&dyn Disk>,
@@ -289,7 +289,7 @@ pub(super) fn open_steps(disk: &mut Option<OpenDisk<'_>>) -> VecDeque<Step> {
 }
 
 impl OpenDisk<'_> {
-    /// Writes what has arrived of batches that are not complete. All of it lies behind `end_bytes`: a copy that goes on
+    /// Writes what has arrived of batches that are not complete. All of it lies behind `end_bytes`: a copy that continues
     /// there names it again, and finds that it is there.
     pub(super) fn keep_arrived(&mut self) -> Result<()> {
         for step in std::mem::take(&mut self.steps) {

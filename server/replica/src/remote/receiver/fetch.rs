@@ -31,9 +31,9 @@ const MAX_READS: usize = 64;
 const AHEAD_BYTES: u64 = 256 << 10;
 /// The same for one that reads in order, at most: it doubles with each read.
 const MAX_AHEAD_BYTES: u64 = 2 << 20;
-/// With more reads under way, whoever reads knows what it needs.
+/// With more reads under way, the reader knows what it needs.
 const FEW_READS: usize = 16;
-/// A read that begins so near the end of another one goes on with it, in bytes.
+/// A read that begins this near to the end of another one continues it, in bytes.
 const NEAR_BYTES: u64 = 64 << 10;
 /// Readers in order that are known.
 const MAX_STREAMS: usize = 8;
@@ -91,10 +91,10 @@ impl Streams {
     /// A read. Returns how far behind it to read ahead.
     fn note(&mut self, disk: usize, start_bytes: u64, end_bytes: u64) -> u64 {
         // Pieces are larger than what a machine reads, so two of its reads can be of the same one.
-        let goes_on = |stream: &Stream| {
+        let continues = |stream: &Stream| {
             stream.disk == disk && stream.end_bytes.abs_diff(start_bytes) <= NEAR_BYTES
         };
-        let before = self.0.iter().position(goes_on).and_then(|at| self.0.remove(at));
+        let before = self.0.iter().position(continues).and_then(|at| self.0.remove(at));
         let ahead_bytes = before
             .as_ref()
             .map_or(AHEAD_BYTES, |stream| (stream.ahead_bytes * 2).min(MAX_AHEAD_BYTES));
@@ -154,7 +154,7 @@ impl Fetches {
         self.changed.notify_all();
     }
 
-    /// Ends the threads, and fails what waits. What was fetched can still be noted.
+    /// Ends the threads, and fails all waiting reads. Fetched pieces can still be noted.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.changed.notify_all();
@@ -324,10 +324,10 @@ impl Fetches {
     }
 }
 
-/// What is known of a range.
+/// The state of a range.
 enum Availability {
     Here(Vec<u8>),
-    /// Pieces that nobody has asked for: start and end.
+    /// Pieces that were not requested yet: start and end.
     Missing(Vec<(u64, u64)>),
     Asked,
 }
@@ -365,7 +365,7 @@ impl Point {
                         true => away(),
                         false => Error::new(ErrorKind::Corrupt, text.clone()),
                     };
-                    // Whoever asks again has it read again.
+                    // A repeated request reads it again.
                     self.pieces.remove(&(disk, at));
                     return Err(error);
                 }
@@ -403,7 +403,7 @@ impl Point {
         asks
     }
 
-    /// What of the next bytes behind `end` nobody has asked for; nothing while at least half of them is known.
+    /// The ranges within the next bytes behind `end` that were not requested; empty while at least half of them is known.
     fn ahead(&self, disk: usize, end: u64, ahead_bytes: u64) -> Vec<(u64, u64)> {
         let Some(facts) = self.disks.get(disk) else { return Vec::new() };
         let most = (end + ahead_bytes.max(self.chunk_bytes)).min(facts.size_bytes);

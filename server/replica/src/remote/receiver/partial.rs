@@ -19,7 +19,7 @@ pub(super) struct IncomingState {
     pub(super) partial: PartialCopy,
     /// The number of disks that were started.
     pub(super) started: usize,
-    /// The first disk was started with the announcement. The source starts it otherwise if it cannot go on there.
+    /// The first disk was started with the announcement. The source starts it otherwise if it cannot continue there.
     pub(super) is_presumed: bool,
     /// The files that were announced, for its end.
     pub(super) files: Vec<u8>,
@@ -78,7 +78,7 @@ impl Receiver<'_, '_> {
             let known = known.iter().find(is_same);
             let fresh = || {
                 let fresh = PartialDisk::new(disk.name.clone(), disk.size_bytes, *base);
-                // What was fetched is the disk's whatever the base is.
+                // Fetched pieces belong to the disk whatever the base is.
                 match known {
                     Some(PartialDisk { fetched, fetched_zeroes, .. }) => PartialDisk {
                         fetched: *fetched,
@@ -105,7 +105,7 @@ impl Receiver<'_, '_> {
             details.differences.into_iter().zip(bases).map(differences).collect();
         let point = IncomingContent { document, differences, files: details.files };
         partial.save(&repository)?;
-        // Whoever finds the point finds somebody who fetches.
+        // A process that finds the point then finds one that fetches.
         let socket = self.listen(number, &partial, &point)?;
         partial.announce(&repository, &point)?;
         partial.forget_others(&repository)?;
@@ -300,7 +300,7 @@ fn store_fetched(
             target.write(piece.offset_bytes, piece.content.to_vec())?;
         }
     }
-    // Beyond so many, zeroes are fetched again.
+    // Beyond this number, zeroes are fetched again.
     if disk.fetched_zeroes.count() > super::MAX_ZERO_RANGES {
         disk.fetched_zeroes = Default::default();
     }

@@ -81,7 +81,7 @@ const OTHER_NAMES: [(&str, &str); 9] = [
     ("meta", "meta_l"),
     ("super", "meta_l"),
 ];
-/// Characters of a US keyboard that are no letters or digits: without and with shift.
+/// Characters of a US keyboard other than letters and digits: without and with shift.
 const SIGNS: [(char, char, &str); 11] = [
     ('-', '_', "minus"),
     ('=', '+', "equal"),

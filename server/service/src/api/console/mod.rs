@@ -215,7 +215,7 @@ async fn screenshot(
         let running = Running::find(&service, caller, &session)?;
         note_read(&service, &running.caller, "read screen", &format!("live/{session}"))?;
         let mut monitor = running.monitor(&service, MachineSocket::Monitor)?;
-        // In QEMU's own folder. While this holds the monitor, nobody else takes pictures.
+        // In QEMU's own folder. While this holds the monitor, no other client takes pictures.
         let asked = json!({ "filename": PICTURE, "format": "png" });
         monitor.execute("screendump", asked, PATIENCE)?;
         let mut picture = Vec::new();

@@ -22,7 +22,7 @@ enum PowerAction {
     Reset,
     /// Switch it off at once. The session keeps what reached the disks.
     Off,
-    /// Go on after a pause.
+    /// Continue after a pause.
     Resume,
 }
 

@@ -42,7 +42,7 @@ const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Bytes of output that are sent at once.
 const PIECE_BYTES: usize = 32 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// A client that sends nothing for so long, not even a pong, is gone.
+/// A client that sends nothing for this long, not even a pong, is gone.
 const SILENCE: Duration = Duration::from_secs(50);
 /// How long a client may take for a piece of output.
 const SEND_PATIENCE: Duration = Duration::from_secs(20);
@@ -282,7 +282,7 @@ async fn is_off(service: &SharedService, running: &Running) -> bool {
 /// Copies bytes both ways until one side ends.
 async fn copy(socket: &mut WebSocket, machine: &UnixStream) -> End {
     let mut piece = vec![0; PIECE_BYTES];
-    // What the machine has not taken yet. Meanwhile nothing more is read from the client.
+    // Input that the machine has not taken yet. Meanwhile nothing more is read from the client.
     let mut input = Bytes::new();
     let mut heard = Instant::now();
     let mut ping = tokio::time::interval(PING_INTERVAL);

@@ -74,7 +74,7 @@ pub(super) struct ContentQuery {
 /// Download a file of a point, or a folder as an archive.
 ///
 /// An archive is harmless to extract: links that lead out of the folder, devices and set-user-ID bits are left out. If
-/// something is left out or could not be read, the text `coldrise-not-in-this-archive.txt` in it says so. An answer that
+/// something is left out or could not be read, the text `coldrise-not-in-this-archive.txt` in it lists it. An answer that
 /// breaks off is not whole.
 #[utoipa::path(get, path = "/machines/{machine}/points/{point}/files/content", tag = "files",
     params(("machine" = String, Path), ("point" = String, Path), ContentQuery),
@@ -134,7 +134,7 @@ pub(super) async fn file_content(
     Ok(response)
 }
 
-/// Notices that nobody takes the answer, or may take it.
+/// Notices that the client is gone, or may no longer read.
 async fn watch(service: SharedService, caller: Identity, sender: mpsc::Sender<Bytes>, gone: Gone) {
     let mut stop = service.stop.clone();
     tokio::select! {
@@ -145,7 +145,7 @@ async fn watch(service: SharedService, caller: Identity, sender: mpsc::Sender<By
     gone.set();
 }
 
-/// What is known before the first byte.
+/// The head of the answer, known before the first byte.
 struct Head {
     /// The name of the file that a client makes.
     name: String,
@@ -267,7 +267,7 @@ impl Transfer<'_> {
 
 const SENDING: fn() -> &'static str = || "sending a file";
 
-/// What an archive does not have.
+/// The files that an archive lacks.
 #[derive(Default)]
 struct Remarks {
     /// The path that came last.

@@ -127,7 +127,7 @@ pub(super) struct FolderListing {
     unread: Vec<String>,
 }
 
-/// What a listing or a search collects.
+/// The result of a listing or a search.
 #[derive(Default)]
 struct Collected {
     itself: Option<Entry>,

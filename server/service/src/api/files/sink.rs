@@ -15,7 +15,7 @@ use super::Gone;
 
 /// Size of a piece that is sent, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// A client that takes nothing for so long has gone: others wait for the machine.
+/// A client that takes nothing for this long has gone: others wait for the machine.
 const STALL_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Sends pieces to the client.

@@ -31,7 +31,7 @@ pub(super) struct VersionsQuery {
     before: Option<String>,
 }
 
-/// What a point has under the path.
+/// The entry of a point under the path.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct PointState {
     point: String,
@@ -81,7 +81,7 @@ impl PointState {
 pub(super) struct FileVersions {
     /// The newest first, up to 12.
     points: Vec<PointState>,
-    /// Where to go on; null if there is no older point.
+    /// Where to continue; null if there is no older point.
     next: Option<String>,
 }
 
@@ -130,7 +130,7 @@ pub(super) async fn file_versions(
     found.await.map(Json)
 }
 
-/// What is looked for.
+/// The search for a path.
 struct Look<'a> {
     system: Option<&'a str>,
     path: &'a [u8],
@@ -138,7 +138,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Looks at points until the machine cannot go on, at least at one.
+    /// Looks at points until the machine cannot continue, at least at one.
     fn at(
         &self,
         service: &Service,
@@ -164,13 +164,13 @@ impl Look<'_> {
             });
             match looked {
                 Ok(()) => return Ok(found),
-                // The file system must be named; or nobody waits for the answer.
+                // The file system must be named; or the client is gone.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Interrupted) =>
                 {
                     return Err(error)
                 }
-                // The next answer goes on with this point.
+                // The next answer continues with this point.
                 Err(_) if !found.is_empty() => return Ok(found),
                 Err(error) if is_last => {
                     found.push(PointState::new(
@@ -191,7 +191,7 @@ impl Look<'_> {
         is_one_of_many: bool,
     ) -> Result<FileState> {
         if is_one_of_many {
-            // What cannot be closed is closed with the machine.
+            // A file system that cannot be closed is closed with the machine.
             client
                 .select(disks.first_disk, disks.disks.len() as u64)
                 .map_err(|error| Error::new(ErrorKind::ToolFailed, error.full_message()))?;

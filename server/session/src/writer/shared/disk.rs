@@ -48,7 +48,7 @@ impl SharedDisk<'_> {
                 Some(Place::Here(disk)) => return here(disk),
                 Some(Place::There(link)) => match there(link, self.shared.cancel) {
                     Ok(done) => return Ok(done),
-                    Err(broken) => self.go_on(broken).map(|_| ())?,
+                    Err(broken) => self.take_over(broken).map(|_| ())?,
                 },
                 None => {}
             }
@@ -65,7 +65,7 @@ impl SharedDisk<'_> {
                 let (threads, cancel) = (self.options.threads, self.shared.cancel);
                 match link.start(self.base, self.size_bytes, threads, cancel) {
                     Ok(()) => self.place = Some(Place::There(link)),
-                    Err(broken) => self.go_on(broken).map(|_| ())?,
+                    Err(broken) => self.take_over(broken).map(|_| ())?,
                 }
             }
         }
@@ -73,7 +73,7 @@ impl SharedDisk<'_> {
     }
 
     /// Takes over the previous holder's map and counts. Returns true if there were any.
-    fn go_on(&mut self, broken: Broken) -> Result<bool> {
+    fn take_over(&mut self, broken: Broken) -> Result<bool> {
         let finished = self.shared.moved(broken)?;
         self.place = None;
         let Some((root, counts)) = finished else { return Ok(false) };
@@ -141,7 +141,7 @@ impl DiskTarget for SharedDisk<'_> {
                     Ok(finished) => finished,
                     // All bytes were sent: that holder's map is the whole disk.
                     Err(broken) => {
-                        if self.go_on(broken)? {
+                        if self.take_over(broken)? {
                             (self.base.unwrap_or(MapRoot::EMPTY), WriteCounts::default())
                         } else {
                             continue;

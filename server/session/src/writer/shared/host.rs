@@ -28,7 +28,7 @@ const MAX_CONNECTIONS: usize = 256;
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 /// A guest that does not read for this long is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for guests that were told to move. After it they must begin again.
+/// Longest wait for guests that got the request to move. After it they must begin again.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two checks whether they have moved.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
@@ -192,7 +192,7 @@ impl Service {
         peer.stream.set_read_timeout(Some(PROOF_TIMEOUT)).context(|| "waiting for a proof")?;
         let expected = proof(repository, Side::Guest, of_guest, &of_host);
         match read_line(&mut stream)? {
-            Some(Ask::Proof(told)) if is_proof(told, expected) => {}
+            Some(Ask::Proof(proof)) if is_proof(proof, expected) => {}
             Some(_) => {
                 let message = "the backup process has the wrong repository key";
                 return Err(Error::new(ErrorKind::WrongPassphrase, message));

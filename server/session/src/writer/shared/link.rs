@@ -27,7 +27,7 @@ use crate::sockets::local_socket::{connect_within, send};
 use crate::sockets::point_change::PointChange;
 use crate::sockets::writer_messages::SOCKET;
 use crate::sockets::writer_messages::{
-    is_proof, nonce, proof, read_line, told_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
+    is_proof, nonce, proof, read_line, remote_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
 };
 
 /// Interval between two checks whether the backup was cancelled.
@@ -92,13 +92,13 @@ impl Link {
             return Ok(None);
         }
         let mut answers = BufReader::new(&stream);
-        let (of_host, told) = match read_line(&mut answers) {
+        let (of_host, given) = match read_line(&mut answers) {
             Ok(Some(Answer::Welcome { nonce, proof })) => (nonce, proof),
-            Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
+            Ok(Some(Answer::Failed { kind, message })) => return Err(remote_error(&kind, message)),
             // The host is about to end, has ended, or does not answer.
             _ => return Ok(None),
         };
-        if !is_proof(told, proof(repository, Side::Host, &own, &of_host)) {
+        if !is_proof(given, proof(repository, Side::Host, &own, &of_host)) {
             return Err(Error::new(
                 ErrorKind::WrongPassphrase,
                 format!(
@@ -110,7 +110,7 @@ impl Link {
         let proof = Ask::Proof(proof(repository, Side::Guest, &own, &of_host));
         match send(&stream, &proof).and_then(|()| read_line(&mut answers)) {
             Ok(Some(Answer::Accepted)) => {}
-            Ok(Some(Answer::Failed { kind, message })) => return Err(told_error(&kind, message)),
+            Ok(Some(Answer::Failed { kind, message })) => return Err(remote_error(&kind, message)),
             _ => return Ok(None),
         }
         stream.set_read_timeout(None).context(what)?;
@@ -341,7 +341,7 @@ impl Inner {
             match answer {
                 Answer::Counts(counts) => self.state.lock().counts = counts,
                 Answer::Failed { kind, message } => {
-                    break Broken::Failed(told_error(&kind, message));
+                    break Broken::Failed(remote_error(&kind, message));
                 }
                 Answer::Moving => {
                     // Wait for the end of a message that is being sent.

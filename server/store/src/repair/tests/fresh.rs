@@ -5,7 +5,7 @@ use crate::repair_flag::FRESH_NAME;
 
 /// The drive failed while the manifest was synced: RocksDB deletes a file that it has listed.
 #[test]
-fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
+fn a_missing_file_that_was_never_committed_is_harmless() {
     let fixture = Fixture::new();
     let a = content(1, 600);
     let writer = fixture.open().unwrap();
@@ -38,7 +38,7 @@ fn a_file_that_is_missing_and_was_never_committed_stops_nobody() {
 
 /// Killed while the log was flushed to files: they exist, and the manifest is unchanged.
 #[test]
-fn files_that_hold_what_the_log_still_holds_stop_nobody() {
+fn files_with_data_that_the_log_still_holds_are_harmless() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let root = write(&writer, &content(1, 300));
@@ -105,7 +105,7 @@ fn what_a_killed_compaction_has_read_is_of_no_use() {
 /// The next writer deletes the remains of a killed backup. It may be killed while the database
 /// compacts them.
 #[test]
-fn a_compaction_of_what_was_never_committed_stops_nobody() {
+fn a_compaction_of_uncommitted_data_is_harmless() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let root = write(&writer, &content(1, 300));

@@ -193,7 +193,7 @@ fn a_file_cut_short_in_a_list_cut_short_is_mended() {
 /// A chunk is damaged and the manifest must be rebuilt: neither fault prevents the repair of the
 /// other.
 #[test]
-fn damaged_chunks_do_not_keep_a_list_from_being_made_anew() {
+fn damaged_chunks_do_not_prevent_the_rebuild_of_a_list() {
     type Harm = fn(&Fixture, RepositoryWriter) -> PathBuf;
     let unreadable: Harm = |fixture, writer| {
         let file = first_file(&writer);
@@ -309,7 +309,7 @@ fn a_damaged_file_that_the_list_has_lost_is_not_deleted() {
 
 /// A readable manifest shows which files are to be deleted.
 #[test]
-fn a_list_made_anew_brings_no_older_document_back() {
+fn a_rebuilt_list_brings_no_older_document_back() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let end = |writer: &RepositoryWriter| {
@@ -339,7 +339,7 @@ fn a_list_made_anew_brings_no_older_document_back() {
 
 /// The output of a compaction has no sequence numbers, and a crash leaves the oldest of its inputs.
 #[test]
-fn a_list_made_anew_takes_what_was_compacted_for_newer() {
+fn a_rebuilt_list_counts_compacted_data_as_newer() {
     let harms: [fn(&Path, u64); 2] =
         [truncate, |manifest, _| std::fs::write(manifest, b"garbage").unwrap()];
     for harm in harms {

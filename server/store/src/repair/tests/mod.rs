@@ -271,7 +271,7 @@ impl Fixture {
 }
 
 /// Changes the ids from which a writer opened after a repair continues.
-fn go_on_from(fixture: &Fixture, change: impl Fn(&mut StoreState)) {
+fn continue_from(fixture: &Fixture, change: impl Fn(&mut StoreState)) {
     let writer = fixture.open().unwrap();
     let repository = writer.repository();
     let mut state = StoreState::read(repository).unwrap();
@@ -320,7 +320,7 @@ fn a_chunk_id_that_a_page_names_is_not_given_again() {
     write(&writer, &a);
     let end = writer.repository().next_chunk().unwrap();
     drop(writer);
-    go_on_from(&fixture, |state| state.next_chunk = end - 1 + (1 << 20));
+    continue_from(&fixture, |state| state.next_chunk = end - 1 + (1 << 20));
     let writer = fixture.open().unwrap();
     let root = write(&writer, &b);
     fixture.lose(writer, &[Family::State, Family::Dedup, Family::Chunks], |file| {
@@ -344,7 +344,7 @@ fn a_page_id_that_a_document_names_is_not_given_again() {
         let end = StoreState::read(writer.repository()).unwrap().next_page;
         writer.repository().database().flush().unwrap();
         drop(writer);
-        go_on_from(&fixture, |state| state.next_page = end - 1 + (1 << 20));
+        continue_from(&fixture, |state| state.next_page = end - 1 + (1 << 20));
         let writer = fixture.open().unwrap();
         let root = write(&writer, &b);
         let point = point_of(20, root, b.len() as u64, "");
@@ -414,7 +414,7 @@ fn damage_in_what_was_not_committed_goes_with_it() {
         assert_eq!(files.len(), if is_in_one_file { 1 } else { 2 });
         let path = database.path_of(&files[files.len() - 1]);
         drop(writer);
-        go_on_from(&fixture, |state| state.next_chunk = end);
+        continue_from(&fixture, |state| state.next_chunk = end);
         damage(&path, &b, [300].into_iter());
         let writer = fixture.open().unwrap();
         assert_eq!(assert_never_wrong(&writer, root, &a), 0);
@@ -430,7 +430,7 @@ fn damage_in_what_was_not_committed_goes_with_it() {
 
 /// Nothing reads the value, but a compaction does.
 #[test]
-fn damage_in_a_value_that_was_stored_anew_is_found_and_mended() {
+fn damage_in_a_rewritten_value_is_found_and_mended() {
     let fixture = Fixture::new();
     let a = content(1, 600);
     let writer = fixture.open().unwrap();

@@ -1,4 +1,4 @@
-//! What the command says.
+//! The output of the command.
 
 use std::time::Duration;
 

@@ -146,7 +146,7 @@ impl SmtpTarget {
     /// Sends a message.
     ///
     /// # Errors
-    /// What the server answered, or why it could not be reached.
+    /// The server's answer, or the reason why it could not be reached.
     pub(super) fn send(&self, message: &Message, state: &Path) -> Result<()> {
         let mail = mail(message, &self.from, &self.to)?;
         let server = format!("the mail server {}:{}", self.host, self.port);

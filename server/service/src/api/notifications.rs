@@ -13,10 +13,10 @@ use super::problem::{blocking, Answer, Problem};
 use super::settings;
 use crate::access::Permission;
 use crate::events::What;
+use crate::notifications::settings::MessageSettings;
+use crate::notifications::targets::{Target, TargetResult, TargetSettings};
+use crate::notifications::{all_alarms, no_alarm, send_test, Alarm};
 use crate::service::{Service, SharedService};
-use crate::told::settings::MessageSettings;
-use crate::told::targets::{Target, TargetResult, TargetSettings};
-use crate::told::{all_alarms, no_alarm, send_test, Alarm};
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
     OpenApiRouter::new()

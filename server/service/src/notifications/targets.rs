@@ -139,7 +139,7 @@ pub(crate) struct Target {
     last_result: Option<TargetResult>,
     /// Number of messages that wait for it.
     waiting: u64,
-    /// Number of messages that were given up, because it took none of them for a day.
+    /// Number of messages that were dropped, because it took none of them for a day.
     given_up: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A connection to a server that may send so many bytes in so much time, and no more.
+//! A connection to a server, with a limit on the bytes and the time of its answers.
 //!
 //! The library that speaks SMTP reads a line into memory however long it is, and connects by itself. So it
 //! connects to a port of this host, from which a thread carries the bytes, TLS and all:
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-/// What a server may send: its certificates and a few lines.
+/// Limit of a server's answers: its certificates and a few lines.
 const MAX_BYTES: u64 = 256 << 10;
 /// Time limit of the whole connection. Above that of any answer.
 const LIMIT: Duration = Duration::from_secs(50);

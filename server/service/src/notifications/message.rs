@@ -17,7 +17,7 @@ const MAX_TEXT_CHARS: usize = 16_000;
 pub(crate) enum Occasion {
     /// An alarm was raised, or became worse.
     Raised,
-    /// An alarm still holds, and nobody acknowledged it.
+    /// An alarm still holds, and is not acknowledged.
     Reminder,
     /// An alarm was cleared.
     Cleared,
@@ -142,7 +142,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::{Message, Occasion};
-    use crate::told::condition::{Condition, Severity, Topic};
+    use crate::notifications::condition::{Condition, Severity, Topic};
 
     fn message(summary: &str, occasion: Occasion) -> Message {
         let condition = Condition::new("age:web01", Topic::Age, Severity::Fail, summary)

@@ -1,8 +1,8 @@
 //! Ended runs: each is looked at once, also those that ended while the service was down.
 //!
-//! What a job's run says is kept for the alarm of the job. Other runs that somebody asked for
+//! The result of a job's run is kept for the alarm of the job. Other runs that were requested
 //! over the API lead to one message. A run started by hand on the command line has shown its error there;
-//! only its loss is told. Damage that a verify has found is an alarm: see [`super::found_damage`].
+//! only its loss is reported. Damage that a verify has found is an alarm: see [`super::found_damage`].
 
 use std::collections::HashSet;
 
@@ -93,7 +93,7 @@ pub(super) fn record(
         .execute(params![
             run.id,
             run.state.word(),
-            // A run without a time, or with one of a wrong clock, must not be forgotten at once: it would be told again.
+            // A run without a time, or with one of a wrong clock, must not be forgotten at once: it would be sent again.
             ended_ms(run).max(now_ms),
             stored.map_err(|_| rusqlite::Error::InvalidQuery)?,
         ])?;
@@ -109,7 +109,7 @@ pub(super) fn record(
     Ok(messages)
 }
 
-/// What there is to say of an ended run.
+/// The condition of an ended run.
 fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Option<Condition> {
     if let Some(damage) = found_damage::condition(run, machine_of) {
         return Some(damage);
@@ -160,7 +160,7 @@ fn condition(run: &RunRecord, machine_of: &dyn Fn(&str) -> Option<String>) -> Op
     Some(condition)
 }
 
-/// What there is to say of a run that was looked at; `None` if nothing, or if it was not.
+/// The report on a run that was looked at; `None` if nothing, or if it was not.
 pub(super) fn condition_of(sql: &Connection, run: &str) -> SqlResult<Option<Condition>> {
     let found: Option<Option<String>> = sql
         .prepare_cached("SELECT condition FROM ended_runs WHERE id = ?1")?
@@ -213,13 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_told_once_if_somebody_waits_for_it() {
+    fn a_run_is_reported_once_if_a_user_waits_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
         let now_ms = super::HISTORY_MS * 2;
         let take = |run: RunRecord| {
-            let told = database.change(|sql| record(sql, &[run], &|_| None, now_ms)).unwrap();
-            told.first().map(|condition| condition.topic)
+            let reported = database.change(|sql| record(sql, &[run], &|_| None, now_ms)).unwrap();
+            reported.first().map(|condition| condition.topic)
         };
         assert_eq!(take(run(1, None, Some("operator"), Some(1))), None, "of before the service");
         assert_eq!(take(run(2, None, None, Some(1))), None, "the terminal showed it");

@@ -1,4 +1,4 @@
-//! Conditions that somebody should know of, and how bad they are.
+//! Conditions that an administrator should know of, and how bad they are.
 
 use serde::{Deserialize, Serialize};
 

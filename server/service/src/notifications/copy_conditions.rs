@@ -34,7 +34,7 @@ pub(super) fn read(
             let far = format!("{}{machine}", job.prefix.as_deref().unwrap_or_default());
             let copies = target
                 .and_then(|target| target.machines.iter().find(|copies| copies.far_machine == far));
-            // Of a new machine, since its only point.
+            // For a new machine, since its only point.
             let only = summary.latest.as_ref().filter(|_| summary.points == 1);
             let only_ms = only.and_then(|point| i64::try_from(point.created_at_ms).ok());
             let begun_ms = only_ms.unwrap_or(stored.created_ms).max(stored.created_ms);

@@ -63,7 +63,7 @@ fn is_reason(what: &What) -> bool {
     }
 }
 
-/// What the sources say. Topics whose source could not be read are unknown.
+/// The findings of all sources. Topics whose source could not be read are unknown.
 #[derive(Default)]
 struct Findings {
     conditions: Vec<Condition>,
@@ -105,7 +105,7 @@ fn evaluate_once(service: &Service) -> Result<()> {
         None => findings.unknown.push(Topic::Copies),
     }
     if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
-        // Not seen since the start: nobody knows how old its points are.
+        // Not seen since the start: the age of its points is unknown.
         let of_machines = [Topic::Age, Topic::Uncovered];
         findings.conditions.retain(|condition| !of_machines.contains(&condition.topic));
         findings.unknown.extend(of_machines);
@@ -180,7 +180,7 @@ fn tell(service: &Service, changes: &[AlarmChange]) {
     }
 }
 
-/// Conditions of the repository, its machines and its damage. While it is away, ages go on.
+/// Conditions of the repository, its machines and its damage. While it is away, ages keep growing.
 fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mut Findings) {
     let machines = match inventory.machines() {
         Ok(machines) => {
@@ -243,8 +243,8 @@ fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mu
     }
 }
 
-/// The newest checked point does not boot, or gets less far than points before it. A newer point that nobody
-/// has checked proves nothing else.
+/// The newest checked point does not boot, or gets less far than points before it. An unchecked newer point
+/// proves nothing else.
 fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
     let badge = machine.last_boot_check.as_ref()?;
     let (name, address) = (&machine.machine, &badge.address);

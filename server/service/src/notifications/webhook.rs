@@ -19,7 +19,7 @@ use crate::invalid::invalid;
 
 /// Time limit of a whole request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// So much of an answer is read, in bytes.
+/// This much of an answer is read, in bytes.
 const MAX_ANSWER_BYTES: u64 = 300;
 /// In place of the secret part of an address.
 const HIDDEN: &str = "/***";
@@ -119,7 +119,7 @@ impl WebhookTarget {
     /// Sends a message.
     ///
     /// # Errors
-    /// What the server answered, or why it could not be reached. Redirects are errors.
+    /// The server's answer, or the reason why it could not be reached. Redirects are errors.
     pub(super) fn send(&self, message: &Message, state: &Path) -> Result<()> {
         let token = secret(state, self.token_file.as_deref(), self.token.as_deref())?;
         let request = agent().post(&self.url);

@@ -13,7 +13,7 @@ use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
 use crate::service::Service;
 
-/// An alarm that still holds and is not acknowledged is told again after this time, in milliseconds.
+/// An alarm that still holds and is not acknowledged is sent again after this time, in milliseconds.
 const REMINDER_MS: i64 = 24 * 3600 * 1000;
 /// Cleared alarms are kept this long, in milliseconds.
 const HISTORY_MS: i64 = 90 * 24 * 3600 * 1000;
@@ -60,7 +60,7 @@ impl Alarm {
     }
 }
 
-/// What became of an alarm.
+/// The change of an alarm.
 pub(super) struct AlarmChange {
     pub(super) condition: Condition,
     pub(super) occasion: Occasion,
@@ -85,7 +85,7 @@ fn read_all(sql: &Connection) -> SqlResult<Vec<Alarm>> {
 }
 
 /// Raises, updates and clears alarms so that they are what `conditions` say. Alarms for which
-/// `is_unknown` says so stay as they are: their source could not be read. Returns the changes that are to be told.
+/// `is_unknown` is true stay as they are: their source could not be read. Returns the changes to send.
 pub(super) fn settle(
     sql: &Transaction<'_>,
     conditions: &[Condition],
@@ -131,8 +131,8 @@ pub(super) fn settle(
     Ok(changes)
 }
 
-/// Stores a condition that holds. With `Raised` the alarm begins, or becomes worse: then nobody has
-/// acknowledged it.
+/// Stores a condition that holds. With `Raised` the alarm begins, or becomes worse: then it is
+/// unacknowledged.
 fn store(
     sql: &Transaction<'_>,
     condition: &Condition,
@@ -185,7 +185,7 @@ impl Database {
         self.read(read_all)
     }
 
-    /// Acknowledges an alarm that holds: it is not told again.
+    /// Acknowledges an alarm that holds: it is not sent again.
     ///
     /// # Errors
     /// `NotFound`.
@@ -226,7 +226,7 @@ pub(crate) fn no_alarm(key: &str) -> Error {
 mod tests {
     use super::{settle, Condition, Occasion, Severity, REMINDER_MS};
     use crate::database::Database;
-    use crate::told::condition::Topic;
+    use crate::notifications::condition::Topic;
 
     fn settled(
         database: &Database,
@@ -240,26 +240,26 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_is_told_once_and_again_when_it_comes_back() {
+    fn an_alarm_is_sent_once_and_again_when_it_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
         let age = |severity| Condition::new("age:a", Topic::Age, severity, "old");
         let (warn, fail) = ([age(Severity::Warn)], [age(Severity::Fail)]);
-        let told = |occasion| vec![("age:a".to_owned(), occasion)];
-        assert_eq!(settled(&database, &warn, &[], 10), told(Occasion::Raised));
+        let sent = |occasion| vec![("age:a".to_owned(), occasion)];
+        assert_eq!(settled(&database, &warn, &[], 10), sent(Occasion::Raised));
         assert!(settled(&database, &warn, &[], 20).is_empty());
         drop(database);
         let database = Database::open(folder.path()).unwrap();
         assert!(settled(&database, &warn, &[], 30).is_empty(), "a restart repeats nothing");
-        assert_eq!(settled(&database, &fail, &[], 40), told(Occasion::Raised), "it became worse");
+        assert_eq!(settled(&database, &fail, &[], 40), sent(Occasion::Raised), "it became worse");
         assert!(settled(&database, &warn, &[], 50).is_empty());
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 10);
         assert!(settled(&database, &[], &[Topic::Age], 60).is_empty(), "its source is away");
         assert!(database.alarms().unwrap()[0].is_active());
         let twice = [warn[0].clone(), warn[0].clone()];
         assert!(settled(&database, &twice, &[], 65).is_empty());
-        assert_eq!(settled(&database, &[], &[], 70), told(Occasion::Cleared));
-        assert_eq!(settled(&database, &warn, &[], 80), told(Occasion::Raised));
+        assert_eq!(settled(&database, &[], &[], 70), sent(Occasion::Cleared));
+        assert_eq!(settled(&database, &warn, &[], 80), sent(Occasion::Raised));
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 80);
     }
 

@@ -19,7 +19,7 @@ const SAMPLE_INTERVAL_MS: i64 = 6 * HOUR_MS;
 const SPAN_MS: i64 = 14 * DAY_MS;
 /// The samples must span this long for a forecast.
 const MIN_SPAN_MS: i64 = DAY_MS;
-/// Warn below so many days until it is full, fail below those.
+/// Warn below this many days until it is full, fail below those.
 const WARN_DAYS: f64 = 30.0;
 const FAIL_DAYS: f64 = 3.0;
 /// A failure is raised below this part of the free percent that raise a warning.
@@ -31,7 +31,7 @@ const CLEAR_FACTOR: f64 = 1.1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Drive {
     pub(crate) used_bytes: i64,
-    /// What the service's user can still write.
+    /// The space left for the service's user.
     pub(crate) available_bytes: i64,
 }
 

@@ -25,7 +25,7 @@ pub(super) fn is_verify(run: &RunRecord) -> bool {
     run.plan.as_ref().is_some_and(|plan| plan.command == "verify")
 }
 
-/// What a verify has read.
+/// The scope of a verify.
 enum Scope {
     Everything,
     Address(String),

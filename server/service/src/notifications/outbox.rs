@@ -7,19 +7,19 @@ use super::message::Message;
 use super::targets;
 use crate::database::{Database, SqlResult};
 
-/// A message that a target did not take for this long is given up, in milliseconds,
+/// A message that a target did not take for this long is dropped, in milliseconds,
 const MAX_AGE_MS: i64 = 24 * 3600 * 1000;
 /// after at least this many attempts, which take two hours: the clock may have been set, or the service
 /// was down.
 const MIN_ATTEMPTS: u32 = 8;
-/// No pause is as long, in milliseconds: what is due later waits since before the clock was set back.
+/// No pause is as long, in milliseconds: a message that is due later waits since before the clock was set back.
 const MAX_PAUSE_MS: i64 = 2 * 3600 * 1000;
 /// Maximum number of messages that one attempt takes.
 const MAX_BATCH: usize = 100;
 
 /// A message that waits for a target.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct QueuedMessage {
     pub(super) number: i64,
     pub(super) message: Message,
 }
@@ -68,7 +68,7 @@ pub(super) fn due(sql: &Connection, now_ms: i64) -> SqlResult<(Vec<String>, Opti
 
 /// The messages that a target gets now: those with the fewest attempts first, so that one that it
 /// refuses does not hold up others.
-pub(super) fn batch(sql: &Connection, target: &str, now_ms: i64) -> SqlResult<Vec<Waiting>> {
+pub(super) fn batch(sql: &Connection, target: &str, now_ms: i64) -> SqlResult<Vec<QueuedMessage>> {
     let mut found = sql.prepare_cached(
         "SELECT number, messages.message FROM outbox JOIN messages ON number = outbox.message
          WHERE target = ?1 AND next_ms NOT BETWEEN ?2 + 1 AND ?3
@@ -78,12 +78,12 @@ pub(super) fn batch(sql: &Connection, target: &str, now_ms: i64) -> SqlResult<Ve
     let found = found.query_map(params![target, now_ms, end_ms, MAX_BATCH], |row| {
         let text: String = row.get(1)?;
         let message = serde_json::from_str(&text).map_err(|_| rusqlite::Error::InvalidQuery)?;
-        Ok(Waiting { number: row.get(0)?, message })
+        Ok(QueuedMessage { number: row.get(0)?, message })
     })?;
     found.collect()
 }
 
-/// An attempt begins. What [`hurry`] makes due from now on stays due if this attempt fails: it may be one
+/// An attempt begins. Messages that [`hurry`] makes due from now on stay due if this attempt fails: it may be one
 /// with the old settings.
 pub(super) fn begin(sql: &Connection, target: &str) -> SqlResult<()> {
     sql.prepare_cached("UPDATE outbox SET next_ms = 1 WHERE target = ?1 AND next_ms = 0")?
@@ -104,8 +104,8 @@ pub(super) fn sent(
     targets::note(sql, target, now_ms, true, "sent")
 }
 
-/// Records that an attempt failed. The next one is after a pause that grows; what has waited for a
-/// day is given up. `random` is any number.
+/// Records that an attempt failed. The next one is after a pause that grows; a message that has waited for a
+/// day is dropped. `random` is any number.
 pub(super) fn failed(
     sql: &Transaction<'_>,
     target: &str,
@@ -196,8 +196,8 @@ impl Database {
 mod tests {
     use super::{batch, begin, due, failed, hurry, post, sent, MAX_AGE_MS};
     use crate::database::Database;
-    use crate::told::condition::{Condition, Severity, Topic};
-    use crate::told::message::{Message, Occasion};
+    use crate::notifications::condition::{Condition, Severity, Topic};
+    use crate::notifications::message::{Message, Occasion};
 
     const MINUTE_MS: i64 = 60_000;
 

@@ -1,4 +1,4 @@
-//! Who is told what: alarms, messages, targets.
+//! Notifications: alarms, messages, targets.
 //!
 //! ```text
 //!  runs, inventory, jobs, drive ─▶ conditions ─▶ alarms ─┬─▶ event stream
@@ -43,7 +43,7 @@ pub(crate) use evaluation::evaluate;
 pub(crate) use secret_file::check_name as check_secret_name;
 pub(crate) use space::Drive;
 
-/// What the parts of this module share, and others ask.
+/// State that the parts of this module share.
 #[derive(Default)]
 pub(crate) struct Messenger {
     /// Notified when the outbox has something new.
@@ -69,7 +69,7 @@ impl Messenger {
         self.figures.lock().clone()
     }
 
-    /// Whether the database has no room: nobody can log in, and no change is stored.
+    /// Whether the database has no room: logins and changes fail.
     pub(crate) fn is_folder_full(&self) -> bool {
         self.unstored.lock().is_some()
     }

@@ -1,4 +1,4 @@
-//! The room for the service's own folder. Without it nobody can log in, and no change is stored, nor is an alarm.
+//! The room for the service's own folder. Without it logins fail, and neither changes nor alarms are stored.
 //!
 //! So the warning comes early, and the alarm of a drive that is full is kept in memory until there is room again.
 

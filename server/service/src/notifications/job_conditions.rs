@@ -9,7 +9,7 @@ use super::ended_runs;
 use crate::database::{Database, SqlResult};
 use crate::jobs::{self, KnownMachine, Outcome};
 
-/// Reads the conditions, and the keys of jobs that failed and are tried again: nobody knows yet whether
+/// Reads the conditions, and the keys of jobs that failed and are tried again: it is not known yet whether
 /// that is a condition.
 ///
 /// # Errors
