@@ -28,7 +28,7 @@ pub use points::{
 pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use value::{
     live_session, parse_backup_machine, parse_network, parse_percent, parse_point, parse_target,
-    session_name, Hypervisor, Target,
+    session_name, unique_names, Hypervisor, Target,
 };
 
 use clap::{ArgMatches, Command};

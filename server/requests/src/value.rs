@@ -1,11 +1,14 @@
 //! Values of requests that both the command line and JSON have as text, and their parsers.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_ingest::Rate;
 use coldrise_store::{Address, DisplayName, MachineName, PointSelector, SessionName};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::Deserializer;
 
 /// A parser of an argument that checks the text with `parse`, and keeps the text.
 pub(crate) fn text<T: 'static>(
@@ -140,25 +143,64 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64> {
     text.parse::<Rate>().map(Rate::bytes_per_second)
 }
 
-/// For serde: `NAME=VALUE` words as an object. The command checks them.
+/// For serde: `NAME=VALUE` words as an object. The command checks them; only a repeated name would be lost before.
 pub(crate) mod pairs {
     use std::collections::BTreeMap;
 
     use serde::ser::Error as _;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde::{Deserializer, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(words: &[String], to: S) -> Result<S::Ok, S::Error> {
-        let pair = |word: &'_ String| match word.split_once('=') {
-            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-            None => Err(S::Error::custom(format!("{word:?} is not NAME=VALUE"))),
-        };
-        words.iter().map(pair).collect::<Result<BTreeMap<_, _>, _>>()?.serialize(to)
+        let mut pairs = BTreeMap::new();
+        for word in words {
+            let Some((name, value)) = word.split_once('=') else {
+                return Err(S::Error::custom(format!("{word:?} is not NAME=VALUE")));
+            };
+            if pairs.insert(name, value).is_some() {
+                return Err(S::Error::custom(format!("disk {name} is named twice")));
+            }
+        }
+        pairs.serialize(to)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-        let pairs = BTreeMap::<String, String>::deserialize(from)?;
+        let pairs = super::unique_names(from)?;
         Ok(pairs.iter().map(|(name, value)| format!("{name}={value}")).collect())
     }
+}
+
+/// For serde: an object of texts by the names of disks, none of which is repeated.
+///
+/// # Errors
+/// The error of the format.
+pub fn unique_names<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<BTreeMap<String, String>, D::Error> {
+    struct Pairs;
+
+    impl<'de> Visitor<'de> for Pairs {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object of texts")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(
+            self,
+            mut given: A,
+        ) -> std::result::Result<Self::Value, A::Error> {
+            let mut pairs = BTreeMap::new();
+            while let Some((name, value)) = given.next_entry::<String, String>()? {
+                let repeated = A::Error::custom(format_args!("disk {name} is named twice"));
+                if pairs.insert(name, value).is_some() {
+                    return Err(repeated);
+                }
+            }
+            Ok(pairs)
+        }
+    }
+
+    from.deserialize_map(Pairs)
 }
 
 /// For serde: at most one value of a list.
@@ -187,6 +229,20 @@ pub(crate) mod only {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repeated_names_of_disks_are_refused() {
+        let read = |text: &str| unique_names(&mut serde_json::Deserializer::from_str(text));
+        assert_eq!(read(r#"{"vda":"a","vdb":"b"}"#).unwrap().len(), 2);
+        let error = read(r#"{"vda":"a","vda":"b"}"#).unwrap_err().to_string();
+        assert!(error.starts_with("disk vda is named twice"), "{error}");
+        let words = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            pairs::serialize(&words, serde_json::value::Serializer)
+        };
+        assert!(words(&["vda=a", "vdb=b"]).is_ok());
+        assert!(words(&["vda=a", "vda=b"]).unwrap_err().to_string().contains("named twice"));
+    }
 
     #[test]
     fn percentages_are_read_with_and_without_their_sign() {

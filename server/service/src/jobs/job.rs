@@ -100,7 +100,11 @@ pub(crate) struct Job {
     /// Backup: the source of each disk, as `coldrise backup` takes it: the absolute path of an image file
     /// or block device, or an NBD URI without a password. `{machine}` and `{disk}` stand for the
     /// names, so that one entry is enough for many machines: `"vda": "raw:/dev/vg/{machine}"`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        deserialize_with = "coldrise_requests::unique_names",
+        default,
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub(crate) disks: BTreeMap<String, String>,
     /// Backup: machines whose disks differ from `disks`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
