@@ -104,6 +104,18 @@ def test_runs_and_space_of_the_other_host(remote, service, coldrise, disk):
     assert last_object(cancelled)["state"] == "cancelled"
 
 
+def test_a_disk_named_twice_is_refused(remote, service, disk):
+    for words in (["backup", "web02", f"vda=raw:{disk}", f"vda=raw:{disk}"], ["rollback", "web01/latest", "vda=/a", "vda=/b"]):
+        done = remote("admin", *words)
+        assert done.returncode == 2 and "disk vda is named twice" in done.stderr, done.stderr
+    kind = {"Content-Type": "application/json"}
+    twice = f'"disks": {{"vda": "raw:{disk}", "vda": "raw:{disk}"}}'
+    for path, fields in [("runs", '"kind": "backup", "machine": "web02"'),
+                         ("jobs", '"name": "x", "kind": "backup", "machines": ["web02"]')]:
+        refused = service.call("POST", path, f"{{{fields}, {twice}}}".encode(), headers=kind)
+        assert 400 <= refused.status < 500 and b"disk vda is named twice" in refused.body, refused.body
+
+
 def test_errors_have_the_kind_and_exit_code_of_the_command(remote):
     missing = remote("admin", "--json", "verify", "nothere/latest")
     assert missing.returncode == 1 and last_object(missing)["error"]["kind"] == "not_found"
