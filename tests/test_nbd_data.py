@@ -41,9 +41,10 @@ def test_holes_of_a_point_are_holes(point, image, nbdkit):
 
 
 def test_the_debug_switch_logs_slow_requests(point, nbdkit):
-    with nbdkit(options=["-v", "-D", "coldrise.slow=1"]).connect(f"{point}/vda") as handle:
+    server = nbdkit(options=["-v", "-D", "coldrise.slow=1"])
+    with server.connect(f"{point}/vda") as handle:
         handle.pread(512, 1024)
-    assert "slow: pread count=512 offset=1024: " in nbdkit.messages()
+    assert "slow: pread count=512 offset=1024: " in server.messages()
 
 
 def test_captured_writes_are_data_and_trims_are_holes(live, image, nbdkit):
