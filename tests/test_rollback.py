@@ -61,8 +61,9 @@ def test_only_differences_are_written_and_can_be_undone(coldrise, disk):
     assert digest(path) == changed and undone["differing_bytes"] == 67 * BLOCK
 
 
-def test_a_dry_run_writes_nothing(coldrise, disk):
+def test_a_dry_run_writes_nothing(coldrise, disk, tmp_path):
     path, address, _ = disk
+    coldrise.runs = tmp_path / "runs"
     before = digest(path), path.stat().st_mtime_ns, points(coldrise)
     done = coldrise.json("rollback", address, "--onto", path, "--dry-run")
     (one,) = done["disks"]
@@ -71,6 +72,10 @@ def test_a_dry_run_writes_nothing(coldrise, disk):
     assert before == (digest(path), path.stat().st_mtime_ns, points(coldrise))
     shown = coldrise.run("rollback", address, "--onto", path, "--dry-run").stdout
     assert "would write 268.0 KiB in 3 ranges" in shown
+    other = tmp_path / "other.raw"
+    other.write_bytes(b"short")
+    assert coldrise.run("rollback", address, "--onto", other, "--dry-run").returncode == 2
+    assert "a rollback" not in coldrise.run("doctor").stdout
 
 
 def test_a_short_last_block_and_no_safety_point(coldrise, image, point, tmp_path):

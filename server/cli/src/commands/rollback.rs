@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::rollback::{
-    rollback, Bitmap, Method, RollbackDisk, RollbackHooks, RollbackOptions, RollbackSummary,
+    rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
 };
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
@@ -99,21 +99,20 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         ));
         Ok(summary.point)
     };
-    // doctor names the targets of a command that was killed while it wrote.
+    // First: doctor names the targets of a killed command.
     let absolute = |target: &RestoreTarget| match target {
         RestoreTarget::Path(path) => Ok(std::path::absolute(path)?.to_string_lossy().into_owned()),
         other => Ok(other.to_string()),
     };
     let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
     let targets = targets.context(|| "finding the targets")?;
-    let before_writing = || {
+    if !arguments.dry_run {
         process_run::progress(
             json!({ "phase": "comparing", "address": rolled_to, "targets": targets }),
         );
-    };
-    let hooks = RollbackHooks { take_point: &take_point, before_writing: &before_writing };
+    }
     let view = ProgressView::new(invocation);
-    let done = rollback(&repository, &mut point, &disks, &options, &hooks, &view, &cancel);
+    let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);
     drop(view);
     let summary = done?;
     summary.remarks.iter().for_each(|remark| invocation.remark(remark));
