@@ -250,6 +250,7 @@ def test_a_full_target(coldrise, tmp_path):
 
 def test_a_disk_in_use_or_of_another_size_is_refused(coldrise, disk, tmp_path):
     path, address, _ = disk
+    coldrise.runs = tmp_path / "runs"
     before = digest(path), points(coldrise)
     with qemu_nbd(tmp_path, path, driver="raw"):
         used = coldrise.run("rollback", address, "--onto", path)
@@ -269,6 +270,8 @@ def test_a_disk_in_use_or_of_another_size_is_refused(coldrise, disk, tmp_path):
         done = coldrise.run("rollback", address, "--onto", target)
         assert done.returncode == code and reason in done.stderr, done.stderr
     assert (digest(path), points(coldrise)) == before
+    coldrise.json("rollback", address, "--onto", path, "--dry-run")
+    assert "a rollback" not in coldrise.run("doctor").stdout
 
 
 def test_devices(coldrise, disk, tmp_path):

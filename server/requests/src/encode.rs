@@ -126,6 +126,21 @@ pub(crate) fn given<R: Args + Serialize>(command: &Command, found: &ArgMatches) 
     Ok(Value::Object(fields))
 }
 
+/// Checks a request as the parser of its command does.
+///
+/// # Errors
+/// `InvalidInput`, with the parser's reason.
+pub fn check<R: Args + Serialize>(request: &R) -> Result<()> {
+    let command = R::augment_args(Command::new("request"));
+    let words = CommandLine::new("request").with(request).words();
+    command.try_get_matches_from(words).map(drop).map_err(|error| {
+        let text = error.to_string();
+        let reason = text.split("\n\n").next().unwrap_or_default();
+        let reason: Vec<&str> = reason.trim_start_matches("error: ").split_whitespace().collect();
+        Error::new(ErrorKind::InvalidInput, reason.join(" "))
+    })
+}
+
 /// The error for what has to run beside the repository.
 pub fn refuse(what: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, format!("{what} is not possible over the network"))
@@ -208,6 +223,24 @@ mod tests {
             &json!({"machines": ["web01"], "rules": {"keep_last": 3, "keep_within": "7d"}}),
             &["--keep-last=3", "--keep-within=7d", "--", "web01"],
         );
+    }
+
+    #[test]
+    fn requests_that_their_command_refuses_are_refused() {
+        let rollback = r#"{"address":"web01/latest","disks":{"vda":"/a"},"bitmap":"x"}"#;
+        let rollback: Rollback = serde_json::from_str(rollback).unwrap();
+        let prune: Prune = serde_json::from_str(r#"{"rules":{}}"#).unwrap();
+        let fold: Fold = serde_json::from_str(r#"{"address":"web01"}"#).unwrap();
+        for (refused, word) in [
+            (super::check(&rollback), "--since"),
+            (super::check(&prune), "--keep-last"),
+            (super::check(&fold), "web01"),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.message().contains(word), "{}", error.message());
+        }
+        assert!(super::check(&Gc {}).is_ok());
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod points;
 mod production;
 mod value;
 
-pub use encode::{refuse, CommandLine};
+pub use encode::{check, refuse, CommandLine};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
 pub use points::{
     format_words, Backup, BackupOptions, CheckBoot, Fold, Forget, Gc, Protect, Prune, Publish,

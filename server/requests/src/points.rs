@@ -28,7 +28,7 @@ pub struct Backup {
     /// What people call the machine, if that differs from MACHINE: any printable text of at most 255
     /// characters. Lists show it, and searches and jobs find it. Default: the title or name in
     /// libvirt's configuration, displayName in a .vmx file, display_name in Coldrise's own; else that
-    /// of the latest backup. MACHINE itself removes it.
+    /// of the latest point. MACHINE itself removes it, until a configuration names it again.
     #[arg(long, value_name = "NAME", value_parser = text(DisplayName::parse))]
     pub display_name: Option<String>,
     /// A disk's name and its source: an image file or an NBD URI.

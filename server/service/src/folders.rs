@@ -58,6 +58,8 @@ fn refuse_writable(option: &str, path: &Path, mode: u32, advice: &str) -> Result
 /// Errors of the operating system, with the path; `InvalidInput` if other users could put another socket in
 /// the place of this one, and so answer its clients.
 pub(crate) fn make_socket_folder(path: &Path) -> Result<()> {
+    // The folder of a bare file name.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let what = || format!("the folder of the socket, {}", path.display());
     std::fs::create_dir_all(path).context(what)?;
     let found = std::fs::metadata(path).context(what)?;

@@ -31,10 +31,15 @@ impl DisplayName {
         let is_short = text.chars().count() <= MAX_DISPLAY_NAME_CHARS;
         DisplayName::clean(text).filter(|_| is_allowed && is_short).ok_or_else(|| {
             let shown: String = text.chars().take(80).collect();
-            let text = format!(
-                "{shown:?} is not a display name: use 1 to {MAX_DISPLAY_NAME_CHARS} printable characters, no control \
-                 characters and none that change the direction of text"
-            );
+            let text = match is_short {
+                true => format!(
+                    "{shown:?} is not a display name: use 1 to {MAX_DISPLAY_NAME_CHARS} printable characters, no \
+                     control characters and none that change the direction of text"
+                ),
+                false => format!(
+                    "the display name {shown:?}… is too long: use at most {MAX_DISPLAY_NAME_CHARS} characters"
+                ),
+            };
             Error::new(ErrorKind::InvalidInput, text)
         })
     }

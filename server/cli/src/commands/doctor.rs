@@ -83,6 +83,12 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_nbdkit(&mut found);
     check_tool(&mut found, "qemu-img", "qemu-utils", "backups of images that are not raw");
     check_tool(&mut found, "qemu-nbd", "qemu-utils", "backups of images that are not raw");
+    match coldrise_ingest::check_libnbd() {
+        Ok(()) => found.ok("libnbd", "can be loaded".to_owned()),
+        Err(error) => {
+            found.add("libnbd", Status::Warn, error.full_message(), "Debian: apt install libnbd0")
+        }
+    }
     check_confinement(&mut found);
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);

@@ -77,7 +77,7 @@ macro_rules! functions {
                 },)* })
             });
             loaded.as_ref().ok_or_else(|| {
-                let text = "NBD needs libnbd.so.0: install the package libnbd0";
+                let text = "libnbd.so.0 is missing: sources over NBD and images that are not raw need the package libnbd0";
                 Error::new(ErrorKind::Unsupported, text)
             })
         }

@@ -44,6 +44,14 @@ const MAX_STATUS_ENTRIES: usize = 1 << 16;
 /// The metadata context that distinguishes allocated from unallocated ranges.
 pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
 
+/// Loads libnbd, which sources and targets over NBD and images that are not raw need.
+///
+/// # Errors
+/// `Unsupported` if it is not installed.
+pub fn check_libnbd() -> Result<()> {
+    ffi::load()
+}
+
 /// The server's address.
 #[derive(Clone, Debug)]
 pub(crate) enum Endpoint {

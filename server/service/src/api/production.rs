@@ -52,7 +52,7 @@ fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Res
     if let Some(missing) = is_new.then(|| libvirt::missing(connect)).flatten() {
         return Err(Error::new(ErrorKind::Unsupported, missing));
     }
-    Ok(Command::new("recover", machine, request))
+    Command::new("recover", machine, request)
 }
 
 /// The machine of a recovery, whose new name is free.
@@ -95,7 +95,7 @@ fn undo(request: &Recover, service: &Service, caller: &Identity) -> Result<Comma
     let found = live(service, caller, permission, &session)?;
     // libvirt's note says where the machine is.
     let request = Recover { connect: None, ..request.clone() };
-    let mut command = Command::new("recover", found.machine, &request);
+    let mut command = Command::new("recover", found.machine, &request)?;
     if let Some(note) = vsphere_note(service, &session)?.filter(|_| !request.without_server) {
         let login = known_login(service, &note.access.server)?;
         command.line = command.line.with(&login);
@@ -128,7 +128,7 @@ pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> R
             _ => error,
         })?;
     }
-    Ok(Command::new("move", found.machine, &request))
+    Command::new("move", found.machine, &request)
 }
 
 /// A target of a move, in none of the service's own folders.
@@ -158,7 +158,7 @@ pub(super) fn rollback(request: Rollback, service: &Service, caller: &Identity) 
     }
     request.since.as_deref().map(str::parse::<PointName>).transpose()?;
     request.bitmap.as_deref().map(check_text).transpose()?;
-    Ok(Command::new("rollback", machine.to_string(), &request))
+    Command::new("rollback", machine.to_string(), &request)
 }
 
 /// Checks a target that is written in place.
@@ -176,7 +176,7 @@ pub(super) fn attach(request: Attach, service: &Service, caller: &Identity) -> R
     let machine = disk(service, caller, &request.address)?;
     check_running(service, &request.to)?;
     request.name.as_deref().map(attach::check_name).transpose()?;
-    Ok(Command::new("attach", machine, &request))
+    Command::new("attach", machine, &request)
 }
 
 /// An attached disk that is taken away.
@@ -184,7 +184,7 @@ pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> R
     caller.allow_all(Permission::Administer)?;
     attach::check_name(&request.name)?;
     check_running(service, &request.from)?;
-    Ok(Command::new("detach", None::<String>, &request))
+    Command::new("detach", None::<String>, &request)
 }
 
 /// Checks a running machine. Those that the service boots have their monitors in its own folder: it uses them.

@@ -49,12 +49,16 @@ pub(super) struct Command {
 
 impl Command {
     /// A request as a command of the same options.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the command would refuse it.
     pub(super) fn new<R: Args + Serialize>(
         kind: &'static str,
         machine: impl Into<Option<String>>,
         request: &R,
-    ) -> Command {
-        Command { kind, machine: machine.into(), line: CommandLine::new(kind).with(request) }
+    ) -> Result<Command> {
+        coldrise_requests::check(request)?;
+        Ok(Command { kind, machine: machine.into(), line: CommandLine::new(kind).with(request) })
     }
 }
 
@@ -76,14 +80,16 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
                 return Err(invalid("disks: give at least one"));
             }
             crate::jobs::check_rate(backup.rate_bytes_per_second)?;
-            Ok(Command::new("backup", machine.to_string(), &backup))
+            // Its parser knows --from, which requests do not have.
+            let line = CommandLine::new("backup").with(&backup);
+            Ok(Command { kind: "backup", machine: Some(machine.to_string()), line })
         }
         Request::CheckBoot(check) => {
             let machine = point(caller, Operate, &check.address)?;
             if check.check_port == Some(0) {
                 return Err(invalid("check_port: 1 to 65535"));
             }
-            Ok(Command::new("check-boot", machine, &check))
+            Command::new("check-boot", machine, &check)
         }
         Request::Boot(boot) => recoveries::boot(boot, service, caller),
         Request::Serve(serve) => recoveries::serve(serve, service, caller),
@@ -95,24 +101,24 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
         Request::Verify(verify) => {
             let machine = anything(caller, verify.address.as_deref())?;
             if verify.sample.is_some_and(|percent| !(percent > 0.0 && percent <= 100.0)) {
-                return Err(invalid("sample: give 1 to 100 percent"));
+                return Err(invalid("sample: give a percentage above 0, up to 100"));
             }
-            Ok(Command::new("verify", machine, &verify))
+            Command::new("verify", machine, &verify)
         }
         Request::Publish(publish) => {
             let machine = point(caller, Operate, &publish.address)?;
             new_session(service, publish.session.as_deref())?;
-            Ok(Command::new("publish", machine, &publish))
+            Command::new("publish", machine, &publish)
         }
         Request::Seal(seal) => {
             let found = live(service, caller, Operate, &session_name(&seal.session)?)?;
-            Ok(Command::new("seal", found.machine, &seal))
+            Command::new("seal", found.machine, &seal)
         }
         Request::Unpublish(unpublish) => {
             // The captured writes of a session exist nowhere else.
             let permission = if unpublish.discard { Administer } else { Operate };
             let found = live(service, caller, permission, &session_name(&unpublish.session)?)?;
-            Ok(Command::new("unpublish", found.machine, &unpublish))
+            Command::new("unpublish", found.machine, &unpublish)
         }
         Request::Restore(mut restore) => {
             caller.allow(Operate)?;
@@ -123,22 +129,22 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             if restore.format.as_deref().is_some_and(|word| !is_format(word)) {
                 return Err(invalid("format: give raw, qcow2, vhd, vhdx or vmdk"));
             }
-            Ok(Command::new("restore", machine, &restore))
+            Command::new("restore", machine, &restore)
         }
         Request::Forget(of) => {
-            Ok(Command::new("forget", points(caller, Administer, &of.addresses)?, &of))
+            Command::new("forget", points(caller, Administer, &of.addresses)?, &of)
         }
         Request::Protect(of) => {
-            Ok(Command::new("protect", points(caller, Operate, &of.addresses)?, &of))
+            Command::new("protect", points(caller, Operate, &of.addresses)?, &of)
         }
         Request::Unprotect(of) => {
-            Ok(Command::new("unprotect", points(caller, Administer, &of.addresses)?, &of))
+            Command::new("unprotect", points(caller, Administer, &of.addresses)?, &of)
         }
         Request::Quarantine(of) => {
-            Ok(Command::new("quarantine", points(caller, Administer, &of.addresses)?, &of))
+            Command::new("quarantine", points(caller, Administer, &of.addresses)?, &of)
         }
         Request::Release(of) => {
-            Ok(Command::new("release", points(caller, Administer, &of.addresses)?, &of))
+            Command::new("release", points(caller, Administer, &of.addresses)?, &of)
         }
         Request::Prune(prune) => {
             let names = prune.machines.as_deref().unwrap_or_default();
@@ -150,15 +156,15 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
                 name.parse::<MachineName>()?;
             }
             let machine = if names.len() == 1 { names.first().cloned() } else { None };
-            Ok(Command::new("prune", machine, &prune))
+            Command::new("prune", machine, &prune)
         }
         Request::Gc(gc) => {
             caller.allow_all(Administer)?;
-            Ok(Command::new("gc", None::<String>, &gc))
+            Command::new("gc", None::<String>, &gc)
         }
         Request::Fold(fold) => {
             let machine = anything(caller, fold.addresses.first().map(String::as_str))?;
-            Ok(Command::new("fold", machine, &fold))
+            Command::new("fold", machine, &fold)
         }
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn under_vsphere(
     }
     let login =
         VsphereLogin { nfs_server: hypervisor.settings.nfs_server, ..login(service, &hypervisor)? };
-    let mut command = Command::new("recover", machine, &request);
+    let mut command = Command::new("recover", machine, &request)?;
     command.line = command.line.with(&login);
     for client in &hypervisor.settings.allow {
         command.line = command.line.option("allow", Some(client));
@@ -83,7 +83,7 @@ pub(super) fn to_datastore(
         return Err(invalid("vCenter moves this machine to a datastore: give `to` alone"));
     }
     request.to.as_deref().map(check_text).transpose()?;
-    Ok(Command::new("move", found.machine, request))
+    Command::new("move", found.machine, request)
 }
 
 /// The recovery under vSphere on a session that the caller may see; `None` without one.

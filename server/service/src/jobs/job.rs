@@ -261,6 +261,9 @@ impl Job {
                 return Err(invalid("retention: a prune needs at least one rule"));
             }
             JobKind::Copy => self.check_copy()?,
+            JobKind::Gc if !self.concerns_all() || self.retention.is_some() => {
+                return Err(invalid("machines, retention: a gc concerns the whole repository"));
+            }
             _ => check_list(&self.machines)?,
         }
         if self.retention.is_some() && !has_rules {
