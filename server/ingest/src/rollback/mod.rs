@@ -115,13 +115,8 @@ pub struct RollbackSummary {
     pub remarks: Vec<String>,
 }
 
-/// What the caller does during a rollback.
-pub struct RollbackHooks<'a> {
-    /// Stores the present state, and returns its point.
-    pub take_point: &'a dyn Fn(&BackupRequest) -> Result<PointName>,
-    /// Called once, directly before the first target may be written; not in a dry run.
-    pub before_writing: &'a dyn Fn(),
-}
+/// Stores the present state of the disks as a restore point and returns its name.
+pub type TakePoint<'a> = &'a dyn Fn(&BackupRequest) -> Result<PointName>;
 
 /// A rollback that is under way.
 struct Rollback<'a> {
@@ -138,13 +133,13 @@ struct Rollback<'a> {
 /// # Errors
 /// `InvalidInput` for a contradictory request or a target of another size, `Busy` if a target is in use,
 /// `Corrupt` if the verification finds a difference; errors of the targets, of the repository and of
-/// the hooks. After an error in step 4 or later the message says that the disk is a mixture.
+/// `take_point`. After an error in step 4 or later the message says that the disk is a mixture.
 pub fn rollback(
     repository: &Arc<Repository>,
     wanted: &mut PointDocument,
     disks: &[RollbackDisk],
     options: &RollbackOptions,
-    hooks: &RollbackHooks<'_>,
+    take_point: TakePoint<'_>,
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<RollbackSummary> {
@@ -163,12 +158,9 @@ pub fn rollback(
     let mut safety_point = None;
     if options.takes_safety_point && !options.is_dry_run {
         let request = rollback.safety_request(&mut remarks)?;
-        safety_point = Some((hooks.take_point)(&request).map_err(|error| {
+        safety_point = Some(take_point(&request).map_err(|error| {
             error.context("storing the present state first (nothing was written yet)")
         })?);
-    }
-    if !options.is_dry_run {
-        (hooks.before_writing)();
     }
     let mut done = Vec::with_capacity(disks.len());
     for disk in disks {
