@@ -24,6 +24,7 @@ install-files:
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD_DIR)/coldrise $(BUILD_DIR)/coldrised
 	install -D -m 644 -t $(DESTDIR)$(LIBDIR)/nbdkit/plugins $(NBDKIT_PLUGIN) $(NBDKIT_PRELOAD)
 	install -D -m 644 -t $(DESTDIR)$(LIBDIR)/coldrise $(FILES_KERNEL) $(FILES_INITRD)
+	install -D -m 755 -t $(DESTDIR)$(LIBDIR)/coldrise $(BUILD_DIR)/coldrise-host
 	test ! -e $(GANESHA_FSAL) || install -D -m 644 -t $(DESTDIR)$(LIBDIR)/ganesha $(GANESHA_FSAL)
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 man/man8 \
 	    bash-completion/completions zsh/vendor-completions fish/vendor_completions.d)

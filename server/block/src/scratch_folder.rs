@@ -37,6 +37,8 @@ pub enum ScratchKind {
     Check,
     /// For a machine that reads file systems.
     Files,
+    /// For a connection to a hypervisor's host.
+    Host,
     /// For the reader of a foreign image.
     Image,
     /// Of nbdkit.
@@ -50,11 +52,12 @@ pub enum ScratchKind {
 }
 
 impl ScratchKind {
-    const ALL: [ScratchKind; 9] = [
+    const ALL: [ScratchKind; 10] = [
         ScratchKind::Backup,
         ScratchKind::Boot,
         ScratchKind::Check,
         ScratchKind::Files,
+        ScratchKind::Host,
         ScratchKind::Image,
         ScratchKind::Nbdkit,
         ScratchKind::Nfs,
@@ -68,6 +71,7 @@ impl ScratchKind {
             ScratchKind::Boot => "coldrise-boot-",
             ScratchKind::Check => "coldrise-check-",
             ScratchKind::Files => "coldrise-files-",
+            ScratchKind::Host => "coldrise-host-",
             ScratchKind::Image => "coldrise-image-",
             ScratchKind::Nbdkit => "coldrise-nbdkit-",
             ScratchKind::Nfs => "coldrise-nfs-",

@@ -99,6 +99,7 @@ pub(crate) enum Command {
     Backup(commands::backup::BackupArguments),
     Copy(commands::copy::CopyArguments),
     Copies(commands::copies::CopiesArguments),
+    Host(commands::host::HostArguments),
     Link(commands::link::LinkArguments),
     Bucket(commands::bucket::BucketArguments),
     List(commands::list::ListArguments),

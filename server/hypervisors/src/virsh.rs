@@ -1,59 +1,60 @@
-//! libvirt through its program `virsh`, one child per question.
-//!
-//! A call has a time limit and reads a bounded answer, because libvirtd may hang and passes on texts of hostile
-//! guests. A killed virsh leaves no trace: libvirtd ends or finishes its request by itself. So callers ask
-//! for the state after an error, and never conclude it from the error.
+//! libvirt through its program `virsh`, on this host or on another one.
 
 use std::ffi::OsStr;
-use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 
-/// Maximum length of an answer, in bytes. A longer one is an error.
-const MAX_ANSWER_BYTES: u64 = 4 << 20;
-/// Maximum length of an error text, in characters.
-const MAX_SHOWN_CHARS: usize = 600;
-/// Interval of looking whether virsh has ended.
-const INTERVAL: Duration = Duration::from_millis(5);
-/// After this time the user gets a message about what the command waits for.
-const SILENCE: Duration = Duration::from_secs(4);
-
-/// A connection by its URI, such as `qemu:///system`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A connection by its URI, such as `qemu:///system`, on a host.
+#[derive(Clone, Debug)]
 pub struct Virsh {
     uri: String,
+    host: Host,
 }
 
 impl Virsh {
-    /// A connection; nothing is started yet.
+    /// A connection on this host; nothing is started yet.
     pub fn new(uri: impl Into<String>) -> Virsh {
-        Virsh { uri: uri.into() }
+        Virsh { uri: uri.into(), host: Host::here() }
     }
 
     /// The URI that a user gave, else that of $LIBVIRT_DEFAULT_URI, else `qemu:///system`.
     ///
     /// # Errors
-    /// `InvalidInput` unless it is a QEMU on this host: disks go through sockets and files here.
+    /// As for [`Virsh::on`].
     pub fn local(uri: Option<&str>) -> Result<Virsh> {
-        let default = std::env::var("LIBVIRT_DEFAULT_URI").ok().filter(|uri| !uri.is_empty());
+        Virsh::on(Host::here(), uri)
+    }
+
+    /// libvirt on a host. Default for the URI: `qemu:///system`; on this host $LIBVIRT_DEFAULT_URI counts.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless it is a QEMU on that host: disks go through sockets and files there.
+    pub fn on(host: Host, uri: Option<&str>) -> Result<Virsh> {
+        let variable = || std::env::var("LIBVIRT_DEFAULT_URI").ok().filter(|uri| !uri.is_empty());
+        let default = if host.name().is_none() { variable() } else { None };
         let uri = uri.map(str::to_owned).or(default).unwrap_or_else(|| "qemu:///system".to_owned());
-        let host = uri.split_once("://").map_or("?", |(_, rest)| rest);
+        let rest = uri.split_once("://").map_or("?", |(_, rest)| rest);
         let is_qemu = uri.starts_with("qemu:") || uri.starts_with("qemu+unix:");
-        if is_qemu && host.starts_with('/') {
-            return Ok(Virsh { uri });
+        if is_qemu && rest.starts_with('/') {
+            return Ok(Virsh { uri, host });
         }
         let text = format!("{uri} is not a QEMU connection on this host");
         Err(Error::new(ErrorKind::InvalidInput, text).advise(
-            "run the command on the hypervisor's host, with qemu:///system or qemu:///session",
+            "a machine on another host is backed up with --on HOST (coldrise host add); otherwise run the command on the \
+             hypervisor's host, with qemu:///system or qemu:///session",
         ))
     }
 
     /// The URI.
     pub fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// The host.
+    pub fn host(&self) -> &Host {
+        &self.host
     }
 
     /// Runs one command of virsh within `patience` and returns its output.
@@ -67,109 +68,21 @@ impl Virsh {
     /// Runs one command of virsh that reads `input` from the file `/dev/stdin`.
     ///
     /// # Errors
-    /// As for [`Virsh::run`].
+    /// As for [`Virsh::run`]; `InvalidInput` for words that are not UTF-8.
     pub fn run_with<W: AsRef<OsStr>>(
         &self,
         words: &[W],
         input: Option<&str>,
         patience: Duration,
     ) -> Result<String> {
-        let name =
-            words.first().map_or(String::new(), |word| word.as_ref().to_string_lossy().into());
-        let mut command = Command::new("virsh");
-        command.args(["--quiet", "--connect", &self.uri]).args(words);
-        // Its messages are compared by people only; numbers and states are parsed.
-        command.env("LC_ALL", "C").stdin(if input.is_some() {
-            Stdio::piped()
-        } else {
-            Stdio::null()
-        });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        tracing::debug!(?command, "asking libvirt");
-        let mut child = command.spawn().map_err(|error| {
-            let text = "starting virsh (Debian: apt install libvirt-clients)";
-            Error::with_source(ErrorKind::ToolFailed, text, error)
-        })?;
-        let writer = child.stdin.take().zip(input).map(|(mut stdin, input)| {
-            let input = input.to_owned();
-            // If virsh ends without reading it, its error says more.
-            std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())))
-        });
-        let answer = child.stdout.take().map(read_bounded);
-        let messages = child.stderr.take().map(read_bounded);
-        let status = wait(&mut child, &name, patience);
-        if let Some(writer) = writer {
-            let _ = writer.join();
-        }
-        let (answer, messages) = (joined(answer), joined(messages));
-        let status = status?;
-        if !status.success() {
-            let text = format!("virsh {name} failed: {}", shown(&messages));
-            return Err(Error::new(ErrorKind::ToolFailed, text));
-        }
-        if answer.len() as u64 > MAX_ANSWER_BYTES {
-            let text = format!("virsh {name} answers more than {MAX_ANSWER_BYTES} bytes");
-            return Err(Error::new(ErrorKind::ToolFailed, text));
-        }
-        Ok(answer)
-    }
-}
-
-fn wait(child: &mut Child, name: &str, patience: Duration) -> Result<std::process::ExitStatus> {
-    let waiting = || "waiting for virsh";
-    let start = Instant::now();
-    let mut is_said = false;
-    loop {
-        if let Some(status) = child.try_wait().context(waiting)? {
-            return Ok(status);
-        }
-        let elapsed = start.elapsed();
-        if elapsed >= patience {
-            let _ = child.kill();
-            child.wait().context(waiting)?;
-            let text = format!("virsh {name} did not end within {} s", patience.as_secs());
-            return Err(Error::new(ErrorKind::ToolFailed, text)
-                .advise("look after libvirtd; it may still do what it was asked (virsh list)"));
-        }
-        if elapsed >= SILENCE && !is_said {
-            is_said = true;
-            let s = patience.as_secs();
-            tracing::warn!("libvirt is slow: waiting for virsh {name}, for up to {s} s");
-        }
-        std::thread::sleep(INTERVAL);
-    }
-}
-
-/// Reads to the end, and keeps one byte more than allowed.
-fn read_bounded(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = (&mut from).take(MAX_ANSWER_BYTES + 1).read_to_end(&mut bytes);
-        // The child must not block on a full pipe.
-        let _ = std::io::copy(&mut from, &mut std::io::sink());
-        bytes
-    })
-}
-
-fn joined(reader: Option<JoinHandle<Vec<u8>>>) -> String {
-    let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The beginning of virsh's messages on one line, without control characters.
-fn shown(messages: &str) -> String {
-    let lines = messages.lines().map(|line| line.trim_start_matches("error: ").trim());
-    let text = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-    text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shown;
-
-    #[test]
-    fn messages_become_one_line() {
-        let text = "error: Failed to create domain\nerror: unknown\u{1b}[2J OS type\n\n";
-        assert_eq!(shown(text), "Failed to create domain; unknown[2J OS type");
+        let word = |word: &W| {
+            let text = word.as_ref().to_str().map(str::to_owned);
+            text.ok_or_else(|| {
+                let text = format!("{} is not UTF-8", word.as_ref().to_string_lossy());
+                Error::new(ErrorKind::InvalidInput, text)
+            })
+        };
+        let words = words.iter().map(word).collect::<Result<Vec<String>>>()?;
+        self.host.virsh(&self.uri, words, input, patience)
     }
 }

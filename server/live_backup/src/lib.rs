@@ -11,10 +11,12 @@ mod disk_pick;
 mod frozen_guest;
 mod libvirt;
 mod live_backup;
+mod place;
 mod qemu;
 
 use disk_pick::DiskPick;
 pub use live_backup::{LiveBackup, LiveOptions};
+pub use place::find_host;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

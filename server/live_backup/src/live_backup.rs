@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::{default_scratch, Host};
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupRequest, BackupStart};
 use coldrise_inventory::configured_uuid;
@@ -17,9 +18,11 @@ use crate::{DiskPick, Instant, LiveMachine, Mode};
 pub struct LiveOptions {
     /// `libvirt`, `libvirt:DOMAIN` or `qmp:SOCKET`. Default for DOMAIN: the machine's name.
     pub from: String,
-    /// The URI of libvirt on this host.
+    /// The host of the machine.
+    pub host: Host,
+    /// The URI of libvirt on that host.
     pub connect: Option<String>,
-    /// The folder of the scratch files. Default: $TMPDIR, else /var/tmp.
+    /// The folder of the scratch files, on that host. Default: $TMPDIR there, else /var/tmp.
     pub scratch: Option<PathBuf>,
     /// How the content leaves QEMU.
     pub mode: Mode,
@@ -37,11 +40,6 @@ pub struct LiveBackup {
     instant: Option<Instant>,
 }
 
-/// Not /tmp: it may be memory.
-fn default_scratch() -> PathBuf {
-    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
-}
-
 impl LiveBackup {
     /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
     /// else the machine's own, unless --from names another one. `disks` has DISK=DEVICE for each disk; none stands for all.
@@ -54,10 +52,9 @@ impl LiveBackup {
         derived_from: Option<DisplayName>,
         disks: &[String],
     ) -> Result<LiveBackup> {
-        let LiveOptions { from, connect, scratch, mode, is_quiesced, agent } = options;
+        let LiveOptions { from, host, connect, scratch, mode, is_quiesced, agent } = options;
         let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
         let picks = DiskPick::parse_all(disks)?;
-        let scratch = scratch.unwrap_or_else(default_scratch);
         let domain = derived_from.as_ref().map_or(machine.as_str(), DisplayName::as_str);
         let machine: Box<dyn LiveMachine> = match from.split_once(':').unwrap_or((&from, domain)) {
             ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
@@ -69,7 +66,11 @@ impl LiveBackup {
                 if connect.is_some() {
                     return invalid("--connect is for --from libvirt");
                 }
+                if host.name().is_some() {
+                    return invalid("--on is for --from libvirt");
+                }
                 let socket = PathBuf::from(socket);
+                let scratch = scratch.unwrap_or_else(default_scratch);
                 let options = MachineOptions { socket, picks, scratch, mode, agent };
                 Box::new(RunningMachine::connect(options)?)
             }
@@ -77,7 +78,7 @@ impl LiveBackup {
                 if agent.is_some() {
                     return invalid("--agent: libvirt knows the agent's socket; leave it out");
                 }
-                let virsh = Virsh::local(connect.as_deref())?;
+                let virsh = Virsh::on(host, connect.as_deref())?;
                 let domain = domain.to_owned();
                 let options = DomainOptions { virsh, domain, picks, scratch, mode, is_quiesced };
                 Box::new(RunningDomain::connect(options)?)

@@ -9,14 +9,12 @@
 //! All are sealed with the repository's key: a stolen drive gives no access. Removing a link's file ends its rights: the
 //! server looks every second.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
 use coldrise_line::{Identity, PairingCode, PeerKey, CODE_VALID};
-use coldrise_store::{MachineName, Repository, MAX_NAME_BYTES};
-use serde::de::DeserializeOwned;
+use coldrise_store::{MachineName, Repository, SealedFolder, MAX_NAME_BYTES};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -140,16 +138,12 @@ pub struct Invitation {
 }
 
 /// The links of a repository.
-pub struct Links {
-    repository: Arc<Repository>,
-    folder: PathBuf,
-}
+pub struct Links(SealedFolder);
 
 impl Links {
     /// Opens them; nothing is read yet.
     pub fn of(repository: &Arc<Repository>) -> Links {
-        let folder = repository.path().join(FOLDER);
-        Links { repository: Arc::clone(repository), folder }
+        Links(SealedFolder::new(repository, FOLDER))
     }
 
     /// This side's private key. The first call makes it.
@@ -157,26 +151,8 @@ impl Links {
     /// # Errors
     /// `Corrupt` if it was changed; errors of the drive.
     pub fn identity(&self) -> Result<Identity> {
-        let path = self.folder.join(IDENTITY);
-        if !path.exists() {
-            let bytes = Zeroizing::new(Identity::generate()?.pkcs8().to_vec());
-            let sealed = self.repository.encrypt_document(IDENTITY, &bytes)?;
-            self.make_folder()?;
-            // The first of two processes counts.
-            let own = self.folder.join(format!("{IDENTITY}-{}", std::process::id()));
-            replace_file(&own, &sealed)?;
-            let linked = std::fs::hard_link(&own, &path);
-            let removed = remove_if_present(&own);
-            match linked {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                    return Err(error).context(|| format!("making {}", path.display()));
-                }
-                _ => removed?,
-            };
-        }
-        let sealed = std::fs::read(&path).context(|| format!("reading {}", path.display()))?;
-        let bytes = Zeroizing::new(self.repository.decrypt_document(IDENTITY, &sealed)?);
-        Identity::from_pkcs8(&bytes)
+        let make = || Ok(Zeroizing::new(Identity::generate()?.pkcs8().to_vec()));
+        Identity::from_pkcs8(&self.0.secret(IDENTITY, make)?)
     }
 
     /// All links, by name.
@@ -184,7 +160,7 @@ impl Links {
     /// # Errors
     /// `Corrupt` if one was changed; errors of the drive.
     pub fn all(&self) -> Result<Vec<Link>> {
-        self.documents(LINK)
+        self.0.documents(LINK)
     }
 
     /// One of them.
@@ -209,7 +185,7 @@ impl Links {
     /// `AlreadyExists` if the name is taken; errors of the drive.
     pub fn add(&self, link: &Link) -> Result<()> {
         self.check_free(&link.name)?;
-        self.put(&link.name, LINK, link)
+        self.0.put(&link.name, LINK, link)
     }
 
     /// Removes a link and its invitation. It has no rights any more when this returns and the server has looked.
@@ -217,8 +193,8 @@ impl Links {
     /// # Errors
     /// `NotFound` if there is none; errors of the drive.
     pub fn remove(&self, name: &MachineName) -> Result<()> {
-        let link = remove_if_present(&self.path(name, LINK))?;
-        let invitation = remove_if_present(&self.path(name, INVITATION))?;
+        let link = self.0.remove(name, LINK)?;
+        let invitation = self.0.remove(name, INVITATION)?;
         if link || invitation {
             return Ok(());
         }
@@ -245,7 +221,7 @@ impl Links {
             may: may.clone(),
             until_ms: now_ms + CODE_VALID.as_millis() as u64,
         };
-        self.put(name, INVITATION, &invitation)?;
+        self.0.put(name, INVITATION, &invitation)?;
         Ok(invitation)
     }
 
@@ -254,7 +230,7 @@ impl Links {
     /// # Errors
     /// As for [`Links::all`].
     pub fn invitations(&self, now_ms: u64) -> Result<Vec<Invitation>> {
-        let all: Vec<Invitation> = self.documents(INVITATION)?;
+        let all: Vec<Invitation> = self.0.documents(INVITATION)?;
         let (valid, old): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|invitation| invitation.until_ms > now_ms);
         old.iter().try_for_each(|invitation| self.withdraw(&invitation.name))?;
@@ -266,11 +242,11 @@ impl Links {
     /// # Errors
     /// Errors of the drive.
     pub fn withdraw(&self, name: &MachineName) -> Result<()> {
-        remove_if_present(&self.path(name, INVITATION)).map(drop)
+        self.0.remove(name, INVITATION).map(drop)
     }
 
     fn check_free(&self, name: &MachineName) -> Result<()> {
-        match self.path(name, LINK).exists() {
+        match self.0.has(name, LINK) {
             false => Ok(()),
             true => {
                 let text = format!("there is a link {name} already");
@@ -278,57 +254,5 @@ impl Links {
                     .advise("choose another name, or remove it: coldrise link remove"))
             }
         }
-    }
-
-    fn path(&self, name: &MachineName, kind: &str) -> PathBuf {
-        self.folder.join(format!("{name}.{kind}"))
-    }
-
-    fn make_folder(&self) -> Result<()> {
-        match std::fs::create_dir(&self.folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(error).context(|| format!("making {}", self.folder.display()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn put<T: Serialize>(&self, name: &MachineName, kind: &str, document: &T) -> Result<()> {
-        let json = serde_json::to_vec(document)
-            .map_err(|error| Error::with_source(ErrorKind::Internal, "writing a link", error))?;
-        let sealed = self.repository.encrypt_document(&format!("{kind} {name}"), &json)?;
-        self.make_folder()?;
-        replace_file(&self.path(name, kind), &sealed)
-    }
-
-    fn documents<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>> {
-        let what = || format!("reading {}", self.folder.display());
-        let entries = match std::fs::read_dir(&self.folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.context(what)?,
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let name = entry.context(what)?.file_name();
-            let name = name.to_str().and_then(|name| name.strip_suffix(kind)?.strip_suffix('.'));
-            names.extend(name.map(MachineName::parse).transpose()?);
-        }
-        names.sort();
-        let found = names.iter().map(|name| self.document(name, kind));
-        // One may be removed meanwhile.
-        let is_gone = |found: &Result<T>| {
-            found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
-        found.filter(|found| !is_gone(found)).collect()
-    }
-
-    fn document<T: DeserializeOwned>(&self, name: &MachineName, kind: &str) -> Result<T> {
-        let path = self.path(name, kind);
-        let what = || format!("reading {}", path.display());
-        let sealed = std::fs::read(&path).context(what)?;
-        let json = self.repository.decrypt_document(&format!("{kind} {name}"), &sealed);
-        let json = json.map_err(|error| error.context(path.display()))?;
-        serde_json::from_slice(&json)
-            .map_err(|error| Error::with_source(ErrorKind::Corrupt, what(), error))
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::Args;
 use coldrise_formats::Format;
+use coldrise_hosts::parse_host_name;
 use coldrise_ingest::RestoreTarget;
 use coldrise_inventory::{BootStage, Retention};
 use coldrise_store::{Address, DisplayName, MachineName, SessionName};
@@ -62,7 +63,13 @@ pub struct BackupOptions {
     /// count from: the next backup reads only what has changed. See docs/recovery.md.
     #[arg(long, value_name = "SOURCE")]
     pub from: Option<String>,
-    /// With --from libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else
+    /// With --from libvirt: the hosts on which the machine may be, as coldrise host add has named them. It is backed up
+    /// where it runs. Default: this host.
+    #[arg(long, value_name = "HOST", requires = "from", value_delimiter = ',')]
+    #[arg(value_parser = text(parse_host_name))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub on: Vec<String>,
+    /// With --from libvirt: the URI of libvirt on its host. Default: $LIBVIRT_DEFAULT_URI on this host, else
     /// qemu:///system.
     #[arg(long, value_name = "URI", requires = "from")]
     pub connect: Option<String>,

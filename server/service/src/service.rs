@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_hosts::{connect, parse_host_name, Hosts};
+use coldrise_hypervisors::libvirt::running_domains;
+use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Inventory;
 use coldrise_runs::{RunsFolder, Starter};
 use rustix::fs::{flock, FlockOperation};
@@ -25,7 +28,7 @@ use crate::database::Database;
 use crate::events::Events;
 use crate::folders::{check_runs_folder, make_state_folder};
 use crate::inventory_watch::{self, Refresher};
-use crate::jobs::{Dispatcher, KnownMachine, Queue};
+use crate::jobs::{Dispatcher, Known, KnownMachine, MachineNames, Queue, LIBVIRT_PATIENCE};
 use crate::listener::{self, Listeners};
 use crate::log_lines;
 use crate::notifications::{self, Messenger};
@@ -81,6 +84,18 @@ impl Service {
     }
 }
 
+impl Known for SharedService {
+    fn machines(&self) -> Result<Vec<MachineNames>> {
+        Ok(self.known_machines()?.into_iter().map(|known| known.names).collect())
+    }
+
+    fn running_on(&self, host: &str) -> Result<Vec<String>> {
+        let hosts = Hosts::of(&self.inventory()?.repository()?);
+        let host = connect(&hosts, &hosts.find(&parse_host_name(host)?)?)?;
+        running_domains(&Virsh::on(host, None)?, LIBVIRT_PATIENCE)
+    }
+}
+
 pub(crate) type SharedService = Arc<Service>;
 
 /// Starts the threads that watch and start runs. They end with the process: nothing is lost if they
@@ -93,8 +108,7 @@ fn start_jobs(service: &SharedService) -> Result<()> {
     };
     let (watched, source) = (service.clone(), service.clone());
     let (active, copied) = (service.clone(), service.clone());
-    let names = move || Ok(source.known_machines()?.into_iter().map(|known| known.names).collect());
-    let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(names));
+    let dispatcher = Dispatcher::new(Arc::clone(&service.queue), starter, Box::new(source));
     let stop = service.stop.clone();
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);

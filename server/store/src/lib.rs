@@ -56,6 +56,7 @@ mod repository_config;
 mod repository_id;
 mod retention;
 mod rocks;
+mod sealed_folder;
 mod state;
 mod stats;
 mod verify;
@@ -105,6 +106,7 @@ pub use repository::{InitOptions, OpenOptions, Repository};
 pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
+pub use sealed_folder::SealedFolder;
 pub use stats::IndexMemory;
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,

@@ -18,6 +18,7 @@ use coldrise_store::{
 use serde::Serialize;
 
 use super::backup_live::MadeInstant;
+use super::host;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
@@ -42,7 +43,7 @@ pub(crate) struct BackupArguments {
     options: BackupOptions,
 
     /// With --from: the folder of the scratch files, which vanish with the backup. With libvirt it needs as
-    /// much free space as the disks have. Default: $TMPDIR, else /var/tmp.
+    /// much free space as the disks have. With --on it is a folder of that host. Default: $TMPDIR, else /var/tmp.
     #[arg(long, value_name = "DIR", requires = "from", display_order = 2)]
     scratch: Option<PathBuf>,
 
@@ -124,7 +125,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         arguments.request;
     let (machine, other) = parse_backup_machine(&given)?;
     let display_name = display_name.as_deref().map(DisplayName::parse).transpose()?;
-    let BackupOptions { from, connect, push, quiesce, agent, bitmap, .. } = arguments.options;
+    let BackupOptions { from, on, connect, push, quiesce, agent, bitmap, .. } = arguments.options;
     let is_libvirt =
         from.as_deref().is_some_and(|from| from == "libvirt" || from.starts_with("libvirt:"));
     if other.is_some() && !is_libvirt {
@@ -132,8 +133,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
             format!("keep it as a display name: backup {machine} --display-name '{given}'");
         MachineName::parse(&given).map_err(|error| error.advise(advice))?;
     }
+    let domain = from.as_deref().and_then(|from| from.strip_prefix("libvirt:"));
+    let named = other.as_ref().map_or(machine.as_str(), DisplayName::as_str);
+    let host = host::host_of(invocation, &on, connect.as_deref(), domain.unwrap_or(named))?;
     let live = from.map(|from| LiveOptions {
         from,
+        host,
         connect,
         scratch: arguments.scratch,
         mode: if push { Mode::Push } else { Mode::Pull },

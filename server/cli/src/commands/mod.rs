@@ -17,6 +17,7 @@ pub(crate) mod files;
 pub(crate) mod fold;
 pub(crate) mod forget;
 pub(crate) mod gc;
+pub(crate) mod host;
 pub(crate) mod init;
 pub(crate) mod key;
 pub(crate) mod link;
@@ -61,6 +62,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Backup(arguments) => backup::run(invocation, arguments),
         Command::Copy(arguments) => copy::run(invocation, arguments),
         Command::Copies(arguments) => copies::run(invocation, &arguments),
+        Command::Host(arguments) => host::run(invocation, arguments),
         Command::Link(arguments) => link::run(invocation, arguments),
         Command::Bucket(arguments) => bucket::run(invocation, &arguments),
         Command::List(arguments) => list::run(invocation, &arguments),

@@ -123,6 +123,13 @@ fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
 
 /// The UUIDs and names of domains. The UUID is safe in later calls: virsh takes a name of digits for a
 /// number.
+///
+/// # Errors
+/// `ToolFailed` if libvirt does not answer.
+pub fn domains(virsh: &Virsh, is_all: bool, patience: Duration) -> Result<Vec<(String, String)>> {
+    listed(virsh, if is_all { &["--all"] } else { &[] }, patience)
+}
+
 fn listed(virsh: &Virsh, more: &[&str], patience: Duration) -> Result<Vec<(String, String)>> {
     let answer = virsh.run(&[&["list", "--name", "--uuid"], more].concat(), patience)?;
     let lines = answer.lines().filter_map(|line| line.trim().split_once(' '));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result, ScratchFolder};
+use coldrise_block::{Error, ErrorKind, Result};
 
 use coldrise_hypervisors::libvirt::PATIENCE;
 use coldrise_hypervisors::virsh::Virsh;
@@ -37,7 +37,7 @@ impl Job<'_> {
             return Err(Error::new(ErrorKind::Busy, text)
                 .advise("wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"));
         };
-        if ScratchFolder::is_in_use(&folder) {
+        if self.virsh.host().is_in_use(&folder)? {
             let text = "another process is backing up this machine";
             return Err(Error::new(ErrorKind::Busy, text).advise("wait for its end"));
         }

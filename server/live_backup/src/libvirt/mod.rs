@@ -37,6 +37,5 @@ mod disks;
 mod freeze;
 mod job;
 mod running;
-mod space;
 
 pub(crate) use running::{DomainOptions, RunningDomain};

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{remove_abandoned_folders_in, Error, Result};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
     escaped, find_running, is_named_by_another, LiveDomain, PATIENCE,
 };
@@ -16,7 +17,6 @@ use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
 use super::disks::{choose, DomainDisk};
 use super::freeze;
 use super::job::Job;
-use super::space::ScratchSpace;
 use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
 /// The bitmap with the changes, in the exports and in the scratch files.
@@ -33,8 +33,8 @@ pub(crate) struct DomainOptions {
     pub(crate) domain: String,
     /// The disks; empty: all that are writable.
     pub(crate) picks: Vec<DiskPick>,
-    /// The folder of the scratch files.
-    pub(crate) scratch: PathBuf,
+    /// The folder of the scratch files. Default: that of the host.
+    pub(crate) scratch: Option<PathBuf>,
     /// How the content leaves QEMU; disks with an iothread are pushed in any case.
     pub(crate) mode: Mode,
     /// Whether the guest's file systems are to be frozen for the instant.
@@ -94,6 +94,12 @@ impl LiveMachine for RunningDomain {
             left_out.map(|target| format!("disk {target} of the machine is not backed up")),
         );
         if live.has_iothreads() && self.options.mode == Mode::Pull {
+            if self.virsh.host().name().is_some() {
+                let text = "a disk has an iothread: QEMU would have to copy the disks into files of that host first";
+                return Err(Error::new(ErrorKind::Unsupported, text).advise(
+                    "back it up on that host itself, or take the iothread out of its configuration",
+                ));
+            }
             self.options.mode = Mode::Push;
             remarks.push(
                 "a disk has an iothread: QEMU copies the disks into scratch files first".into(),
@@ -105,23 +111,33 @@ impl LiveMachine for RunningDomain {
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
             remarks.extend(self.checkpoints(&names).snapshot_remark(&self.options.domain, base));
         }
-        let space = ScratchSpace::new(&self.options.scratch, live.group)?;
+        let space =
+            ScratchSpace::new(self.virsh.host(), self.options.scratch.as_deref(), live.group)?;
         let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
+        let add = |disk: &DomainDisk, cluster_bytes, bitmap| {
+            space.add(&file_name(disk), disk.size_bytes, cluster_bytes, bitmap)
+        };
         for taken in &disks {
             // libvirt pushes whole clusters, so these are at least as large as a chunk.
             match self.options.mode {
-                Mode::Pull => space.add(&taken.disk, GRANULARITY_BYTES, None)?,
-                Mode::Push => space.add(&taken.disk, cluster_bytes, Some(CHANGED))?,
+                Mode::Pull => add(&taken.disk, GRANULARITY_BYTES, None)?,
+                Mode::Push => add(&taken.disk, cluster_bytes, Some(CHANGED))?,
             }
         }
         let new = names.name(start.point());
         let words = self.documents(&space, &disks, &others, &names, &new)?;
-        let sources = disks.iter().map(|taken| self.source(&space, taken)).collect();
         let base = disks.iter().find_map(|taken| taken.base.clone());
-        let folder = space.folder().to_owned();
+        let (socket, folder) = (space.socket(), space.folder().to_owned());
         self.taken = Some(Taken { names, base, point: start.point().clone(), space });
-        let begun = self.begin(&words, &folder, &mut remarks, cancel);
-        let is_quiesced = begun.map_err(|error| match self.close(false) {
+        let begun = self.begin(&words, &folder, &mut remarks, cancel).and_then(|is_quiesced| {
+            let socket = match self.options.mode {
+                Mode::Pull => self.virsh.host().reach(&socket)?,
+                Mode::Push => socket,
+            };
+            let sources = disks.iter().map(|taken| self.source(&folder, &socket, taken)).collect();
+            Ok((is_quiesced, sources))
+        });
+        let (is_quiesced, sources) = begun.map_err(|error| match self.close(false) {
             Ok(()) => error,
             Err(left) => error.context(left.message()),
         })?;
@@ -173,7 +189,7 @@ impl RunningDomain {
         if self.job().end_abandoned()? {
             remarks.push("ended the backup job that a killed backup left in libvirt".to_owned());
         }
-        remove_abandoned_folders_in(&self.options.scratch);
+        self.virsh.host().remove_abandoned(self.options.scratch.as_deref())?;
         if self.options.is_quiesced && freeze::thaw(&self.virsh, &self.uuid).is_ok_and(|was| was) {
             remarks.push("thawed the guest, which a killed backup left frozen".to_owned());
         }
@@ -307,10 +323,10 @@ impl RunningDomain {
         Ok(is_quiesced)
     }
 
-    fn source(&self, space: &ScratchSpace, taken: &TakenDisk) -> SourceSpec {
+    fn source(&self, folder: &Path, socket: &Path, taken: &TakenDisk) -> SourceSpec {
         let place = match self.options.mode {
-            Mode::Pull => LivePlace::Export(nbd_uri(&space.socket(), &taken.disk.target)),
-            Mode::Push => LivePlace::Qcow2(space.file(&taken.disk)),
+            Mode::Pull => LivePlace::Export(nbd_uri(socket, &taken.disk.target)),
+            Mode::Push => LivePlace::Qcow2(folder.join(file_name(&taken.disk))),
         };
         let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since };
         SourceSpec {
@@ -332,6 +348,11 @@ impl Drop for RunningDomain {
     }
 }
 
+/// The name of a disk's scratch file.
+fn file_name(disk: &DomainDisk) -> String {
+    format!("disk-{}", disk.name)
+}
+
 /// A disk of the backup's document.
 fn disk_xml(
     space: &ScratchSpace,
@@ -340,7 +361,7 @@ fn disk_xml(
     names: &CheckpointNames,
 ) -> String {
     let target = escaped(&taken.disk.target);
-    let file = escaped(&space.file(&taken.disk).display().to_string());
+    let file = escaped(&space.file(&file_name(&taken.disk)).display().to_string());
     let mut attributes = match &taken.base {
         Some(base) => format!("backupmode='incremental' incremental='{}'", names.name(base)),
         None => "backupmode='full'".to_owned(),

@@ -46,4 +46,3 @@ mod running;
 mod scratch;
 
 pub(crate) use running::{MachineOptions, RunningMachine};
-pub(crate) use scratch::{no_space, TABLES_BYTES};

@@ -9,7 +9,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{fallocate, statvfs, FallocateFlags};
+use coldrise_host::{free_bytes, no_space, TABLES_BYTES};
+use rustix::fs::{fallocate, FallocateFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
@@ -19,8 +20,6 @@ use super::monitor::{text, Qemu, OURS};
 
 /// A scratch file of a pull may need this part of the disk: what the guest overwrites meanwhile.
 const FREE_PART: u64 = 10;
-/// qcow2's own tables, beyond a thousandth of the content.
-pub(crate) const TABLES_BYTES: u64 = 4 << 20;
 
 /// The purpose of a scratch file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,28 +85,6 @@ pub(super) fn check_space(folder: &Path, disks: &[LiveDisk]) -> Result<()> {
         return Ok(());
     }
     Err(no_space(folder, wanted_bytes))
-}
-
-fn free_bytes(folder: &Path) -> Result<u64> {
-    let what = || format!("looking at the free space of {}", folder.display());
-    let system = statvfs(folder).map_err(std::io::Error::from).context(what)?;
-    Ok(system.f_bavail.saturating_mul(system.f_frsize))
-}
-
-/// The error if a folder has no space for `wanted_bytes`.
-pub(crate) fn no_space(folder: &Path, wanted_bytes: u64) -> Error {
-    let mib = |bytes: u64| bytes >> 20;
-    let free_bytes = match free_bytes(folder) {
-        Ok(bytes) => bytes,
-        Err(error) => return error,
-    };
-    let text = format!(
-        "{} has {} MiB free, and the scratch files of this backup may need {} MiB",
-        folder.display(),
-        mib(free_bytes),
-        mib(wanted_bytes)
-    );
-    Error::new(ErrorKind::NoSpace, text).advise("name another folder with --scratch DIR")
 }
 
 /// A file without a name.

@@ -204,8 +204,7 @@ async fn start(
             let is_named = start.machines.as_ref();
             caller.sees(machine) && is_named.is_none_or(|named| any_matches(named, machine))
         };
-        let known = || known_names(&service);
-        let ids = service.queue.start_job(&name, &caller.name, &is_wanted, &known)?;
+        let ids = service.queue.start_job(&name, &caller.name, &is_wanted, &service)?;
         Ok(QueuedRuns { runs: ids.iter().map(ToString::to_string).collect() })
     });
     Ok((StatusCode::ACCEPTED, Json(runs.await?)))

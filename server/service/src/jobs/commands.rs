@@ -102,8 +102,12 @@ pub(crate) fn backup(job: &Job, machine: &str, domain: &str) -> Vec<String> {
     let is_libvirt = job.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
     let options = BackupOptions {
         from: job.from.as_ref().map(|from| expand(from, domain, "")),
+        on: job.hosts.clone(),
         // A run does not have the service's environment.
-        connect: Virsh::local(None).ok().filter(|_| is_libvirt).map(|virsh| virsh.uri().to_owned()),
+        connect: Virsh::local(None)
+            .ok()
+            .filter(|_| is_libvirt && job.hosts.is_empty())
+            .map(|virsh| virsh.uri().to_owned()),
         push: job.push,
         quiesce: job.quiesce || job.agent.is_some(),
         agent: job.agent.as_ref().map(of_machine).map(Into::into),

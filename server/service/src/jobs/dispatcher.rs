@@ -11,10 +11,10 @@ use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{Failure, Starter, State};
 use tokio::sync::watch;
 
-use super::pattern::MachineNames;
 use super::queue::Queue;
 use super::rows::{is_missing, QueueRow, RowState};
 use super::rules;
+use super::schedule::Known;
 use crate::clock::now_ms;
 
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -52,14 +52,11 @@ impl Clocks {
     }
 }
 
-/// Gives the names of the machines that have points.
-pub(crate) type KnownNames = Box<dyn Fn() -> Result<Vec<MachineNames>> + Send>;
-
 /// Starts runs.
 pub(crate) struct Dispatcher {
     queue: Arc<Queue>,
     starter: Starter,
-    known: KnownNames,
+    known: Box<dyn Known + Send>,
     /// When the process of a run was started first and last.
     launched: HashMap<String, (Instant, Instant)>,
     last: Option<Clocks>,
@@ -67,7 +64,11 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     /// A dispatcher; [`Dispatcher::run`] does the work.
-    pub(crate) fn new(queue: Arc<Queue>, starter: Starter, known: KnownNames) -> Dispatcher {
+    pub(crate) fn new(
+        queue: Arc<Queue>,
+        starter: Starter,
+        known: Box<dyn Known + Send>,
+    ) -> Dispatcher {
         Dispatcher { queue, starter, known, launched: HashMap::new(), last: None }
     }
 

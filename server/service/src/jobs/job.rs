@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, Result};
+use coldrise_hosts::parse_host_name;
 use coldrise_inventory::{BootStage, Retention};
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
@@ -16,6 +17,7 @@ use crate::pattern::check_list;
 /// Bounds of a job's document.
 const MAX_MACHINES: usize = 1000;
 const MAX_DISKS: usize = 64;
+const MAX_HOSTS: usize = 64;
 const MAX_SCHEDULE_LINES: usize = 16;
 const MAX_RETRIES: u32 = 20;
 const MAX_RETRY_SECONDS: u32 = 3600;
@@ -121,6 +123,11 @@ pub(crate) struct Job {
     /// have patterns, such as `web*`: every running domain that matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
+    /// With `from` and libvirt: the hosts on which the machines are, as `coldrise host add` has named them; this host if absent.
+    /// Each machine is backed up where it runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
+    pub(crate) hosts: Vec<String>,
     /// With `from`: QEMU copies the disks into scratch files first, as `coldrise backup --push` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) push: bool,
@@ -239,6 +246,7 @@ impl Job {
             ("config", self.config.is_some()),
             ("bitmap", self.bitmap.is_some()),
             ("from", self.from.is_some()),
+            ("hosts", !self.hosts.is_empty()),
             ("push", self.push),
             ("quiesce", self.quiesce),
             ("agent", self.agent.is_some()),
@@ -378,6 +386,16 @@ impl Job {
             return Err(invalid(
                 "agent: it is of one guest, and the job has several: write {machine} in the name",
             ));
+        }
+        if self.hosts.len() > MAX_HOSTS {
+            return Err(invalid(format!("hosts: at most {MAX_HOSTS}")));
+        }
+        for host in &self.hosts {
+            parse_host_name(host).map_err(|error| error.context("hosts"))?;
+        }
+        let is_libvirt = self.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
+        if !self.hosts.is_empty() && !is_libvirt {
+            return Err(invalid("hosts: only with \"from\": \"libvirt\""));
         }
         let Some(from) = &self.from else {
             return match (self.push || self.quiesce, &self.agent) {

@@ -6,7 +6,7 @@
 //! between them: that one has been done already, maybe seconds ago. So no time is done twice in a row,
 //! and no job waits for longer than two of its intervals.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -31,9 +31,24 @@ use super::{commands, store};
 const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
 
 /// How long libvirt may take to list the running domains: other jobs wait meanwhile.
-const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The domains of this host that run, each under the name of its machine. `stored` are the machines that have points;
+/// Where the names of machines come from.
+pub(crate) trait Known {
+    /// The machines that have points.
+    ///
+    /// # Errors
+    /// Errors of the repository.
+    fn machines(&self) -> Result<Vec<MachineNames>>;
+
+    /// The domains that run on a host of the repository.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such host; errors of the connection.
+    fn running_on(&self, host: &str) -> Result<Vec<String>>;
+}
+
+/// The domains that run, each under the name of its machine. `stored` are the machines that have points;
 /// domains that `is_elsewhere` have jobs of their own.
 pub(super) fn running_machines(
     domains: Vec<String>,
@@ -70,6 +85,25 @@ pub(super) fn running_machines(
         );
     }
     machines
+}
+
+/// The names of the domains that run on some hosts, each once. `unreachable` gets the hosts that do not answer.
+fn running_on<'a>(
+    hosts: &'a [String],
+    known: &dyn Known,
+    unreachable: &mut Vec<&'a String>,
+) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for host in hosts {
+        match known.running_on(host) {
+            Ok(domains) => found.extend(domains),
+            Err(error) => {
+                tracing::warn!("{}", error.full_message());
+                unreachable.push(host);
+            }
+        }
+    }
+    found.into_iter().collect()
 }
 
 /// Rounds up: a job must not be due before its time, or it would be due twice.
@@ -156,11 +190,7 @@ impl Queue {
     ///
     /// # Errors
     /// Errors of the database and of `known`. Jobs that are not queued yet stay due.
-    pub(super) fn tick(
-        &self,
-        now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<MachineNames>>,
-    ) -> Result<()> {
+    pub(super) fn tick(&self, now_ms: i64, known: &dyn Known) -> Result<()> {
         let jobs = self.database.jobs()?;
         let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
         let mut failed = None;
@@ -173,12 +203,7 @@ impl Queue {
         failed.map_or(Ok(()), Err)
     }
 
-    fn queue_occurrence(
-        &self,
-        stored: &StoredJob,
-        now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<MachineNames>>,
-    ) -> Result<()> {
+    fn queue_occurrence(&self, stored: &StoredJob, now_ms: i64, known: &dyn Known) -> Result<()> {
         let job = &stored.job;
         let found = self.rows_of(job, None, now_ms, known)?;
         let next_ms = next_due_ms(job, now_ms);
@@ -205,23 +230,31 @@ impl Queue {
         job: &Job,
         requested_by: Option<&str>,
         now_ms: i64,
-        known: &dyn Fn() -> Result<Vec<MachineNames>>,
+        known: &dyn Known,
     ) -> Result<Vec<rows::QueueRow>> {
+        let mut unreachable = Vec::new();
         let known = match job.known_by() {
             KnownBy::Nobody => Vec::new(),
-            KnownBy::Repository => known()?,
+            KnownBy::Repository => known.machines()?,
             KnownBy::Libvirt => {
                 let jobs = self.database.jobs()?;
                 let is_elsewhere = |domain: &str| {
                     let named = format!("libvirt:{domain}");
                     jobs.iter().any(|other| other.job.from.as_deref() == Some(&*named))
                 };
-                let running = running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
-                running_machines(running, &known().unwrap_or_default(), is_elsewhere)
+                let running = match job.hosts.is_empty() {
+                    true => running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?,
+                    false => running_on(&job.hosts, known, &mut unreachable),
+                };
+                running_machines(running, &known.machines().unwrap_or_default(), is_elsewhere)
             }
         };
         let runs = commands::runs_of(job, &known).into_iter();
+        // A run that fails and says why: the host's machines are not backed up.
+        let check =
+            |host: &String| (None, vec!["host".to_owned(), "check".to_owned(), host.clone()]);
         Ok(runs
+            .chain(unreachable.into_iter().map(check))
             .map(|(machine, arguments)| NewRun {
                 kind: job.kind.word().to_owned(),
                 machine,
@@ -243,7 +276,7 @@ impl Queue {
         name: &str,
         requested_by: &str,
         is_wanted: &dyn Fn(&str) -> bool,
-        known: &dyn Fn() -> Result<Vec<MachineNames>>,
+        known: &dyn Known,
     ) -> Result<Vec<coldrise_runs::RunId>> {
         let job = self.database.job(name)?.job;
         let found = self.rows_of(&job, Some(requested_by), crate::clock::now_ms(), known)?;

@@ -78,6 +78,19 @@ fn started(rows: &[QueueRow], max: usize, limits: JobLimits) -> Vec<String> {
 
 const FREE: JobLimits = JobLimits { parallel: None, is_open: true };
 
+/// No machine has a point, and no host a machine.
+struct Nothing;
+
+impl schedule::Known for Nothing {
+    fn machines(&self) -> Result<Vec<MachineNames>> {
+        Ok(Vec::new())
+    }
+
+    fn running_on(&self, _host: &str) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
 #[test]
 fn runs_that_exclude_each_other_wait() {
     use RowState::{Started, Waiting};
@@ -175,13 +188,12 @@ fn a_waiting_run_is_not_overtaken() {
 fn missed_times_are_made_up_for_once() {
     let Fixture { queue, folder: _folder } = fixture();
     queue.database.add_job(&backup_job(), START_MS).unwrap();
-    let no_machines = || -> Result<Vec<MachineNames>> { Ok(Vec::new()) };
-    queue.tick(START_MS + 1, &no_machines).unwrap();
+    queue.tick(START_MS + 1, &Nothing).unwrap();
     assert!(queue.database.queue_rows().unwrap().is_empty());
     // A day later: 24 times were missed.
     let now = START_MS + DAY_MS;
-    queue.tick(now, &no_machines).unwrap();
-    queue.tick(now, &no_machines).unwrap();
+    queue.tick(now, &Nothing).unwrap();
+    queue.tick(now, &Nothing).unwrap();
     let rows = queue.database.queue_rows().unwrap();
     let machines: Vec<_> = rows.iter().map(|row| row.machine.as_deref().unwrap()).collect();
     assert_eq!(machines, ["web01", "web02"]);
@@ -189,7 +201,7 @@ fn missed_times_are_made_up_for_once() {
     let next = queue.database.job("nightly").unwrap().next_due_ms;
     assert_eq!(next, Some(now + 3_600_000));
     // The next time finds them still waiting: they are not queued twice.
-    queue.tick(now + 3_600_000, &no_machines).unwrap();
+    queue.tick(now + 3_600_000, &Nothing).unwrap();
     assert_eq!(queue.database.queue_rows().unwrap().len(), 2);
 }
 
@@ -213,7 +225,7 @@ fn a_clock_that_is_set_back_a_little_repeats_no_occurrence() {
     let due = || queue.database.job("nightly").unwrap().next_due_ms.unwrap();
     let hour = 3_600_000;
     // The occurrence of the first hour is done; then the clock is set back over it.
-    queue.tick(START_MS + hour, &|| Ok(Vec::new())).unwrap();
+    queue.tick(START_MS + hour, &Nothing).unwrap();
     assert_eq!(due(), START_MS + 2 * hour);
     queue.settle(START_MS + hour - 30_000).unwrap();
     assert_eq!(due(), START_MS + 2 * hour);
@@ -240,7 +252,7 @@ fn a_jump_of_the_clock_is_noticed() {
 /// A dispatcher whose processes end at once.
 fn failing(queue: &Arc<Queue>) -> Dispatcher {
     let starter = Starter::Detached(PathBuf::from("/bin/false"));
-    Dispatcher::new(Arc::clone(queue), starter, Box::new(|| Ok(Vec::new())))
+    Dispatcher::new(Arc::clone(queue), starter, Box::new(Nothing))
 }
 
 /// Steps until the queue has `count` rows that were started, or panics.

@@ -2,77 +2,65 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{chown, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
-use rustix::fs::{fallocate, FallocateFlags};
+use rustix::fs::{fallocate, statvfs, FallocateFlags};
 use rustix::io::Errno;
-
-use super::disks::DomainDisk;
-use crate::qemu::{no_space, TABLES_BYTES};
 
 /// Longest path of a socket, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
+/// qcow2's own tables, in bytes, beyond a thousandth of the content.
+pub const TABLES_BYTES: u64 = 4 << 20;
 
-/// A private folder, which QEMU's group can enter.
-///
-/// ```text
-///   coldrise-backup-RANDOM/      0710
-///     vda …                      0660  scratch files
-///     backup.xml checkpoint.xml  what virsh reads
-///     qemu/nbd                   0770  QEMU makes its socket in this folder
-/// ```
-pub(super) struct ScratchSpace {
+/// The folder of scratch files if none is named. Not /tmp: it may be memory.
+pub fn default_scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").filter(|path| !path.is_empty()).unwrap_or("/var/tmp".into()).into()
+}
+
+/// A private folder of [`crate::ScratchSpace`], on the host itself.
+pub(crate) struct Space {
     folder: ScratchFolder,
     parent: PathBuf,
     group: Option<u32>,
 }
 
-impl ScratchSpace {
-    /// # Errors
-    /// With advice if the folder cannot be given to QEMU's `group`.
-    pub(super) fn new(parent: &Path, group: Option<u32>) -> Result<ScratchSpace> {
+impl Space {
+    pub(crate) fn new(parent: &Path, group: Option<u32>) -> Result<Space> {
         let parent = std::path::absolute(parent).context(|| parent.display().to_string())?;
         let folder = ScratchFolder::new_in(&parent, ScratchKind::Backup)
             .map_err(|error| error.advise("name another folder with --scratch DIR"))?;
-        let space = ScratchSpace { folder, parent, group };
-        let inner = space.path("qemu");
+        let space = Space { folder, parent, group };
+        let inner = space.folder().join("qemu");
         std::fs::create_dir(&inner).context(|| format!("making {}", inner.display()))?;
-        space.share(space.folder.path(), 0o710)?;
+        space.share(space.folder(), 0o710)?;
         space.share(&inner, 0o770)?;
-        if space.socket().as_os_str().len() > MAX_SOCKET_BYTES {
-            let text = format!("{} is too long for a socket", space.socket().display());
+        let socket = inner.join("nbd");
+        if socket.as_os_str().len() > MAX_SOCKET_BYTES {
+            let text = format!("{} is too long for a socket", socket.display());
             let error = Error::new(ErrorKind::InvalidInput, text);
             return Err(error.advise("name a folder with a shorter path with --scratch DIR"));
         }
         Ok(space)
     }
 
-    /// The folder, absolute.
-    pub(super) fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+    /// The path of a file in it.
+    fn path(&self, name: &str) -> Result<PathBuf> {
+        let mut parts = Path::new(name).components();
+        match (parts.next(), parts.next()) {
+            (Some(Component::Normal(_)), None) => Ok(self.folder().join(name)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is not a file's name"))),
+        }
     }
 
-    /// Where QEMU offers the disks.
-    pub(super) fn socket(&self) -> PathBuf {
-        self.path("qemu/nbd")
-    }
-
-    /// The scratch file of a disk.
-    pub(super) fn file(&self, disk: &DomainDisk) -> PathBuf {
-        self.path(&format!("disk-{}", disk.name))
-    }
-
-    /// Writes a document for virsh. Returns its path.
-    pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
-        let path = self.path(name);
-        std::fs::write(&path, text).context(|| format!("writing {}", path.display()))?;
-        Ok(path)
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.path(name)?;
+        std::fs::write(&path, text).context(|| format!("writing {}", path.display()))
     }
 
     /// Gives a file to QEMU's group.
@@ -87,29 +75,25 @@ impl ScratchSpace {
         std::fs::set_permissions(path, Permissions::from_mode(mode)).context(what)
     }
 
-    /// Makes an empty qcow2 image for a disk and allocates all space that it can ever need. With `bitmap`
-    /// the image records in a bitmap of that name what is written to it.
-    ///
-    /// # Errors
-    /// `NoSpace`; `Unsupported` if the file system cannot allocate ahead.
-    pub(super) fn add(
+    pub(crate) fn add(
         &self,
-        disk: &DomainDisk,
+        name: &str,
+        size_bytes: u64,
         cluster_bytes: u64,
         bitmap: Option<&str>,
     ) -> Result<()> {
-        let path = self.file(disk);
+        let path = self.path(name)?;
         let cluster = cluster_bytes.to_string();
         let mut create = Command::new("qemu-img");
         create.args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")]);
-        run(create.arg(&path).arg(disk.size_bytes.to_string()))?;
+        run(create.arg(&path).arg(size_bytes.to_string()))?;
         if let Some(bitmap) = bitmap {
             let mut add = Command::new("qemu-img");
             run(add.args(["bitmap", "--add", "-g", &cluster]).arg(&path).arg(bitmap))?;
         }
         let what = || format!("opening {}", path.display());
         let file = OpenOptions::new().write(true).open(&path).context(what)?;
-        self.allocate(&file, disk.size_bytes)?;
+        self.allocate(&file, size_bytes)?;
         self.share(&path, 0o660)
     }
 
@@ -131,6 +115,32 @@ impl ScratchSpace {
                 .context(|| format!("allocating a scratch file in {}", self.parent.display())),
         }
     }
+}
+
+/// The free space of a folder's file system, in bytes.
+///
+/// # Errors
+/// Errors of the operating system.
+pub fn free_bytes(folder: &Path) -> Result<u64> {
+    let what = || format!("looking at the free space of {}", folder.display());
+    let system = statvfs(folder).map_err(std::io::Error::from).context(what)?;
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+/// The error if a folder has no space for `wanted_bytes`.
+pub fn no_space(folder: &Path, wanted_bytes: u64) -> Error {
+    let mib = |bytes: u64| bytes >> 20;
+    let free_bytes = match free_bytes(folder) {
+        Ok(bytes) => bytes,
+        Err(error) => return error,
+    };
+    let text = format!(
+        "{} has {} MiB free, and the scratch files of this backup may need {} MiB",
+        folder.display(),
+        mib(free_bytes),
+        mib(wanted_bytes)
+    );
+    Error::new(ErrorKind::NoSpace, text).advise("name another folder with --scratch DIR")
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -1,0 +1,249 @@
+//! `coldrise host`: hypervisors' hosts, reached over SSH.
+
+use clap::{Args, Subcommand};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
+use coldrise_hosts::{
+    check, connect, first_contact, parse_host_name, Contact, HostAddress, HostReport, Hosts,
+    KnownHost,
+};
+use coldrise_live_backup::find_host;
+use coldrise_store::MachineName;
+use serde::Serialize;
+use serde_json::json;
+
+use super::copies::age;
+use crate::invocation::Invocation;
+use crate::report::{table, Report};
+use crate::units::{now_ms, show_size};
+
+/// Manage hosts of libvirt that this machine reaches over SSH.
+///
+/// coldrise host add NAME ssh://USER@HOST shows the host's key and remembers it, and shows the line that lets this
+/// repository log in. Then --on NAME is an option of backup --from libvirt, and jobs take "hosts". Nothing is
+/// installed on the host but a small program in its user's cache. See docs/hosts.md.
+#[derive(Debug, Args)]
+pub(crate) struct HostArguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Add a host and remember its SSH key.
+    Add {
+        /// Its name here.
+        #[arg(value_parser = parse_host_name)]
+        name: MachineName,
+        /// Where it is: ssh://USER@HOST or ssh://USER@HOST:PORT. HOST may be a name of ~/.ssh/config.
+        #[arg(value_name = "ADDRESS")]
+        address: HostAddress,
+        /// Accept this SSH key only: its fingerprint, as ssh-keygen -l shows it on the host. Default: the key that the host
+        /// shows now.
+        #[arg(long, value_name = "SHA256:…")]
+        fingerprint: Option<String>,
+    },
+    /// Show the hosts.
+    List,
+    /// Connect to a host and say what works there.
+    Check {
+        /// The host. Default: all.
+        #[arg(value_parser = parse_host_name)]
+        name: Option<MachineName>,
+    },
+    /// Show the line for ~/.ssh/authorized_keys of a host's user.
+    Key,
+    /// Remove a host. Nothing changes on the host itself.
+    Remove {
+        /// The host.
+        #[arg(value_parser = parse_host_name)]
+        name: MachineName,
+    },
+}
+
+#[derive(Serialize)]
+struct ListedHost {
+    name: String,
+    address: String,
+    fingerprint: String,
+    added_at_ms: u64,
+    /// What was seen at the last contact; absent without one.
+    contact: Option<Contact>,
+}
+
+/// The host of --on that has the domain; without --on this one.
+pub(crate) fn host_of(
+    invocation: &Invocation,
+    on: &[String],
+    uri: Option<&str>,
+    domain: &str,
+) -> Result<Host> {
+    if on.is_empty() {
+        return Ok(Host::here());
+    }
+    let hosts = Hosts::of(&invocation.open()?);
+    let known = on.iter().map(|name| hosts.find(&parse_host_name(name)?));
+    let known = known.collect::<Result<Vec<_>>>()?;
+    find_host(known.iter().map(|host| connect(&hosts, host)).collect(), uri, domain)
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<Report> {
+    let hosts = Hosts::of(&invocation.open()?);
+    match arguments.action {
+        Action::Add { name, address, fingerprint } => add(&hosts, name, address, fingerprint),
+        Action::List => list(&hosts),
+        Action::Check { name } => check_hosts(invocation, &hosts, name.as_ref()),
+        Action::Key => {
+            let line = hosts.authorized_keys_line()?;
+            Ok(Report::done(&json!({ "authorized_keys": line }), line))
+        }
+        Action::Remove { name } => {
+            hosts.remove(&name)?;
+            let text = format!(
+                "removed {name}. There: delete the line of coldrise from ~/.ssh/authorized_keys"
+            );
+            Ok(Report::done(&json!({ "name": name }), text))
+        }
+    }
+}
+
+fn add(
+    hosts: &Hosts,
+    name: MachineName,
+    address: HostAddress,
+    fingerprint: Option<String>,
+) -> Result<Report> {
+    hosts.check_free(&name)?;
+    let line = hosts.authorized_keys_line()?;
+    let (key, refused) = first_contact(hosts, &name, &address)?;
+    let shown = key.fingerprint();
+    if let Some(wanted) = fingerprint.filter(|wanted| *wanted != shown) {
+        let text = format!("{address} has the SSH key {shown} and not {wanted}: it was not added");
+        return Err(Error::new(ErrorKind::Forbidden, text));
+    }
+    let host = KnownHost { name: name.clone(), address, key, added_at_ms: now_ms() };
+    hosts.add(&host)?;
+    let mut text = format!("added {name}; its SSH key is {shown}");
+    if let Some(error) = &refused {
+        text.push_str(&match error.kind() {
+            ErrorKind::Unauthorized => format!(
+                "\nappend this line to ~/.ssh/authorized_keys of its user, then: coldrise host check {name}\n\n{line}\n"
+            ),
+            _ => format!("\nwarning: {}\nthe line for ~/.ssh/authorized_keys of its user:\n\n{line}\n", error.full_message()),
+        });
+    }
+    let object = json!({
+        "name": name,
+        "address": host.address,
+        "fingerprint": shown,
+        "authorized_keys": line,
+        "is_logged_in": refused.is_none(),
+    });
+    Ok(Report::done(&object, text.trim_end().to_owned()))
+}
+
+fn list(hosts: &Hosts) -> Result<Report> {
+    let listed = |host: KnownHost| -> Result<ListedHost> {
+        Ok(ListedHost {
+            contact: hosts.contact(&host.name)?,
+            name: host.name.to_string(),
+            address: host.address.to_string(),
+            fingerprint: host.key.fingerprint(),
+            added_at_ms: host.added_at_ms,
+        })
+    };
+    let hosts = hosts.all()?.into_iter().map(listed).collect::<Result<Vec<ListedHost>>>()?;
+    let now_ms = now_ms();
+    let rows: Vec<Vec<String>> = hosts
+        .iter()
+        .map(|host| {
+            let of =
+                |read: fn(&Contact) -> String| host.contact.as_ref().map_or("-".to_owned(), read);
+            let seen =
+                host.contact.as_ref().map_or("never".to_owned(), |seen| age(seen.at_ms, now_ms));
+            vec![
+                host.name.clone(),
+                host.address.clone(),
+                of(|seen| seen.libvirt.clone()),
+                of(|seen| seen.qemu.clone()),
+                of(|seen| seen.machines.len().to_string()),
+                of(|seen| show_size(seen.scratch_free_bytes)),
+                seen,
+            ]
+        })
+        .collect();
+    let text = match rows.is_empty() {
+        true => "no hosts: coldrise host add NAME ssh://USER@HOST".to_owned(),
+        false => {
+            let heads = [
+                "HOST",
+                "ADDRESS",
+                "LIBVIRT",
+                "QEMU",
+                ">MACHINES",
+                ">SCRATCH FREE",
+                ">LAST CONTACT",
+            ];
+            table(&heads, &rows)
+        }
+    };
+    Ok(Report::done(&json!({ "hosts": hosts }), text))
+}
+
+fn check_hosts(
+    invocation: &Invocation,
+    hosts: &Hosts,
+    name: Option<&MachineName>,
+) -> Result<Report> {
+    let wanted = match name {
+        Some(name) => vec![hosts.find(name)?],
+        None => hosts.all()?,
+    };
+    let (mut texts, mut checked, mut failed) = (Vec::new(), Vec::new(), None);
+    for host in wanted {
+        let report = connect(hosts, &host).and_then(|connected| check(&connected));
+        let report =
+            report.and_then(|report| hosts.record(&host.name, &report.contact).map(|()| report));
+        match report {
+            Ok(report) => {
+                texts.push(describe(&host, &report));
+                checked.push(json!({ "name": host.name, "contact": report.contact, "running": report.running }));
+            }
+            Err(error) => {
+                texts.push(format!("{}: {}", host.name, error.full_message()));
+                checked.push(json!({ "name": host.name, "error": error.full_message() }));
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    if checked.is_empty() {
+        texts.push("no hosts: coldrise host add NAME ssh://USER@HOST".to_owned());
+    }
+    match failed {
+        // One host: its own error says all.
+        Some(error) if checked.len() == 1 => Err(error),
+        Some(error) => {
+            texts.iter().for_each(|text| invocation.remark(text));
+            Err(Error::new(error.kind(), "not every host works"))
+        }
+        None => Ok(Report::done(&json!({ "hosts": checked }), texts.join("\n"))),
+    }
+}
+
+fn describe(host: &KnownHost, report: &HostReport) -> String {
+    let HostReport { contact, running } = report;
+    let mut text = format!(
+        "{}: libvirt {}, QEMU {}; {} machines, {} of them run; {} free in {}",
+        host.name,
+        contact.libvirt,
+        contact.qemu,
+        contact.machines.len(),
+        running.len(),
+        show_size(contact.scratch_free_bytes),
+        contact.scratch
+    );
+    for shortcoming in &contact.shortcomings {
+        text.push_str(&format!("\n  {shortcoming}"));
+    }
+    text
+}

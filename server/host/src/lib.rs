@@ -1,0 +1,26 @@
+//! What happens on a hypervisor's host beside libvirt: scratch files, files of machines, calls of virsh.
+//!
+//! ```text
+//!   Host ─▶ HostTasks                                          this host: in this process
+//!        └▶ a connection of SSH ─▶ coldrise-host ─▶ HostTasks   another host: the same code there
+//! ```
+//!
+//! The program `coldrise-host` has no key of a repository and stores nothing. It ends with its connection.
+#![forbid(unsafe_code)]
+
+mod freezes;
+mod host;
+mod messages;
+mod scratch;
+mod serve;
+mod tasks;
+mod virsh;
+
+pub use host::{Channel, Host, ScratchSpace};
+pub use messages::{
+    read_frame, write_frame, Answer, Envelope, Facts, HostError, Outcome, Reply, Request,
+    PROTOCOL_VERSION,
+};
+pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
+pub use serve::{bridge, serve, SILENCE};
+pub use tasks::HostTasks;

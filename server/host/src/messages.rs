@@ -1,0 +1,274 @@
+//! The messages between a backup server and the program on a host: frames of JSON.
+//!
+//! ```text
+//!   u32 length of the JSON in bytes, little endian   at most 32 MiB
+//!   JSON                                             Envelope one way, Reply the other way
+//! ```
+//!
+//! Each request has a number; replies come in any order. A side that reads something else ends the connection.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The version of the messages. Both sides must have the same: the server brings the program along.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Maximum length of a frame's JSON, in bytes.
+const MAX_FRAME_BYTES: u32 = 32 << 20;
+
+/// A task for the host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "task", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Facts of the host. Sent now and then, too, so that the host knows that the server lives.
+    Facts,
+    /// One command of virsh.
+    Virsh {
+        /// The URI of libvirt on that host.
+        uri: String,
+        /// The command and its arguments.
+        words: Vec<String>,
+        /// What it reads from /dev/stdin.
+        input: Option<String>,
+        /// The time limit, in milliseconds.
+        patience_ms: u64,
+    },
+    /// A private folder for scratch files. It vanishes with the connection.
+    MakeSpace {
+        /// Its parent. Default: $TMPDIR, else /var/tmp.
+        parent: Option<PathBuf>,
+        /// QEMU's group.
+        group: Option<u32>,
+    },
+    /// An empty qcow2 image with all its space allocated.
+    AddImage {
+        /// The folder.
+        space: PathBuf,
+        /// The file's name.
+        name: String,
+        /// The size of the disk, in bytes.
+        size_bytes: u64,
+        /// The size of a cluster, in bytes.
+        cluster_bytes: u64,
+        /// The bitmap in which the image records what is written to it.
+        bitmap: Option<String>,
+    },
+    /// A small file for virsh.
+    WriteDocument {
+        /// The folder.
+        space: PathBuf,
+        /// The file's name.
+        name: String,
+        /// Its content.
+        text: String,
+    },
+    /// Removes a folder and its files.
+    RemoveSpace {
+        /// The folder.
+        space: PathBuf,
+    },
+    /// Whether a living process holds a folder.
+    IsInUse {
+        /// The folder.
+        space: PathBuf,
+    },
+    /// Removes the folders of killed processes.
+    RemoveAbandoned {
+        /// Their parent. Default: as for `MakeSpace`.
+        parent: Option<PathBuf>,
+    },
+    /// The content of a file.
+    ReadFile {
+        /// Its path.
+        path: PathBuf,
+        /// Maximum size, in bytes.
+        max_bytes: u64,
+    },
+}
+
+/// The answer to a task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// Yes or no.
+    Flag(bool),
+    /// What virsh has written.
+    Text(String),
+    /// A path on the host.
+    Path(PathBuf),
+    /// The content of a file, as base64.
+    Content(String),
+    /// For [`Request::Facts`].
+    Facts(Facts),
+}
+
+/// Facts of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    /// The version of its messages.
+    pub version: u32,
+    /// Whether the program runs as root.
+    pub is_root: bool,
+    /// The names of the groups it is in that matter: `libvirt`, `kvm`, `libvirt-qemu`, `qemu`.
+    pub groups: Vec<String>,
+    /// The folder of scratch files.
+    pub scratch: PathBuf,
+    /// Its free space, in bytes.
+    pub scratch_free_bytes: u64,
+    /// Whether QEMU can use KVM: /dev/kvm is there.
+    pub has_kvm: bool,
+}
+
+/// A numbered request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Its number.
+    pub number: u64,
+    /// The task.
+    pub request: Request,
+}
+
+/// A numbered reply.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// The number of the request.
+    pub number: u64,
+    /// The result.
+    pub outcome: Outcome,
+}
+
+/// The result of a task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It is done.
+    Answer(Answer),
+    /// It failed.
+    Error(HostError),
+}
+
+/// An error on its way.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostError {
+    kind: String,
+    message: String,
+    advice: Option<String>,
+}
+
+impl From<Result<Answer>> for Outcome {
+    fn from(result: Result<Answer>) -> Outcome {
+        match result {
+            Ok(answer) => Outcome::Answer(answer),
+            Err(error) => {
+                let message = error.message();
+                let full = error.full_message();
+                let advice = full.strip_prefix(&message).and_then(|rest| rest.strip_prefix(": "));
+                let advice = advice.map(str::to_owned);
+                Outcome::Error(HostError { kind: error.kind().word().to_owned(), message, advice })
+            }
+        }
+    }
+}
+
+impl From<Outcome> for Result<Answer> {
+    fn from(outcome: Outcome) -> Result<Answer> {
+        match outcome {
+            Outcome::Answer(answer) => Ok(answer),
+            Outcome::Error(HostError { kind, message, advice }) => {
+                let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::ToolFailed);
+                let error = Error::new(kind, message);
+                Err(advice.into_iter().fold(error, Error::advise))
+            }
+        }
+    }
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// Errors of the connection; `InvalidInput` if it is too long.
+pub fn write_frame(to: &mut impl Write, message: &impl Serialize) -> Result<()> {
+    let what = || "writing to the other side";
+    let json = serde_json::to_vec(message)
+        .map_err(|error| Error::with_source(ErrorKind::InvalidInput, what(), error))?;
+    let length = u32::try_from(json.len()).ok().filter(|length| *length <= MAX_FRAME_BYTES);
+    let length = length.ok_or_else(|| {
+        Error::new(ErrorKind::InvalidInput, format!("a message of {} bytes", json.len()))
+    })?;
+    let mut frame = Vec::with_capacity(json.len() + 4);
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(&json);
+    to.write_all(&frame).and_then(|()| to.flush()).context(what)
+}
+
+/// Reads one frame; `None` at the end of the connection.
+///
+/// # Errors
+/// Errors of the connection; `InvalidInput` for anything but a message.
+pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<T>> {
+    let what = || "reading from the other side";
+    let mut length = [0; 4];
+    if from.read(&mut length[..1]).context(what)? == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut length[1..]).context(what)?;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_FRAME_BYTES {
+        return Err(Error::new(ErrorKind::InvalidInput, format!("a message of {length} bytes")));
+    }
+    // Grows as it comes: a length alone takes no memory.
+    let mut json = Vec::new();
+    from.take(u64::from(length)).read_to_end(&mut json).context(what)?;
+    serde_json::from_slice(&json)
+        .map(Some)
+        .map_err(|error| Error::with_source(ErrorKind::InvalidInput, "an unknown message", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_read_as_it_was_written() {
+        let request = Request::ReadFile { path: "/a".into(), max_bytes: 7 };
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, &Envelope { number: 3, request }).unwrap();
+        let mut from = &bytes[..];
+        let read: Envelope = read_frame(&mut from).unwrap().unwrap();
+        assert!(matches!(read, Envelope { number: 3, request: Request::ReadFile { .. } }));
+        assert!(read_frame::<Envelope>(&mut from).unwrap().is_none());
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        let frame = |json: &str| {
+            let mut bytes = u32::try_from(json.len()).unwrap().to_le_bytes().to_vec();
+            bytes.extend_from_slice(json.as_bytes());
+            bytes
+        };
+        let mut cases = vec![b"SSH-2.0".to_vec(), vec![1], frame("{}")];
+        cases.push(frame(r#"{"number":1,"request":{"task":"format_disk"}}"#));
+        cases.push(frame(r#"{"number":1,"request":{"task":"remove_space","space":"/","x":1}}"#));
+        let whole = frame(r#"{"number":1,"request":{"task":"facts"}}"#);
+        cases.push(whole[..whole.len() - 1].to_vec());
+        for bytes in cases {
+            assert!(read_frame::<Envelope>(&mut &bytes[..]).is_err(), "{bytes:?}");
+        }
+        assert!(read_frame::<Envelope>(&mut &whole[..]).unwrap().is_some());
+    }
+
+    #[test]
+    fn an_error_keeps_its_kind_and_advice() {
+        let error = Error::new(ErrorKind::NoSpace, "/x has 1 MiB free").advise("use --scratch");
+        let crossed: Result<Answer> = Outcome::from(Err(error)).into();
+        let error = crossed.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert_eq!(error.full_message(), "/x has 1 MiB free: use --scratch");
+        assert_eq!(error.message(), "/x has 1 MiB free");
+    }
+}

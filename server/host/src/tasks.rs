@@ -1,0 +1,176 @@
+//! The tasks, done on this host.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine;
+use coldrise_block::{
+    remove_abandoned_folders_in, Context, Error, ErrorKind, Result, ScratchFolder,
+};
+
+use crate::freezes::Freezes;
+use crate::host::Channel;
+use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
+use crate::scratch::{default_scratch, free_bytes, Space};
+use crate::virsh;
+
+/// Maximum size of a file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+/// Groups that decide what a user may do with machines.
+const GROUPS: [&str; 5] = ["libvirt", "kvm", "libvirt-qemu", "qemu", "tss"];
+
+/// This host. Dropping it removes the folders that were made through it.
+#[derive(Default)]
+pub struct HostTasks {
+    spaces: Mutex<HashMap<PathBuf, Space>>,
+    freezes: Freezes,
+}
+
+impl HostTasks {
+    /// Thaws the guests that were frozen, and removes the folders. For the end of a connection.
+    pub fn end(&self) {
+        self.freezes.thaw_all();
+        self.spaces().clear();
+    }
+
+    fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Space>> {
+        self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with a folder that was made through this connection: no other one is touched.
+    fn with_space<T>(&self, path: &Path, act: impl FnOnce(&Space) -> Result<T>) -> Result<T> {
+        let spaces = self.spaces();
+        let space = spaces.get(path).ok_or_else(|| {
+            let text = format!("{} is no folder of this backup", path.display());
+            Error::new(ErrorKind::InvalidInput, text)
+        })?;
+        act(space)
+    }
+}
+
+impl Channel for HostTasks {
+    fn call(&self, request: Request) -> Result<Answer> {
+        match request {
+            Request::Facts => facts().map(Answer::Facts),
+            Request::Virsh { uri, words, input, patience_ms } => {
+                self.freezes.before(&uri, &words);
+                let patience = Duration::from_millis(patience_ms);
+                virsh::run(&uri, &words, input.as_deref(), patience).map(Answer::Text)
+            }
+            Request::MakeSpace { parent, group } => {
+                let space = Space::new(&parent.unwrap_or_else(default_scratch), group)?;
+                let folder = space.folder().to_owned();
+                self.spaces().insert(folder.clone(), space);
+                Ok(Answer::Path(folder))
+            }
+            Request::AddImage { space, name, size_bytes, cluster_bytes, bitmap } => {
+                let add =
+                    |space: &Space| space.add(&name, size_bytes, cluster_bytes, bitmap.as_deref());
+                self.with_space(&space, add).map(|()| Answer::Done)
+            }
+            Request::WriteDocument { space, name, text } => {
+                self.with_space(&space, |space| space.write(&name, &text)).map(|()| Answer::Done)
+            }
+            Request::RemoveSpace { space } => {
+                drop(self.spaces().remove(&space));
+                Ok(Answer::Done)
+            }
+            Request::IsInUse { space } => Ok(Answer::Flag(ScratchFolder::is_in_use(&space))),
+            Request::RemoveAbandoned { parent } => {
+                remove_abandoned_folders_in(&parent.unwrap_or_else(default_scratch));
+                Ok(Answer::Done)
+            }
+            Request::ReadFile { path, max_bytes } => {
+                let bytes = read_file(&path, max_bytes.min(MAX_FILE_BYTES))?;
+                Ok(Answer::Content(STANDARD.encode(bytes)))
+            }
+        }
+    }
+
+    fn reach(&self, socket: &Path) -> Result<PathBuf> {
+        Ok(socket.to_owned())
+    }
+
+    fn name(&self) -> Option<&str> {
+        None
+    }
+}
+
+fn facts() -> Result<Facts> {
+    let scratch = default_scratch();
+    let own = rustix::process::getgroups().unwrap_or_default();
+    let own: Vec<u32> = own.iter().map(|group| group.as_raw()).collect();
+    let text = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let groups = text.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?.parse::<u32>().ok()?);
+        (GROUPS.contains(&name) && own.contains(&number)).then(|| name.to_owned())
+    });
+    Ok(Facts {
+        version: PROTOCOL_VERSION,
+        is_root: rustix::process::geteuid().is_root(),
+        groups: groups.collect(),
+        scratch_free_bytes: free_bytes(&scratch)?,
+        scratch,
+        has_kvm: Path::new("/dev/kvm").exists(),
+    })
+}
+
+/// Reads a regular file.
+fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let what = || format!("reading {}", path.display());
+    let file = File::open(path).context(what)?;
+    let facts = file.metadata().context(what)?;
+    if !facts.is_file() || facts.len() > max_bytes {
+        let text = format!("{} is no file of up to {max_bytes} bytes", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    let mut bytes = Vec::new();
+    file.take(max_bytes).read_to_end(&mut bytes).context(what)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_of_the_connection_are_written() {
+        let parent = tempfile::tempdir().unwrap();
+        let tasks = HostTasks::default();
+        let make = Request::MakeSpace { parent: Some(parent.path().to_owned()), group: None };
+        let Ok(Answer::Path(space)) = tasks.call(make) else { panic!("no folder") };
+        let write = |space: &Path, name: &str| {
+            let (space, name) = (space.to_owned(), name.to_owned());
+            tasks.call(Request::WriteDocument { space, name, text: "x".to_owned() })
+        };
+        write(&space, "backup.xml").unwrap();
+        for name in ["../other", "/etc/x", "qemu/x", "", "."] {
+            assert_eq!(write(&space, name).unwrap_err().kind(), ErrorKind::InvalidInput, "{name}");
+        }
+        assert_eq!(write(parent.path(), "x").unwrap_err().kind(), ErrorKind::InvalidInput);
+        tasks.call(Request::RemoveSpace { space: parent.path().to_owned() }).unwrap();
+        assert!(space.join("backup.xml").exists());
+        tasks.end();
+        assert!(!space.exists() && parent.path().exists());
+    }
+
+    #[test]
+    fn only_small_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vars");
+        std::fs::write(&path, vec![7; 100]).unwrap();
+        assert_eq!(read_file(&path, 100).unwrap(), vec![7; 100]);
+        assert_eq!(read_file(&path, 99).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert!(read_file(folder.path(), 100).is_err());
+        assert_eq!(
+            read_file(&folder.path().join("no"), 1).unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! What works on a host.
+
+use std::time::Duration;
+
+use coldrise_block::{now_ms, Error, Result};
+use coldrise_host::{Facts, Host};
+
+use crate::documents::Contact;
+
+const URI: &str = "qemu:///system";
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Below this much free space in the folder of scratch files backups of machines of usual size fail, in bytes.
+const LITTLE_BYTES: u64 = 4 << 30;
+
+/// The result of [`check`].
+pub struct HostReport {
+    /// What was seen.
+    pub contact: Contact,
+    /// Names of the machines that run.
+    pub running: Vec<String>,
+}
+
+/// Looks at a connected host.
+///
+/// # Errors
+/// `ToolFailed` if its libvirt does not answer; errors of the connection.
+pub fn check(host: &Host) -> Result<HostReport> {
+    let facts = host.facts()?;
+    let virsh = |words: &[&str]| {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        host.virsh(URI, words, None, PATIENCE)
+    };
+    let versions = virsh(&["version"]).map_err(advise)?;
+    let names = |words: &[&str]| -> Result<Vec<String>> {
+        let text = virsh(words)?;
+        Ok(text.lines().map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+    };
+    let running = names(&["list", "--name"])?;
+    let machines = names(&["list", "--all", "--name"])?;
+    let contact = Contact {
+        at_ms: u64::try_from(now_ms()).unwrap_or(0),
+        libvirt: version(&versions, "Using library: libvirt"),
+        qemu: version(&versions, "Running hypervisor: QEMU"),
+        machines,
+        scratch: facts.scratch.display().to_string(),
+        scratch_free_bytes: facts.scratch_free_bytes,
+        shortcomings: shortcomings(&facts),
+    };
+    Ok(HostReport { contact, running })
+}
+
+fn advise(error: Error) -> Error {
+    error.advise(
+        "install libvirt there, and let its user be root or in the groups libvirt, kvm and libvirt-qemu",
+    )
+}
+
+/// The version in a line such as `Running hypervisor: QEMU 7.2.11`.
+fn version(text: &str, before: &str) -> String {
+    let found = text.lines().find_map(|line| line.strip_prefix(before));
+    found.map_or_else(|| "?".to_owned(), |rest| rest.trim().chars().take(40).collect())
+}
+
+fn shortcomings(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    if !facts.is_root {
+        found.push(
+            "its user is not root: what only root may read, such as the state of a TPM, is in no backup"
+                .to_owned(),
+        );
+        for group in ["libvirt", "kvm"] {
+            if !facts.groups.iter().any(|own| own == group) {
+                found.push(format!("its user is not in the group {group}"));
+            }
+        }
+    }
+    if facts.scratch_free_bytes < LITTLE_BYTES {
+        let mib = facts.scratch_free_bytes >> 20;
+        found.push(format!(
+            "{} has {mib} MiB free for scratch files: a backup needs up to the size of the machine's disks",
+            facts.scratch.display()
+        ));
+    }
+    if !facts.has_kvm {
+        found.push("there is no /dev/kvm: machines are slow".to_owned());
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn versions_are_read() {
+        let text = "Compiled against library: libvirt 9.0.0\nUsing library: libvirt 9.0.0\nUsing API: QEMU 9.0.0\nRunning hypervisor: QEMU 7.2.11\n";
+        assert_eq!(version(text, "Using library: libvirt"), "9.0.0");
+        assert_eq!(version(text, "Running hypervisor: QEMU"), "7.2.11");
+        assert_eq!(version("", "Running hypervisor: QEMU"), "?");
+    }
+}

@@ -1,0 +1,255 @@
+//! The hosts of a repository, as it keeps them.
+//!
+//! ```text
+//!   REPOSITORY/hosts/identity     the private key with which this repository logs in
+//!   REPOSITORY/hosts/NAME.host    a host: its address and pinned key
+//!   REPOSITORY/hosts/NAME.seen    what was seen at the last contact
+//! ```
+
+use std::fmt;
+use std::io::Write;
+use std::process::Command;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{digest, SHA256};
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use base64::Engine;
+use coldrise_block::{
+    create_private, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+};
+use coldrise_store::{MachineName, Repository, SealedFolder, MAX_NAME_BYTES};
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::address::HostAddress;
+use crate::ssh::text_of;
+
+const FOLDER: &str = "hosts";
+const IDENTITY: &str = "identity";
+const HOST: &str = "host";
+const SEEN: &str = "seen";
+
+/// A host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownHost {
+    /// Its name here.
+    pub name: MachineName,
+    /// Where it is.
+    pub address: HostAddress,
+    /// Its SSH key.
+    pub key: HostKey,
+    /// When it was added, in milliseconds since 1970.
+    pub added_at_ms: u64,
+}
+
+/// The public key of a host: a type such as `ssh-ed25519` and base64, as in a `known_hosts` file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostKey(String);
+
+impl HostKey {
+    /// Reads a type and base64.
+    ///
+    /// # Errors
+    /// `InvalidInput` for anything else.
+    pub fn parse(text: &str) -> Result<HostKey> {
+        let invalid =
+            || Error::new(ErrorKind::InvalidInput, "this is not the public key of a host");
+        let (kind, key) = text.trim().split_once(' ').ok_or_else(invalid)?;
+        let is_kind =
+            kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-@.".contains(&byte));
+        if !is_kind || kind.is_empty() || STANDARD.decode(key).is_err() {
+            return Err(invalid());
+        }
+        Ok(HostKey(format!("{kind} {key}")))
+    }
+
+    /// The key's fingerprint, as `ssh-keygen -l` shows it: `SHA256:…`.
+    pub fn fingerprint(&self) -> String {
+        let key = self.0.split_once(' ').map_or("", |(_, key)| key);
+        let bytes = STANDARD.decode(key).unwrap_or_default();
+        format!("SHA256:{}", STANDARD_NO_PAD.encode(digest(&SHA256, &bytes)))
+    }
+}
+
+impl fmt::Display for HostKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What was seen at the last contact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contact {
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The version of libvirt.
+    pub libvirt: String,
+    /// The version of QEMU.
+    pub qemu: String,
+    /// The names of its machines, running or not.
+    pub machines: Vec<String>,
+    /// The folder of scratch files.
+    pub scratch: String,
+    /// Its free space, in bytes.
+    pub scratch_free_bytes: u64,
+    /// What works only in part, and why.
+    pub shortcomings: Vec<String>,
+}
+
+/// Checks the name of a host. Its form is that of a machine's name.
+///
+/// # Errors
+/// `InvalidInput`, naming the allowed form.
+pub fn parse_host_name(text: &str) -> Result<MachineName> {
+    MachineName::parse(text).map_err(|error| {
+        let shown: String = text.chars().take(80).collect();
+        let text = format!(
+            "{shown:?} is not a host's name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
+             take neither live nor latest"
+        );
+        Error::new(error.kind(), text)
+    })
+}
+
+/// The hosts of a repository.
+#[derive(Clone)]
+pub struct Hosts(SealedFolder);
+
+impl Hosts {
+    /// Opens them; nothing is read yet.
+    pub fn of(repository: &Arc<Repository>) -> Hosts {
+        Hosts(SealedFolder::new(repository, FOLDER))
+    }
+
+    /// All hosts, by name.
+    ///
+    /// # Errors
+    /// `Corrupt` if one was changed; errors of the drive.
+    pub fn all(&self) -> Result<Vec<KnownHost>> {
+        self.0.documents(HOST)
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of [`Hosts::all`].
+    pub fn find(&self, name: &MachineName) -> Result<KnownHost> {
+        let all = self.all()?;
+        all.iter().find(|host| host.name == *name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|host| host.name.as_str()).collect();
+            let text = match known.is_empty() {
+                true => format!("there is no host {name}, and no other one"),
+                false => format!("there is no host {name}; there are: {}", known.join(", ")),
+            };
+            Error::new(ErrorKind::NotFound, text)
+                .advise("add it: coldrise host add NAME ssh://USER@HOST")
+        })
+    }
+
+    /// Whether there is a host of this name.
+    pub fn has(&self, name: &MachineName) -> bool {
+        self.0.has(name, HOST)
+    }
+
+    /// Adds a host.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the name is taken; errors of the drive.
+    pub fn add(&self, host: &KnownHost) -> Result<()> {
+        self.check_free(&host.name)?;
+        self.0.put(&host.name, HOST, host)
+    }
+
+    /// # Errors
+    /// `AlreadyExists` if the name is taken.
+    pub fn check_free(&self, name: &MachineName) -> Result<()> {
+        match self.has(name) {
+            false => Ok(()),
+            true => {
+                Err(Error::new(ErrorKind::AlreadyExists, format!("there is a host {name} already"))
+                    .advise("choose another name, or remove it: coldrise host remove"))
+            }
+        }
+    }
+
+    /// Removes a host.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; errors of the drive.
+    pub fn remove(&self, name: &MachineName) -> Result<()> {
+        self.0.remove(name, SEEN)?;
+        match self.0.remove(name, HOST)? {
+            true => Ok(()),
+            false => self.find(name).map(drop),
+        }
+    }
+
+    /// What was seen at the last contact; `None` without one.
+    ///
+    /// # Errors
+    /// `Corrupt` if it was changed; errors of the drive.
+    pub fn contact(&self, name: &MachineName) -> Result<Option<Contact>> {
+        match self.0.document(name, SEEN) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            contact => contact.map(Some),
+        }
+    }
+
+    /// Records a contact.
+    ///
+    /// # Errors
+    /// Errors of the drive.
+    pub fn record(&self, name: &MachineName, contact: &Contact) -> Result<()> {
+        self.0.put(name, SEEN, contact)
+    }
+
+    /// The private key with which this repository logs in, in OpenSSH's form. The first call makes it.
+    ///
+    /// # Errors
+    /// `ToolFailed` if ssh-keygen is not installed; errors of the drive.
+    pub(crate) fn identity(&self) -> Result<Zeroizing<Vec<u8>>> {
+        self.0.secret(IDENTITY, || {
+            let folder = ScratchFolder::new(ScratchKind::Host)?;
+            let path = folder.path().join("key");
+            let mut command = Command::new("ssh-keygen");
+            command.args(["-q", "-t", "ed25519", "-N", "", "-C", "coldrise", "-f"]).arg(&path);
+            text_of(&mut command)?;
+            std::fs::read(&path)
+                .map(Zeroizing::new)
+                .context(|| format!("reading {}", path.display()))
+        })
+    }
+
+    /// The line for `authorized_keys` of a host's user.
+    ///
+    /// # Errors
+    /// Those of making the key.
+    pub fn authorized_keys_line(&self) -> Result<String> {
+        let folder = ScratchFolder::new(ScratchKind::Host)?;
+        let path = folder.path().join("key");
+        let identity = self.identity()?;
+        let written = create_private(&path).and_then(|mut file| file.write_all(&identity));
+        written.context(|| format!("writing {}", path.display()))?;
+        let public = text_of(Command::new("ssh-keygen").arg("-y").arg("-f").arg(&path))?;
+        let mut words = public.split_whitespace();
+        let (kind, key) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        Ok(format!("restrict,port-forwarding {kind} {key} coldrise"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HostKey;
+
+    #[test]
+    fn a_fingerprint_is_that_of_ssh_keygen() {
+        let text =
+            "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
+        let key = HostKey::parse(text).unwrap();
+        assert_eq!(key.fingerprint(), "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU");
+        assert_eq!(key.to_string(), text);
+        for other in ["", "ssh-ed25519", "ssh-ed25519 !", "a b c", "x\ny AAAA", " AAAA"] {
+            assert!(HostKey::parse(other).is_err(), "{other}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Hypervisors' hosts that a repository knows, and connections to them over SSH.
+//!
+//! ```text
+//!   Hosts      names, addresses and pinned keys, sealed with the repository's key
+//!   connect    ssh (OpenSSH) ─▶ coldrise-host serve ─▶ coldrise_host::Host
+//! ```
+//!
+//! OpenSSH is the only way: no port is opened and no daemon is installed on a host. See docs/hosts.md.
+#![forbid(unsafe_code)]
+
+mod address;
+mod check;
+mod connection;
+mod documents;
+mod program;
+mod ssh;
+
+pub use address::HostAddress;
+pub use check::{check, HostReport};
+pub use connection::{connect, first_contact};
+pub use documents::{parse_host_name, Contact, HostKey, Hosts, KnownHost};

@@ -1,0 +1,146 @@
+"""coldrise host, and backup --on: machines of another host, reached over SSH."""
+
+import re
+import subprocess
+
+import pytest
+
+from support.domain import Domain
+from support.nbdserver import wait_until
+from support.running import MIB, assert_same_as_now
+from support.ssh_host import SshHost
+
+
+@pytest.fixture(scope="module")
+def hv1():
+    started = SshHost()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def host(hv1, coldrise):
+    """Known to the repository, and clean before and after each test."""
+    hv1.add_to(coldrise)
+    yield hv1
+    hv1.libvirt.clear()
+    assert not list(hv1.scratch.iterdir())
+    hv1.keys.write_text("", encoding="utf-8")
+
+
+@pytest.fixture
+def backup(coldrise, host):
+    def run(*options, machine="web01"):
+        return coldrise.json("backup", machine, "--from", "libvirt", "--on", "hv1", *options)
+
+    return run
+
+
+@pytest.fixture
+def refused(coldrise):
+    def run(*words):
+        done = coldrise.run(*words)
+        assert done.returncode not in (0, 101), done.stdout
+        return done.returncode, done.stderr
+
+    return run
+
+
+def test_a_host_is_added_checked_and_removed(coldrise, hv1, refused):
+    added = coldrise.run("host", "add", "hv1", hv1.address)
+    assert added.returncode == 0, added.stderr
+    key = subprocess.run(["ssh-keygen", "-lf", hv1.folder / "host_key.pub"], capture_output=True, text=True, check=True)
+    assert key.stdout.split()[1] in added.stdout
+    line = next(line for line in added.stdout.splitlines() if line.startswith("restrict,port-forwarding ssh-ed25519 "))
+    assert line == coldrise.json("host", "key")["authorized_keys"]
+    code, said = refused("host", "check")
+    assert code == 1 and "does not accept this repository's key" in said and "authorized_keys" in said
+    assert coldrise.json("host", "list")["hosts"][0]["contact"] is None
+    assert "there is a host hv1 already" in refused("host", "add", "hv1", hv1.address)[1]
+    hv1.keys.write_text(line + "\n", encoding="utf-8")
+    Domain(hv1.libvirt, "web01")
+    checked = coldrise.json("host", "check", "hv1")["hosts"][0]
+    assert checked["running"] == ["web01"] and re.match(r"\d+\.\d+", checked["contact"]["qemu"])
+    assert coldrise.json("host", "list")["hosts"][0]["contact"]["machines"] == ["web01"]
+    assert "hv1" in coldrise.run("host", "list").stdout
+    hv1.libvirt.clear()
+    coldrise.json("host", "remove", "hv1")
+    assert coldrise.json("host", "list")["hosts"] == []
+    assert "there is no host hv1" in refused("host", "check", "hv1")[1]
+    wrong = refused("host", "add", "hv1", hv1.address, "--fingerprint", "SHA256:" + "A" * 43)
+    assert "it was not added" in wrong[1] and coldrise.json("host", "list")["hosts"] == []
+    for address in ("hv1", "ssh://-oProxyCommand=touch", "ssh://a b"):
+        assert "is not the address of a host" in refused("host", "add", "x", address)[1]
+
+
+def test_only_changed_blocks_come_over_ssh(coldrise, host, backup, tmp_path):
+    running = Domain(host.libvirt, "web01")
+    running.write("vda", "write -P 17 0 20M")
+    full = backup()
+    assert full["disks"][0]["read_bytes"] >= 20 * MIB and not full["instant"]["remarks"]
+    assert_same_as_now(coldrise, full["address"], running, tmp_path)
+    running.write("vda", "write -P 18 8M 1M")
+    running.write("vdb", "write -P 19 63M 1M")
+    part = backup()
+    assert [disk["read_bytes"] for disk in part["disks"]] == [MIB, MIB]
+    assert_same_as_now(coldrise, part["address"], running, tmp_path)
+    assert len(running.checkpoints()) == 1 and not running.has_job()
+    wait_until(lambda: not host.sessions(), "the end of the program on the host")
+    programs = list(host.cache.iterdir())
+    assert len(programs) == 1 and programs[0].stat().st_size <= 4 << 20
+
+
+def test_another_key_of_the_host_is_refused(host, refused):
+    host.stop()
+    host.new_key()
+    host.start()
+    code, said = refused("backup", "web01", "--from", "libvirt", "--on", "hv1")
+    assert code == 1 and "its SSH key is another one than at host add: nothing was sent to it" in said
+    assert not host.cache.exists() or not host.sessions()
+
+
+def test_a_host_that_forbids_forwarding(coldrise, host, backup, tmp_path):
+    host.stop()
+    host.start("DisableForwarding yes")
+    running = Domain(host.libvirt, "web01")
+    running.write("vda", "write -P 17 0 5M")
+    made = backup()
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    host.stop()
+    host.start()
+
+
+def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
+    running = Domain(host.libvirt, "web01")
+    running.write("vda", "write -P 1 0 4M")
+    first = backup()
+    running.write("vda", "write -P 2 8M 16M")
+    command = ["backup", "web01", "--from", "libvirt", "--on", "hv1", "--rate", "1M"]
+    with coldrise.start(*command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(running.has_job, "the backup's job")
+        host.stop()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and said, said
+    running.goes_on()
+    host.start()
+    running.write("vdb", "write -P 3 1M 64k")
+    made = backup()
+    assert [disk["base"] for disk in made["disks"]] == [first["point"]] * 2
+    assert "ended the backup job that a killed backup left in libvirt" in made["instant"]["remarks"]
+    assert_same_as_now(coldrise, made["address"], running, tmp_path)
+    assert len(running.checkpoints()) == 1 and not running.has_job()
+
+
+def test_a_host_where_the_program_cannot_run(host, refused):
+    host.cache.parent.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "noexec", "none", host.cache.parent]
+    subprocess.run([*host.libvirt.inside(), *mount], check=True)
+    code, said = refused("host", "check", "hv1")
+    assert "cannot run" in said and "noexec" in said and code == 1
+    subprocess.run([*host.libvirt.inside(), "umount", host.cache.parent], check=True)
+    subprocess.run([*host.libvirt.inside(), *mount[:4], "size=64k", *mount[5:]], check=True)
+    assert "cannot write to" in refused("host", "check", "hv1")[1]
+    subprocess.run([*host.libvirt.inside(), "umount", host.cache.parent], check=True)
+    host.stop()
+    assert refused("host", "check", "hv1")[0] == 1
+    host.start()

@@ -1,0 +1,110 @@
+"""A hypervisor's host that is reached over SSH: an sshd in the mount namespace of a libvirtd of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from support.libvirt import Libvirt
+from support.nbdserver import DEADLINE_S, wait_until
+from support.ports import free_port
+
+CONFIG = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+AuthorizedKeysFile {folder}/authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+SetEnv XDG_CACHE_HOME={folder}/cache-of-root TMPDIR={folder}/scratch
+{more}
+"""
+
+# sshd wants it, and init makes it only where the unit runs.
+SSHD = 'mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f "$1"'
+
+
+class SshHost:
+    """Started when made; ended with its libvirtd by `close`."""
+
+    def __init__(self):
+        self.libvirt = Libvirt()
+        self.folder = self.libvirt.folder
+        self.scratch = self.folder / "scratch"
+        self.scratch.mkdir()
+        self.keys = self.folder / "authorized_keys"
+        self.keys.touch()
+        self.cache = self.folder / "cache-of-root" / "coldrise"
+        self.port = free_port()
+        self.sshd = None
+        self.log = open(self.folder / "sshd.log", "w", encoding="utf-8")
+        self.new_key()
+        self.start()
+
+    def new_key(self):
+        key = self.folder / "host_key"
+        key.unlink(missing_ok=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+
+    def start(self, more=""):
+        config = self.folder / "sshd_config"
+        config.write_text(CONFIG.format(port=self.port, folder=self.folder, more=more), encoding="utf-8")
+        command = [*self.libvirt.inside(), "sh", "-c", SSHD, "sh", config]
+        self.sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
+                                     start_new_session=True)
+        wait_until(self.answers, "sshd")
+
+    def answers(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as near:
+            return near.recv(4) == b"SSH-"
+        return False
+
+    def stop(self):
+        """Ends sshd and all connections, as a host that is cut off."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.sshd.pid, signal.SIGKILL)
+        self.sshd.wait(timeout=DEADLINE_S)
+        # Each connection is a process group of its own.
+        for process in self.sessions():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def sessions(self):
+        """The processes of connections."""
+        listed = subprocess.run(["pgrep", "-f", f"coldrise-host.* (serve|connect)|sshd: root"], capture_output=True, text=True,
+                                check=False)
+        mine = os.readlink(f"/proc/{self.libvirt.process.pid}/ns/mnt")
+        found = []
+        for number in map(int, listed.stdout.split()):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{number}/ns/mnt") == mine:
+                    found.append(number)
+        return found
+
+    @property
+    def address(self):
+        return f"ssh://root@127.0.0.1:{self.port}"
+
+    def add_to(self, coldrise, name="hv1"):
+        """Adds the host, and lets the repository log in."""
+        added = coldrise.json("host", "add", name, self.address)
+        with self.keys.open("a", encoding="utf-8") as keys:
+            keys.write(added["authorized_keys"] + "\n")
+        return added
+
+    def close(self):
+        self.stop()
+        self.log.close()
+        self.libvirt.close()
+
+
+if __name__ == "__main__":
+    host = SshHost()
+    print(host.address, host.folder, flush=True)
+    sys.stdin.read()
+    host.close()
