@@ -270,8 +270,8 @@ impl PointDocument {
         if self.came_by.len() > MAX_CAME_BY {
             return refuse(format!("it came by {} repositories", self.came_by.len()));
         }
-        if let Err(what) = check_parts(&self.parts) {
-            return refuse(what);
+        if let Err(error) = check_parts(&self.parts) {
+            return refuse(error.message());
         }
         match &self.configuration {
             Some(c) if c.text.len() > MAX_CONFIGURATION_BYTES || c.format.len() > 64 => {

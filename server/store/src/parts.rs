@@ -60,8 +60,7 @@ impl MachinePart {
             size_bytes: content.len() as u64,
             content: Compressed(compressed.into()),
         };
-        check_parts(std::slice::from_ref(&part))
-            .map_err(|what| Error::new(ErrorKind::InvalidInput, what))?;
+        check_parts(std::slice::from_ref(&part))?;
         Ok(part)
     }
 
@@ -97,34 +96,30 @@ impl MachinePart {
 /// Checks the bounds of a point's parts.
 ///
 /// # Errors
-/// A text that names the bound.
-pub(crate) fn check_parts(parts: &[MachinePart]) -> std::result::Result<(), String> {
+/// `InvalidInput`, naming the bound.
+pub fn check_parts(parts: &[MachinePart]) -> Result<()> {
+    let refuse = |what: String| Err(Error::new(ErrorKind::InvalidInput, what));
     let is_word = |word: &str| {
         let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
         (1..=MAX_WORD_BYTES).contains(&word.len()) && word.bytes().all(allowed)
     };
     if parts.len() > MAX_PARTS {
-        return Err(format!(
-            "it has {} parts beside its disks, not at most {MAX_PARTS}",
-            parts.len()
-        ));
+        return refuse(format!("{} parts beside the disks, not {MAX_PARTS}", parts.len()));
     }
     for (i, part) in parts.iter().enumerate() {
         if !is_word(&part.kind) || !is_word(&part.format) {
-            return Err("a part beside its disks has an unusable kind or format".to_owned());
+            return refuse("a part beside the disks has an unusable kind or format".to_owned());
         }
         if parts.iter().skip(i + 1).any(|other| other.kind == part.kind) {
-            return Err(format!("its {} are there twice", part.kind));
+            return refuse(format!("the {} are there twice", part.kind));
         }
         if part.size_bytes > MAX_PART_BYTES {
-            return Err(format!("its {} are over {MAX_PART_BYTES} bytes", part.kind));
+            return refuse(format!("the {} are over {MAX_PART_BYTES} bytes", part.kind));
         }
     }
     let compressed: usize = parts.iter().map(|part| part.content.0.len()).sum();
     match compressed > MAX_PARTS_BYTES {
-        true => {
-            Err(format!("its parts beside the disks are over {MAX_PARTS_BYTES} bytes, compressed"))
-        }
+        true => refuse(format!("the parts are over {MAX_PARTS_BYTES} bytes, compressed")),
         false => Ok(()),
     }
 }

@@ -20,6 +20,7 @@ mod default_domain;
 mod devices;
 mod domain_xml;
 mod live_domain;
+mod part_files;
 mod presence;
 mod uefi;
 
@@ -41,6 +42,7 @@ pub use domain_xml::{
 pub use live_domain::{
     find_running, is_named_by_another, running_domains, LiveDomain, WritableDisk,
 };
+pub use part_files::{read_host_file, PartFiles};
 pub use presence::missing;
 pub use uefi::NotedVariables;
 

@@ -15,14 +15,12 @@ use roxmltree::Node;
 use serde::{Deserialize, Serialize};
 
 use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
+use super::part_files::variables_folder;
 use super::{RecoveryNote, PATIENCE};
 use coldrise_firmware::{first_variables, Found, Uefi, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
-/// libvirt's folder of variables, for the system and below a user's configuration.
-const FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
-const FOLDER_OF_USER: &str = "libvirt/qemu/nvram";
 /// Maximum length of a file of empty variables, in bytes.
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 
@@ -158,18 +156,8 @@ impl VariablesPlace {
         let mut template = socket.as_os_str().to_owned();
         template.push(".vars");
         let name = format!("{}-{:x}_VARS.fd", session.name, session.created_at_ms);
-        VariablesPlace { file: folder(connect).join(name), template: template.into() }
+        VariablesPlace { file: variables_folder(connect).join(name), template: template.into() }
     }
-}
-
-fn folder(connect: &str) -> PathBuf {
-    if !connect.contains(":///session") {
-        return PathBuf::from(FOLDER);
-    }
-    let variable = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
-    let home = || PathBuf::from(variable("HOME").unwrap_or_default()).join(".config");
-    let configuration = variable("XDG_CONFIG_HOME").map_or_else(home, PathBuf::from);
-    configuration.join(FOLDER_OF_USER)
 }
 
 /// The firmware variables of a recovered machine, in its note.

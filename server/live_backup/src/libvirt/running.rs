@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{remove_abandoned_folders_in, Error, Result};
 use coldrise_hypervisors::libvirt::{
-    escaped, find_running, is_named_by_another, LiveDomain, PATIENCE,
+    escaped, find_running, is_named_by_another, LiveDomain, PartFiles, PATIENCE,
 };
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
@@ -16,6 +16,7 @@ use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
 use super::disks::{choose, DomainDisk};
 use super::freeze;
 use super::job::Job;
+use super::parts::PartsBefore;
 use super::space::ScratchSpace;
 use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
@@ -85,7 +86,9 @@ impl LiveMachine for RunningDomain {
         cancel: &AtomicBool,
     ) -> Result<Instant> {
         let mut remarks = self.clear_leftovers()?;
-        let live = LiveDomain::parse(&self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?)?;
+        let text = self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?;
+        let live = LiveDomain::parse(&text)?;
+        let files = PartFiles::of(self.virsh.uri(), &self.uuid, &text)?;
         let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
         let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
         let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
@@ -119,18 +122,22 @@ impl LiveMachine for RunningDomain {
         let sources = disks.iter().map(|taken| self.source(&space, taken)).collect();
         let base = disks.iter().find_map(|taken| taken.base.clone());
         let folder = space.folder().to_owned();
+        let before = PartsBefore::read(files);
         self.taken = Some(Taken { names, base, point: start.point().clone(), space });
         let begun = self.begin(&words, &folder, &mut remarks, cancel);
         let is_quiesced = begun.map_err(|error| match self.close(false) {
             Ok(()) => error,
             Err(left) => error.context(left.message()),
         })?;
+        let space = self.taken.as_ref().map(|taken| &taken.space);
+        let parts = space.map(|space| before.after_instant(space, &mut remarks));
         Ok(Instant {
             sources,
             standstill: None,
             is_quiesced,
             remarks,
             configuration: Some(configuration),
+            parts: parts.unwrap_or_default(),
         })
     }
 

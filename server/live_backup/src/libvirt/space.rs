@@ -8,6 +8,7 @@ use std::process::Command;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use rustix::fs::{fallocate, FallocateFlags};
 use rustix::io::Errno;
+use serde_json::json;
 
 use super::disks::DomainDisk;
 use crate::qemu::{no_space, TABLES_BYTES};
@@ -69,10 +70,23 @@ impl ScratchSpace {
     }
 
     /// Writes a document for virsh. Returns its path.
-    pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(super) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> Result<PathBuf> {
         let path = self.path(name);
         std::fs::write(&path, text).context(|| format!("writing {}", path.display()))?;
         Ok(path)
+    }
+
+    /// Converts a qcow2 image; a backing file counts as none. Returns the raw image.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it is not one.
+    pub(super) fn convert_to_raw(&self, image: &Path) -> Result<PathBuf> {
+        let raw = image.with_extension("raw");
+        let mut convert = Command::new("qemu-img");
+        let file = json!({ "driver": "file", "filename": image });
+        let source = json!({ "driver": "qcow2", "backing": null, "file": file });
+        convert.args(["convert", "-O", "raw"]).arg(format!("json:{source}"));
+        run(convert.arg(&raw)).map(|()| raw)
     }
 
     /// Gives a file to QEMU's group.
