@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_recovery::keep_parts;
 use coldrise_requests::{session_name, Seal};
 use coldrise_session::{SealReport, SessionDocument, SkippedFile};
 use serde::Serialize;
@@ -52,6 +53,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<
     let repository = invocation.open()?;
     let session = &session_name(&arguments.request.session)?;
     let patience = Duration::from_secs(u64::from(arguments.wait));
+    keep_parts(invocation.caller()?, &repository, session);
     let sealed = coldrise_session::seal(&repository, session, patience)?;
     let SealReport { point, left_out } = sealed;
     skipped_files::tell(&left_out);

@@ -22,6 +22,7 @@ mod domain_xml;
 mod live_domain;
 mod part_files;
 mod presence;
+mod tpm;
 mod uefi;
 
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ pub use live_domain::{
 };
 pub use part_files::{read_host_file, PartFiles};
 pub use presence::missing;
+pub use tpm::{check_tpm, own_tpm};
 pub use uefi::NotedVariables;
 
 /// For one request. Starting a domain on a busy host takes seconds.
@@ -67,6 +69,9 @@ pub struct RecoveryNote {
     /// The variables of its firmware; `None` without UEFI, and in notes of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variables: Option<NotedVariables>,
+    /// The state of its TPM; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<PathBuf>,
 }
 
 impl RecoveryNote {
