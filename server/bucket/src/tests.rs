@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use super::*;
 use coldrise_store::{
-    BackupTarget, MachineName, PointDocument, PointName, PointOrigin, WriteOptions,
+    BackupTarget, MachineName, MachinePart, PointDocument, PointName, PointOrigin, WriteOptions,
+    SWTPM_PERMALL, TPM_STATE,
 };
 
 pub(super) const CHUNK: usize = 4096;
@@ -178,6 +179,7 @@ pub(super) fn point(second: u32, root: MapRoot, size_bytes: u64) -> PointDocumen
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: vec![MachinePart::new(TPM_STATE, SWTPM_PERMALL, b"keys").unwrap()],
         is_protected: false,
         files: None,
         quarantine: None,

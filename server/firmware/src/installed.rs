@@ -2,7 +2,7 @@
 //! (QEMU's docs/interop/firmware.json).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::read_at_most;
 use serde::Deserialize;
@@ -48,6 +48,11 @@ impl Uefi {
             && has("requires-smm") == needs.secure_boot
             && has("enrolled-keys") == needs.enrolled_keys
     }
+}
+
+/// Whether a file of variables has this size, in bytes; any file has none.
+pub fn has_size(variables: &Path, bytes: Option<u64>) -> bool {
+    bytes.is_none_or(|bytes| variables.metadata().is_ok_and(|file| file.len() == bytes))
 }
 
 /// All installed UEFI firmware for x86_64 whose files exist and are raw, in the order of preference.

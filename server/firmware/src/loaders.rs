@@ -50,6 +50,8 @@ pub struct Found {
     pub has_fallback: bool,
     /// Whether the variables have keys: the firmware starts only loaders that are signed with them.
     pub secure_boot: bool,
+    /// Why the stored variables do not count, if there are any.
+    pub unfit: Option<String>,
     /// Disks that could not be read, each with the reason.
     pub unread: Vec<String>,
 }

@@ -100,10 +100,7 @@ impl Host {
     /// # Errors
     /// Errors of the operating system there; `InvalidInput` if it is larger.
     pub fn read_file(&self, path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
-        match self.0.call(Request::ReadFile { path: path.to_owned(), max_bytes })? {
-            Answer::Content(text) => STANDARD.decode(text).map_err(|_| odd()),
-            _ => Err(odd()),
-        }
+        content(self.0.call(Request::ReadFile { path: path.to_owned(), max_bytes })?)
     }
 
     /// Whether a living process holds a private folder.
@@ -180,6 +177,15 @@ impl ScratchSpace {
         Ok(self.file(name))
     }
 
+    /// The content of a small qcow2 image, of at most `max_bytes`; a backing file counts as none.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it is not one.
+    pub fn raw_of_qcow2(&self, image: &[u8], max_bytes: u64) -> Result<Vec<u8>> {
+        let (space, image) = (self.folder.clone(), STANDARD.encode(image));
+        content(self.host.0.call(Request::RawOfQcow2 { space, image, max_bytes })?)
+    }
+
     /// Makes an empty qcow2 image for a disk and allocates all space that it can ever need. With `bitmap`
     /// the image records in a bitmap of that name what is written to it.
     ///
@@ -203,6 +209,13 @@ impl Drop for ScratchSpace {
     fn drop(&mut self) {
         // If this fails, the next backup removes the folder.
         let _ = self.host.0.call(Request::RemoveSpace { space: self.folder.clone() });
+    }
+}
+
+fn content(answer: Answer) -> Result<Vec<u8>> {
+    match answer {
+        Answer::Content(text) => STANDARD.decode(text).map_err(|_| odd()),
+        _ => Err(odd()),
     }
 }
 

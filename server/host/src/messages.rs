@@ -65,6 +65,15 @@ pub enum Request {
         /// Its content.
         text: String,
     },
+    /// The content of a small qcow2 image.
+    RawOfQcow2 {
+        /// A folder for the images.
+        space: PathBuf,
+        /// The image, as base64.
+        image: String,
+        /// Maximum size of the content, in bytes.
+        max_bytes: u64,
+    },
     /// Removes a folder and its files.
     RemoveSpace {
         /// The folder.

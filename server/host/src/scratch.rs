@@ -5,9 +5,12 @@ use std::os::unix::fs::{chown, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{
+    read_small_file, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+};
 use rustix::fs::{fallocate, statvfs, FallocateFlags};
 use rustix::io::Errno;
+use serde_json::json;
 
 /// Longest path of a socket, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
@@ -61,6 +64,19 @@ impl Space {
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.path(name)?;
         std::fs::write(&path, text).context(|| format!("writing {}", path.display()))
+    }
+
+    /// Converts a small qcow2 image; a backing file counts as none. Returns the raw image, of at most `max_bytes`.
+    pub(crate) fn raw_of_qcow2(&self, image: &[u8], max_bytes: u64) -> Result<Vec<u8>> {
+        let (image_path, raw) = (self.path("small.qcow2")?, self.path("small.raw")?);
+        let what = || format!("writing {}", image_path.display());
+        std::fs::write(&image_path, image).context(what)?;
+        let mut convert = Command::new("qemu-img");
+        let file = json!({ "driver": "file", "filename": image_path });
+        let source = json!({ "driver": "qcow2", "backing": null, "file": file });
+        convert.args(["convert", "-O", "raw"]).arg(format!("json:{source}"));
+        run(convert.arg(&raw))?;
+        read_small_file(&raw, max_bytes)
     }
 
     /// Gives a file to QEMU's group.

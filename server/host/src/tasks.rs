@@ -1,8 +1,8 @@
 //! The tasks, done on this host.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use coldrise_block::{
-    remove_abandoned_folders_in, Context, Error, ErrorKind, Result, ScratchFolder,
+    read_at_most, remove_abandoned_folders_in, Context, Error, ErrorKind, Result, ScratchFolder,
 };
+use rustix::fs::OFlags;
 
 use crate::freezes::Freezes;
 use crate::host::Channel;
@@ -76,6 +77,13 @@ impl Channel for HostTasks {
             Request::WriteDocument { space, name, text } => {
                 self.with_space(&space, |space| space.write(&name, &text)).map(|()| Answer::Done)
             }
+            Request::RawOfQcow2 { space, image, max_bytes } => {
+                let invalid = |_| Error::new(ErrorKind::InvalidInput, "the image is not base64");
+                let image = STANDARD.decode(image).map_err(invalid)?;
+                let max_bytes = max_bytes.min(MAX_FILE_BYTES);
+                let raw = self.with_space(&space, |space| space.raw_of_qcow2(&image, max_bytes))?;
+                Ok(Answer::Content(STANDARD.encode(raw)))
+            }
             Request::RemoveSpace { space } => {
                 drop(self.spaces().remove(&space));
                 Ok(Answer::Done)
@@ -124,15 +132,13 @@ fn facts() -> Result<Facts> {
 /// Reads a regular file.
 fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let what = || format!("reading {}", path.display());
-    let file = File::open(path).context(what)?;
-    let facts = file.metadata().context(what)?;
-    if !facts.is_file() || facts.len() > max_bytes {
-        let text = format!("{} is no file of up to {max_bytes} bytes", path.display());
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).context(what)?;
+    if !file.metadata().context(what)?.is_file() {
+        let text = format!("{} is not a regular file", path.display());
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
-    let mut bytes = Vec::new();
-    file.take(max_bytes).read_to_end(&mut bytes).context(what)?;
-    Ok(bytes)
+    read_at_most(file, path, max_bytes)
 }
 
 #[cfg(test)]
@@ -167,7 +173,9 @@ mod tests {
         std::fs::write(&path, vec![7; 100]).unwrap();
         assert_eq!(read_file(&path, 100).unwrap(), vec![7; 100]);
         assert_eq!(read_file(&path, 99).unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert!(read_file(folder.path(), 100).is_err());
+        for other in [folder.path(), Path::new("/dev/zero")] {
+            assert!(read_file(other, 100).is_err());
+        }
         assert_eq!(
             read_file(&folder.path().join("no"), 1).unwrap_err().kind(),
             ErrorKind::NotFound

@@ -1,21 +1,19 @@
-//! The UEFI firmware of booted machines, and how a machine starts whose variables are in no backup.
+//! The UEFI firmware of booted machines, and the variables with which they start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
-use coldrise_session::{SessionDocument, SessionNotes};
-use coldrise_store::Repository;
+use coldrise_firmware::{first_variables, has_size, installed, Found, Uefi, UefiNeeds};
+use coldrise_session::{update_parts, SessionDocument, SessionNotes};
+use coldrise_store::{MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, RAW};
 
 use crate::caller::Caller;
 use coldrise_inventory::{Firmware, Hardware};
 
-/// The session's note with the variables that its machine had when it was last off.
-const NOTE: &str = "firmware-variables";
 /// The machine's variables in its folder.
 const FILE: &str = "uefi-variables";
-/// Maximum length of variables, in bytes: what a note takes.
+/// Maximum length of variables, in bytes.
 const MAX_BYTES: u64 = 1000 << 10;
 
 /// The firmware's files for QEMU.
@@ -31,15 +29,22 @@ pub struct Flash {
 /// # Errors
 /// `Unsupported` if none is installed.
 pub fn plain() -> Result<Uefi> {
-    let mut firmware = installed().into_iter();
-    firmware.find(|uefi| uefi.fits(UefiNeeds::default())).ok_or_else(|| {
+    choose(None)
+}
+
+/// The same, with variables of this size if there is such firmware.
+fn choose(bytes: Option<u64>) -> Result<Uefi> {
+    let fitting = installed().into_iter().filter(|uefi| uefi.fits(UefiNeeds::default()));
+    let mut fitting: Vec<Uefi> = fitting.collect();
+    let at = fitting.iter().position(|uefi| has_size(&uefi.variables, bytes)).unwrap_or(0);
+    (at < fitting.len()).then(|| fitting.swap_remove(at)).ok_or_else(|| {
         let text = "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)";
         Error::new(ErrorKind::Unsupported, text)
     })
 }
 
-/// The firmware of a session's machine, whose variables are copied into `folder`: those that it had when it was last off, else new
-/// ones with boot entries for the loaders on its disks. `None` for a BIOS.
+/// The firmware of a session's machine, whose variables are copied into `folder`: those of the session, which are the point's or as the
+/// machine left them; else new ones with boot entries for the loaders on its disks. `None` for a BIOS.
 ///
 /// # Errors
 /// As for [`plain`]; errors of the operating system.
@@ -53,33 +58,48 @@ pub fn prepare(
     if hardware.firmware != Firmware::Uefi {
         return Ok(None);
     }
-    let uefi = plain()?;
+    let uefi = choose(session.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes))?;
     let empty = read_small_file(&uefi.variables, MAX_BYTES)?;
-    let kept = SessionNotes::of(repository, &session.name)?.read(NOTE)?;
-    let content = match kept.filter(|kept| kept.len() == empty.len()) {
-        Some(kept) => kept,
-        None => {
-            let (made, found) = first_variables(repository, session, empty);
-            tell_start(caller, &found);
-            made
-        }
-    };
+    let (content, found) = first_variables(repository, session, empty);
+    if let Some(found) = found {
+        tell_start(caller, &found);
+    }
     let variables = folder.join(FILE);
     std::fs::write(&variables, content).context(|| format!("writing {}", variables.display()))?;
     Ok(Some(Flash { code: uefi.code, variables }))
 }
 
-/// Keeps the variables of a machine that is off with its session.
+/// Keeps the variables of a machine with its session: the next seal takes them over.
 ///
 /// # Errors
 /// Errors of the operating system.
-pub fn keep(repository: &Arc<Repository>, session: &SessionDocument, flash: &Flash) -> Result<()> {
-    let content = read_small_file(&flash.variables, MAX_BYTES)?;
-    SessionNotes::of(repository, &session.name)?.write(NOTE, &content)
+pub fn keep(repository: &Repository, session: &SessionName, variables: &Path) -> Result<()> {
+    let content = read_small_file(variables, MAX_BYTES)?;
+    update_parts(repository, session, vec![MachinePart::new(FIRMWARE_VARIABLES, RAW, &content)?])
+}
+
+/// The same while `coldrise boot` runs the machine, if it does so.
+///
+/// # Errors
+/// As for [`keep`].
+pub fn keep_of_running(
+    repository: &Repository,
+    session: &SessionName,
+    notes: &SessionNotes,
+) -> Result<()> {
+    // The monitor's socket lies in the same folder, which ends with the machine.
+    let variables = notes.monitor().map(|monitor| monitor.with_file_name(FILE));
+    match variables.filter(|variables| variables.is_file()) {
+        Some(variables) => keep(repository, session, &variables),
+        None => Ok(()),
+    }
 }
 
 /// Says how a machine starts that has new variables.
 pub fn tell_start(caller: &Caller, found: &Found) {
+    if let Some(why) = &found.unfit {
+        caller.remark(&format!("warning: the stored firmware variables are not used: {why}"));
+    }
     for text in &found.unread {
         caller.remark(&format!("warning: no boot entry could be made: {text}"));
     }

@@ -55,7 +55,7 @@ pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{matches_wildcards, MachinePattern};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
-pub use points::{find_disk, PointDetails, PointDisk};
+pub use points::{find_disk, PointDetails, PointDisk, PointPart};
 pub use retention::{
     going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,
     RetentionPlan,

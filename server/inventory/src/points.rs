@@ -47,6 +47,9 @@ pub struct PointDetails {
     /// The machine's configuration, if one was stored.
     #[schema(value_type = Option<ConfigurationSchema>)]
     pub configuration: Option<Configuration>,
+    /// The machine's parts beside its disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PointPart>,
     /// The hardware that `boot` gives the machine: of the configuration, else the default.
     pub hardware: Hardware,
     /// The last boot check.
@@ -68,11 +71,38 @@ pub struct PointDisk {
     pub layers: usize,
 }
 
+/// A part of a machine beside its disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PointPart {
+    /// What it is, such as `firmware-variables` or `tpm-state`.
+    pub kind: String,
+    /// The format of its content.
+    pub format: String,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// The SHA-256 of its content, 64 hexadecimal digits.
+    pub sha256: String,
+}
+
+impl PointPart {
+    /// All parts of a point.
+    ///
+    /// # Errors
+    /// `Corrupt` if one cannot be decompressed.
+    pub fn all(point: &PointDocument) -> Result<Vec<PointPart>> {
+        let described = point.parts.iter().map(|part| {
+            let (kind, format) = (part.kind.clone(), part.format.clone());
+            Ok(PointPart { kind, format, size_bytes: part.size_bytes, sha256: part.sha256()? })
+        });
+        described.collect()
+    }
+}
+
 impl PointDetails {
     /// A point with all disks or with one.
     ///
     /// # Errors
-    /// `NotFound` for an unknown disk, naming the existing ones.
+    /// `NotFound` for an unknown disk, naming the existing ones; `Corrupt` for a damaged part.
     pub fn new(
         point: &PointDocument,
         only: Option<&DiskName>,
@@ -112,6 +142,7 @@ impl PointDetails {
             sources,
             disks,
             configuration: point.configuration.clone(),
+            parts: PointPart::all(point)?,
             hardware: Hardware::of(point.configuration.as_ref()).unwrap_or_default(),
             boot,
         })

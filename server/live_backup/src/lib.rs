@@ -66,6 +66,8 @@ pub struct Instant {
     pub remarks: Vec<String>,
     /// The machine's configuration, if its hypervisor tells it.
     pub configuration: Option<coldrise_store::Configuration>,
+    /// Its parts beside the disks, as far as they could be read.
+    pub parts: Vec<coldrise_store::MachinePart>,
 }
 
 /// A machine that runs. Dropping it removes everything of ours from its hypervisor.

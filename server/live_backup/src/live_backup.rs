@@ -113,6 +113,7 @@ impl LiveBackup {
         }
         request.disks.clone_from(&instant.sources);
         request.point = Some(start.point().clone());
+        request.parts.clone_from(&instant.parts);
         if request.configuration.is_none() {
             request.configuration.clone_from(&instant.configuration);
         }

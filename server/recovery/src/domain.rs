@@ -8,20 +8,25 @@ use coldrise_hosting::qemu;
 use coldrise_hosting::socket_access::SocketOwner;
 use coldrise_hosting::{Caller, Origin};
 use coldrise_hypervisors::libvirt::{
-    default_domain, rewrite, Domain, DomainOptions, DomainState, DomainXml, NetworkChoice,
-    RecoveryNote, VariablesPlace,
+    check_tpm, default_domain, own_tpm, rewrite, Domain, DomainOptions, DomainState, DomainXml,
+    NetworkChoice, RecoveryNote, VariablesPlace,
 };
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Hardware;
 use coldrise_session::{SessionDocument, SessionNotes};
-use coldrise_store::{PointDocument, Repository, SessionName, LIBVIRT_XML};
+use coldrise_store::{
+    random, PointDocument, Repository, SessionName, FIRMWARE_VARIABLES, LIBVIRT_XML, TPM_STATE,
+};
 
 use crate::place;
 
 /// What to do about another machine of the name.
 pub(crate) const BESIDE: &str =
     "end it first; or recover beside it with --new-uuid, and --name if you like";
+
+/// About a machine beside the original.
+const TWO_TPMS: &str = "the machine has a copy of the original's TPM: whatever its keys open or prove, both machines do";
 
 /// How a point is recovered under libvirt.
 pub struct DomainRequest<'a> {
@@ -70,20 +75,35 @@ impl Prepared {
         let point = origin.document();
         let virsh = Virsh::new(request.connect);
         let free = |domain: &DomainXml| check_free(&virsh, domain);
+        let new_uuid = match point.part(TPM_STATE).filter(|_| request.has_new_uuid) {
+            Some(_) => Some(random_uuid()?),
+            None => None,
+        };
+        let new_uuid = new_uuid.as_deref();
         // A first pass: the session has no name yet.
         let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
-        free(&domain(request, point, "x", Path::new("/x"), nowhere)?)?;
+        let first = domain(request, point, new_uuid, "x", Path::new("/x"), nowhere)?;
+        free(&first)?;
+        let tpm = match first.uuid.as_ref().filter(|_| first.has_tpm) {
+            Some(uuid) => Some(own_tpm(request.connect, uuid)?),
+            None => None,
+        };
         let session = origin.publish(caller, repository, request.name.cloned())?;
         let done = place::socket(request.socket, &session.name).and_then(|socket| {
             let variables = VariablesPlace::of(request.connect, &session, &socket);
-            let domain = domain(request, point, session.name.as_str(), &socket, variables)?;
+            let name = session.name.as_str();
+            let domain = domain(request, point, new_uuid, name, &socket, variables)?;
             domain.remarks.iter().for_each(|remark| caller.remark(remark));
+            if tpm.is_some() && request.has_new_uuid {
+                caller.remark(TWO_TPMS);
+            }
             let note = RecoveryNote {
                 connect: request.connect.to_owned(),
                 name: domain.name,
                 socket,
                 xml: domain.text,
                 variables: domain.variables,
+                tpm,
             };
             note.write(&SessionNotes::of(repository, &session.name)?)?;
             if let Err(why) = qemu::kvm_works() {
@@ -124,10 +144,23 @@ impl Prepared {
     }
 }
 
+/// A UUID of version 4.
+fn random_uuid() -> Result<String> {
+    let mut bytes = [0; 16];
+    random(&mut bytes)?;
+    let number = u128::from_be_bytes(bytes);
+    let (version, variant) = (0x4000_u128 << 64, 0x8000_u128 << 48);
+    let number = number & !(0xf000_u128 << 64) & !(0xc000_u128 << 48) | version | variant;
+    let digits = format!("{number:032x}");
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| digits.get(range).unwrap_or(""));
+    Ok(parts.join("-"))
+}
+
 /// The domain of a point, on the exports of a session.
 fn domain(
     request: &DomainRequest<'_>,
     point: &PointDocument,
+    new_uuid: Option<&str>,
     session: &str,
     socket: &Path,
     variables: VariablesPlace,
@@ -138,11 +171,14 @@ fn domain(
     let options = DomainOptions {
         name: request.name.map(SessionName::as_str),
         has_new_uuid: request.has_new_uuid,
+        new_uuid,
+        tpm: check_tpm(request.connect, point.part(TPM_STATE)),
         network: request.network,
         disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
         socket,
         has_kvm: has_kvm.is_ok(),
         uefi: &uefi,
+        variables_bytes: point.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes),
         variables,
     };
     let stored = point.configuration.as_ref().filter(|_| !request.has_default_hardware);

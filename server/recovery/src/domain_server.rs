@@ -150,7 +150,7 @@ impl RecoveryServer {
             && coldrise_session::unpublish(&self.repository, name, true).is_ok();
         if ended {
             // There are none unless libvirt failed late.
-            let _ = self.note.remove_variables();
+            let _ = self.note.remove_parts();
         }
         match ended {
             true if error.kind() == ErrorKind::Busy => error.advise(BESIDE),
@@ -182,6 +182,7 @@ impl RecoveryServer {
         if let Some(found) = found.filter(|_| is_new) {
             uefi::tell_start(caller, &found);
         }
+        self.note.place_tpm(&self.session)?;
         let created = self.domain.create(&self.note.xml);
         self.note.remove_template();
         created

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hosting::Caller;
+use coldrise_hosting::{uefi, Caller};
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::{check_no_machine, AccessOptions};
@@ -55,12 +55,33 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
     }
 }
 
-/// Removes the firmware variables of a recovered machine that is off, before its session ends: after a kill in between, the
-/// session is still there to be ended.
-pub(crate) fn remove_variables(caller: &Caller, note: &RecoveryNote) {
-    if let Err(error) = note.remove_variables() {
+/// Keeps the firmware variables and the TPM's state of the machine on a session, as it left them, for the next seal.
+pub fn keep_parts(caller: &Caller, repository: &Arc<Repository>, session: &SessionName) {
+    let kept =
+        SessionNotes::of(repository, session).and_then(|notes| match RecoveryNote::read(&notes)? {
+            Some(note) => note.keep_parts(repository, session),
+            None => uefi::keep_of_running(repository, session, &notes),
+        });
+    if let Err(error) = kept {
+        let why = error.full_message();
+        caller.remark(&format!(
+            "warning: the machine's firmware variables or its TPM are stored as they were before: {why}"
+        ));
+    }
+}
+
+/// Removes the firmware variables and the TPM's state of a recovered machine that is off, before its session ends: after a kill in
+/// between, the session is still there to be ended, and has them.
+pub(crate) fn remove_parts(
+    caller: &Caller,
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    note: &RecoveryNote,
+) {
+    keep_parts(caller, repository, session);
+    if let Err(error) = note.remove_parts() {
         let text = error.full_message();
-        caller.remark(&format!("warning: the machine's firmware variables stay: {text}"));
+        caller.remark(&format!("warning: the machine's firmware variables or TPM stay: {text}"));
     }
 }
 
@@ -101,7 +122,7 @@ pub fn prepare_end(
     check_not_held(repository, session)?;
     let recovered = check_no_domain_uses(caller, &notes, session)?;
     if let Some(recovered) = recovered.as_ref().filter(|_| ends_now(repository, session)) {
-        remove_variables(caller, recovered);
+        remove_parts(caller, repository, session, recovered);
     }
     Ok(recovered)
 }

@@ -11,7 +11,7 @@ use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 
-use crate::end::{check_can_seal, end_session, remove_variables, MachineEnd, UndoRequest, Undone};
+use crate::end::{check_can_seal, end_session, remove_parts, MachineEnd, UndoRequest, Undone};
 use crate::vsphere;
 
 /// How long the server of an ended machine may take to close the session.
@@ -54,7 +54,7 @@ pub fn undo(
             MachineEnd::NotThere
         }
     };
-    remove_variables(caller, &note);
+    remove_parts(caller, repository, session, &note);
     let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
     let _ = std::fs::remove_file(&note.socket);
     Ok(Undone { machine: note.name, end, sealed })

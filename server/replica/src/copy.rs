@@ -343,6 +343,7 @@ impl MachineRun<'_> {
             origin: point.origin.clone(),
             disks: disks.to_vec(),
             configuration: point.configuration.clone(),
+            parts: point.parts.clone(),
             // Protection and quarantine are the remote side's own.
             is_protected: false,
             files: None,

@@ -14,6 +14,7 @@ fn point(name: &str, created_at_ms: u64) -> PointDocument {
         origin: PointOrigin::Backup { sources: Vec::new() },
         disks: Vec::new(),
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

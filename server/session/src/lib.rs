@@ -92,6 +92,7 @@ pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{session_damage, SessionDamage};
 pub use session_folder::stamps::{session_stamps, waiting_points, SessionStamp};
 pub use sessions::owned::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
+pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::seal::seal;
 pub use sessions::seal_report::SealReport;

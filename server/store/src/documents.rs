@@ -5,6 +5,7 @@ use std::fmt;
 use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 use serde::{Deserialize, Serialize};
 
+use crate::parts::{check_parts, MachinePart};
 use crate::{DiskName, DisplayName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
 use coldrise_block::hex;
 
@@ -36,6 +37,9 @@ pub struct PointDocument {
     /// The machine's configuration, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// The machine's parts beside its disks; at most one of a kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<MachinePart>,
     /// What people called the machine when the point was stored, if that differs from its name.
     #[serde(
         default,
@@ -226,6 +230,11 @@ impl PointDocument {
         self.disks.iter().find(|disk| disk.name == *name)
     }
 
+    /// The part of this kind beside the disks.
+    pub fn part(&self, kind: &str) -> Option<&MachinePart> {
+        self.parts.iter().find(|part| part.kind == kind)
+    }
+
     /// Checks the bounds that the fields' types cannot express.
     ///
     /// # Errors
@@ -260,6 +269,9 @@ impl PointDocument {
         }
         if self.came_by.len() > MAX_CAME_BY {
             return refuse(format!("it came by {} repositories", self.came_by.len()));
+        }
+        if let Err(error) = check_parts(&self.parts) {
+            return refuse(error.message());
         }
         match &self.configuration {
             Some(c) if c.text.len() > MAX_CONFIGURATION_BYTES || c.format.len() > 64 => {

@@ -41,6 +41,7 @@ static FIXTURE: LazyLock<parking_lot::Mutex<Fixture>> = LazyLock::new(|| {
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         quarantine: None,
         made_in: None,

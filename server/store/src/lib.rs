@@ -46,6 +46,7 @@ mod map;
 mod markers;
 mod memory;
 mod name;
+mod parts;
 mod passphrase;
 mod passphrases;
 mod point_name;
@@ -95,6 +96,9 @@ pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
+pub use parts::{
+    check_parts, MachinePart, FIRMWARE_VARIABLES, MAX_PART_BYTES, RAW, SWTPM_PERMALL, TPM_STATE,
+};
 pub use passphrase::{Passphrase, PassphraseSource};
 pub use passphrases::{
     add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,

@@ -180,6 +180,7 @@ fn a_document_under_another_key_is_noticed() {
                 layers: Vec::new(),
             }],
             configuration: None,
+            parts: Vec::new(),
             is_protected: false,
             files: None,
             quarantine: None,

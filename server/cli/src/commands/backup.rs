@@ -158,6 +158,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         bitmap,
         follow_backing: arguments.follow_backing,
         configuration,
+        parts: Vec::new(),
         point: arguments.time,
         threads: 0,
         rate: rate.map(Rate::from_bytes_per_second).transpose()?,

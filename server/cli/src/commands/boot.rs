@@ -295,7 +295,8 @@ fn boot(
     let ran = run_machine(invocation, &words, reach, place.sockets, &mut server, signals);
     // However the machine ended, the session is flushed and closed.
     let stopped = server.stop();
-    let kept = flash.map_or(Ok(()), |flash| uefi::keep(repository, session, &flash));
+    let kept =
+        flash.map_or(Ok(()), |flash| uefi::keep(repository, &session.name, &flash.variables));
     let status = ran?;
     stopped?;
     kept?;

@@ -1,10 +1,15 @@
 //! `coldrise list`: machines and their restore points.
 
+use std::sync::Arc;
+
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, ListedMachine, ListedPoint, Listing};
-use coldrise_store::{BootVerdict, MachineName};
+use coldrise_inventory::{ComingDetails, ListedMachine, ListedPoint, Listing, PointPart};
+use coldrise_requests::refuse;
+use coldrise_session::Catalog;
+use coldrise_store::{BootVerdict, MachineName, Repository};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::coming;
 use crate::invocation::Invocation;
@@ -21,17 +26,31 @@ pub(crate) struct ListArguments {
     /// List only this machine.
     #[arg(value_name = "MACHINE")]
     machine: Option<MachineName>,
+
+    /// List instead what the points hold beside their disks and configuration: firmware variables and the state of a
+    /// TPM. Points without these are left out.
+    #[arg(long)]
+    parts: bool,
 }
 
 impl ListArguments {
-    /// The only machine to list.
-    pub(crate) fn machine(&self) -> Option<&MachineName> {
-        self.machine.as_ref()
+    /// The only machine to list, for a list of points.
+    ///
+    /// # Errors
+    /// `InvalidInput` with --parts.
+    pub(crate) fn machine(&self) -> Result<Option<&MachineName>> {
+        match self.parts {
+            false => Ok(self.machine.as_ref()),
+            true => Err(refuse("list --parts").advise("coldrise show shows the parts of a point")),
+        }
     }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<Report> {
     let repository = invocation.open()?;
+    if arguments.parts {
+        return parts(&repository, arguments.machine.as_ref());
+    }
     let coming = ComingDetails::all(&repository, arguments.machine.as_ref())?;
     let (listing, warnings) = match Listing::read(&repository, arguments.machine.as_ref()) {
         // No point of the machine is complete.
@@ -47,6 +66,44 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
         invocation.remark(&repository.lost(name.clone()).message());
     }
     Ok(report(&listing, coming))
+}
+
+/// A part of a point, in the list.
+#[derive(Serialize)]
+struct ListedPart {
+    address: String,
+    #[serde(flatten)]
+    part: PointPart,
+}
+
+fn parts(repository: &Arc<Repository>, machine: Option<&MachineName>) -> Result<Report> {
+    let catalog = Catalog::new(repository);
+    let machines = match machine {
+        Some(machine) => {
+            catalog.check_machine(machine)?;
+            vec![machine.clone()]
+        }
+        None => catalog.machines()?,
+    };
+    let mut listed = Vec::new();
+    for machine in machines {
+        for point in catalog.points(&machine)? {
+            let address = format!("{machine}/{}", point.point);
+            let parts = PointPart::all(&point).map_err(|error| error.context(&address))?;
+            let of_point = |part| ListedPart { address: address.clone(), part };
+            listed.extend(parts.into_iter().map(of_point));
+        }
+    }
+    let row = |ListedPart { address, part }: &ListedPart| {
+        let PointPart { kind, format, size_bytes, sha256 } = part.clone();
+        vec![address.clone(), kind, show_size(size_bytes), format, sha256]
+    };
+    let rows: Vec<_> = listed.iter().map(row).collect();
+    let text = match rows.is_empty() {
+        true => "no point holds anything beside its disks and configuration".to_owned(),
+        false => table(&["ADDRESS", "PART", ">SIZE", "FORMAT", "SHA-256"], &rows),
+    };
+    Ok(Report::answer(&json!({ "parts": listed }), text))
 }
 
 /// The list, with the points that are on their way here.

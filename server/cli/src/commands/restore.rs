@@ -15,6 +15,7 @@ use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
+use super::restore_parts;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
@@ -34,6 +35,11 @@ const PROGRAM: &str = "restore";
 pub(crate) struct RestoreArguments {
     #[command(flatten)]
     request: Restore,
+
+    /// Write what MACHINE/POINT holds beside its disks into the folder TARGET: the configuration, and if they are
+    /// stored, firmware variables and the state of a TPM. The folder is new or empty; list --parts shows what there is.
+    #[arg(long, conflicts_with_all = ["format", "replace"])]
+    parts: bool,
 }
 
 /// How a disk is written.
@@ -65,6 +71,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     let Restore { address, target, format, replace } = &arguments.request;
     let target = RestoreTarget::parse(target)?;
     refuse_inside(repository.path(), &target)?;
+    if arguments.parts {
+        return restore_parts::run(invocation, &repository, &address.parse()?, &target);
+    }
     let (address, disk, _held) = open_disk(invocation, &repository, &address.parse()?)?;
     // The parser of the arguments has checked the word.
     let format = format.as_deref().and_then(|word| word.parse().ok());

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_recovery::keep_parts;
 use coldrise_requests::{session_name, Seal};
-use coldrise_session::{SealReport, SkippedFile};
+use coldrise_session::{SealReport, SessionDocument, SkippedFile};
 use serde::Serialize;
 
 use super::skipped_files;
@@ -45,16 +46,22 @@ struct SealOutput {
 /// catalog, and every seal writes the whole document. When this many wait, this command
 /// becomes that writer.
 const MANY_WAITING: usize = 64;
+/// So does it when the parts beside their disks take this many bytes of the document, which takes 16 MiB.
+const MANY_WAITING_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
     let session = &session_name(&arguments.request.session)?;
     let patience = Duration::from_secs(u64::from(arguments.wait));
+    keep_parts(invocation.caller()?, &repository, session);
     let sealed = coldrise_session::seal(&repository, session, patience)?;
     let SealReport { point, left_out } = sealed;
     skipped_files::tell(&left_out);
     let found = coldrise_session::session(&repository, session);
-    if found.is_ok_and(|found| found.document.waiting_points() >= MANY_WAITING) {
+    let many_wait = |document: &SessionDocument| {
+        document.waiting_points() >= MANY_WAITING || document.waiting_bytes() >= MANY_WAITING_BYTES
+    };
+    if found.is_ok_and(|found| many_wait(&found.document)) {
         // A running backup holds the repository: the next seal tries again.
         if let Err(error) = invocation.access()?.open_for_writing() {
             tracing::debug!(error = %error.full_message(), "sealed points continue to wait");

@@ -140,6 +140,10 @@ fn text(shown: &PointDetails) -> String {
         )),
         None => text.push_str("configured   no configuration was stored\n"),
     }
+    for part in &shown.parts {
+        let (size, format) = (show_size(part.size_bytes), &part.format);
+        text.push_str(&format!("part         {}  {size}, {format}\n", part.kind));
+    }
     if let Some(boot) = &shown.boot {
         let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
         let usual = boot.usual_rung.as_ref().filter(|_| boot.is_worse);

@@ -37,9 +37,10 @@ pub(crate) fn run(
     let client = Client::new(invocation.server_options())?;
     match command {
         Command::List(arguments) => {
+            let machine = arguments.machine()?;
             let mut listing: Listing = client.get("points")?;
             let mut coming: Vec<ComingDetails> = client.get("coming")?;
-            if let Some(machine) = arguments.machine() {
+            if let Some(machine) = machine {
                 listing.machines.retain(|listed| listed.machine == machine.as_str());
                 coming.retain(|one| one.machine == machine.as_str());
                 if listing.machines.is_empty() && coming.is_empty() {

@@ -34,6 +34,7 @@ pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
             origin: PointOrigin::Backup { sources: vec![] },
             disks: vec![disk("vda")],
             configuration: Some(Configuration { format: "vmx".into(), text: "a = \"b\"\n".into() }),
+            parts: Vec::new(),
             is_protected: false,
             files: None,
             quarantine: None,

@@ -57,6 +57,7 @@ impl Fixture {
                 layers: Vec::new(),
             }],
             configuration: None,
+            parts: Vec::new(),
             is_protected: false,
             files: None,
             quarantine: None,

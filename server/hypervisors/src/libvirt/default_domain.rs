@@ -50,7 +50,7 @@ pub fn default_domain(name: &str, hardware: &Hardware, options: &DomainOptions<'
         "the machine has the hardware of coldrise boot: there is no stored XML, or it is not used"
             .to_owned(),
     ];
-    DomainXml { text, name, uuid: None, variables: boot.variables, remarks }
+    DomainXml { text, name, uuid: None, has_tpm: false, variables: boot.variables, remarks }
 }
 
 /// `a` to `z`, then `aa` and so on.

@@ -1,10 +1,10 @@
 //! The devices of a recovered machine.
 
-use coldrise_inventory::LOST_TPM;
 use coldrise_store::DiskName;
 use roxmltree::Node;
 
 use super::domain_xml::{child, escaped, span, tag, DomainOptions, NetworkChoice};
+use super::tpm;
 
 /// Devices that are kept as they are.
 const KEPT: [&str; 6] = ["controller", "hub", "memballoon", "panic", "video", "watchdog"];
@@ -122,11 +122,14 @@ fn other(
             "><backend model='random'>/dev/urandom</backend>",
             1,
         )),
+        "tpm" if options.tpm.is_ok() && node.parent().and_then(tpm::emulated) == Some(node) => {
+            Some(tpm::element(source, node))
+        }
         tag if KEPT.contains(&tag) => Some(span(source, node).to_owned()),
         _ => None,
     };
-    if kept.is_none() && tag(node) == "tpm" {
-        remarks.push(LOST_TPM.to_owned());
+    if let (None, "tpm", Err(why)) = (&kept, tag(node), &options.tpm) {
+        remarks.push(why.clone());
     } else if kept.is_none() {
         let name = match (tag(node), target(node)) {
             ("disk", name) => format!("disk {name}, which is not in the restore point"),

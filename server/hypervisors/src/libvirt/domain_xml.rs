@@ -12,6 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde::{Deserialize, Serialize};
 
 use super::devices;
+use super::tpm::emulated;
 use super::uefi::{Boot, NotedVariables};
 use coldrise_firmware::Uefi;
 
@@ -52,6 +53,10 @@ pub struct DomainOptions<'a> {
     pub name: Option<&'a str>,
     /// A new UUID, and new addresses of network cards.
     pub has_new_uuid: bool,
+    /// The new UUID; `None`: libvirt makes one.
+    pub new_uuid: Option<&'a str>,
+    /// Whether the machine can have its TPM, else why not.
+    pub tpm: std::result::Result<(), String>,
     /// The network.
     pub network: &'a NetworkChoice,
     /// The disks of the point, each with the name of its export.
@@ -62,6 +67,8 @@ pub struct DomainOptions<'a> {
     pub has_kvm: bool,
     /// The UEFI firmware of this host.
     pub uefi: &'a [Uefi],
+    /// The size of the stored variables, in bytes, if there are any: firmware that takes them is preferred.
+    pub variables_bytes: Option<u64>,
     /// Where the variables of UEFI firmware lie. No other file of variables is used.
     pub variables: VariablesPlace,
 }
@@ -84,6 +91,8 @@ pub struct DomainXml {
     pub name: String,
     /// Its UUID; `None` for a new one.
     pub uuid: Option<String>,
+    /// Whether it has a TPM, whose state has to be placed.
+    pub has_tpm: bool,
     /// Its own variables, if it starts by UEFI.
     pub variables: Option<NotedVariables>,
     /// Changes and omissions, for people.
@@ -98,11 +107,14 @@ pub fn check_domain(source: &str) -> Result<()> {
     let options = DomainOptions {
         name: None,
         has_new_uuid: false,
+        new_uuid: None,
+        tpm: Ok(()),
         network: &NetworkChoice::None,
         disks: Vec::new(),
         socket: Path::new("/"),
         has_kvm: true,
         uefi: &[],
+        variables_bytes: None,
         variables: VariablesPlace { file: PathBuf::new(), template: PathBuf::new() },
     };
     rewrite(source, &options).map(drop)
@@ -129,7 +141,10 @@ pub fn rewrite(source: &str, options: &DomainOptions<'_>) -> Result<DomainXml> {
         (None, true) => format!("{stored}-recovered"),
         (None, false) => stored.to_owned(),
     };
-    let uuid = child_text(domain, "uuid").filter(|_| !options.has_new_uuid).map(str::to_owned);
+    let uuid = match options.has_new_uuid {
+        true => options.new_uuid.map(str::to_owned),
+        false => child_text(domain, "uuid").map(str::to_owned),
+    };
     let kind = if options.has_kvm { "kvm" } else { "qemu" };
     let mut text = format!("<domain type='{kind}'>\n<name>{}</name>\n", escaped(&name));
     if let Some(uuid) = &uuid {
@@ -152,7 +167,8 @@ pub fn rewrite(source: &str, options: &DomainOptions<'_>) -> Result<DomainXml> {
         }
     }
     text.push_str("</domain>\n");
-    Ok(DomainXml { text, name, uuid, variables, remarks })
+    let has_tpm = options.tpm.is_ok() && child(domain, "devices").and_then(emulated).is_some();
+    Ok(DomainXml { text, name, uuid, has_tpm, variables, remarks })
 }
 
 /// An element of the domain; `None` if it is left out.

@@ -28,11 +28,14 @@ fn options(network: &NetworkChoice) -> DomainOptions<'_> {
     DomainOptions {
         name: None,
         has_new_uuid: false,
+        new_uuid: None,
+        tpm: Ok(()),
         network,
         disks: vec![(DiskName::parse("vda").unwrap(), "live/r/vda".to_owned())],
         socket: Path::new("/run/it's"),
         has_kvm: true,
         uefi: &[],
+        variables_bytes: None,
         variables: VariablesPlace { file: "/own/it's.fd".into(), template: "/own/new".into() },
     }
 }

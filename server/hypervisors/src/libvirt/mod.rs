@@ -20,7 +20,9 @@ mod default_domain;
 mod devices;
 mod domain_xml;
 mod live_domain;
+mod part_files;
 mod presence;
+mod tpm;
 mod uefi;
 
 use std::collections::HashMap;
@@ -41,7 +43,9 @@ pub use domain_xml::{
 pub use live_domain::{
     domains, find_running, is_named_by_another, running_domains, LiveDomain, WritableDisk,
 };
+pub use part_files::PartFiles;
 pub use presence::missing;
+pub use tpm::{check_tpm, own_tpm};
 pub use uefi::NotedVariables;
 
 /// For one request. Starting a domain on a busy host takes seconds.
@@ -65,6 +69,9 @@ pub struct RecoveryNote {
     /// The variables of its firmware; `None` without UEFI, and in notes of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variables: Option<NotedVariables>,
+    /// The state of its TPM; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<PathBuf>,
 }
 
 impl RecoveryNote {

@@ -1,28 +1,31 @@
 //! How a recovered domain starts: its `<os>`, and its own variables if it starts by UEFI.
 //!
-//! A domain never gets the variables that its stored XML names. Their file may belong to the original machine, which
+//! A domain never gets the file of variables that its stored XML names. It may belong to the original machine, which
 //! runs or will run again, and two machines on one file destroy each other's boot order. So the file has a name that
-//! only this session has. libvirt makes it, from a template of ours, when the machine first starts, in its own folder
-//! and for its own user; there it can stay when the machine is moved to production.
+//! only this session has. libvirt makes it, from a template of ours with the stored variables, when the machine first starts, in its
+//! own folder and for its own user; there it can stay when the machine is moved to production.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{read_small_file, remove_if_present, Context, Result};
-use coldrise_session::SessionDocument;
-use coldrise_store::Repository;
+use coldrise_host::Host;
+use coldrise_session::{update_parts, SessionDocument};
+use coldrise_store::{
+    MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, MAX_PART_BYTES, RAW, SWTPM_PERMALL,
+    TPM_STATE,
+};
 use roxmltree::Node;
 use serde::{Deserialize, Serialize};
 
 use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
+use super::part_files::variables_folder;
+use super::tpm;
 use super::{RecoveryNote, PATIENCE};
-use coldrise_firmware::{first_variables, Found, Uefi, UefiNeeds};
+use coldrise_firmware::{first_variables, has_size, Found, Uefi, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
-/// libvirt's folder of variables, for the system and below a user's configuration.
-const FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
-const FOLDER_OF_USER: &str = "libvirt/qemu/nvram";
 /// Maximum length of a file of empty variables, in bytes.
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 
@@ -110,13 +113,16 @@ impl Boot {
             let empty = empty_variables(code, template, options.uefi)?;
             Some((code.to_owned(), empty))
         });
+        // The keys of Secure Boot lie in the variables: with stored ones any firmware of their size does.
         let any_keys = UefiNeeds { enrolled_keys: !needs.enrolled_keys, ..needs };
-        let chosen = stored.or_else(|| {
-            let mut fitting = [needs, any_keys]
-                .into_iter()
-                .filter_map(|needs| options.uefi.iter().find(|uefi| uefi.fits(needs)));
-            fitting.next().map(|uefi| (uefi.code.clone(), uefi.variables.clone()))
-        });
+        let fitting = [needs, any_keys]
+            .into_iter()
+            .flat_map(|needs| options.uefi.iter().filter(move |uefi| uefi.fits(needs)));
+        let fitting = fitting.map(|uefi| (uefi.code.clone(), uefi.variables.clone()));
+        let candidates: Vec<(PathBuf, PathBuf)> = stored.into_iter().chain(fitting).collect();
+        let takes_stored =
+            |(_, empty): &&(PathBuf, PathBuf)| has_size(empty, options.variables_bytes);
+        let chosen = candidates.iter().find(takes_stored).or(candidates.first()).cloned();
         let shown = |path: &Path| escaped(&path.display().to_string());
         let file = shown(&options.variables.file);
         let place = options.variables.clone();
@@ -158,18 +164,8 @@ impl VariablesPlace {
         let mut template = socket.as_os_str().to_owned();
         template.push(".vars");
         let name = format!("{}-{:x}_VARS.fd", session.name, session.created_at_ms);
-        VariablesPlace { file: folder(connect).join(name), template: template.into() }
+        VariablesPlace { file: variables_folder(connect).join(name), template: template.into() }
     }
-}
-
-fn folder(connect: &str) -> PathBuf {
-    if !connect.contains(":///session") {
-        return PathBuf::from(FOLDER);
-    }
-    let variable = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
-    let home = || PathBuf::from(variable("HOME").unwrap_or_default()).join(".config");
-    let configuration = variable("XDG_CONFIG_HOME").map_or_else(home, PathBuf::from);
-    configuration.join(FOLDER_OF_USER)
 }
 
 /// The firmware variables of a recovered machine, in its note.
@@ -182,8 +178,8 @@ pub struct NotedVariables {
 }
 
 impl RecoveryNote {
-    /// Writes the template of the machine's variables, with boot entries for the loaders on its disks. libvirt uses it
-    /// only if the machine has no variables yet. Returns the loaders; `None` without UEFI.
+    /// Writes the template of the machine's variables: the stored ones, else new ones with boot entries for the loaders on its
+    /// disks, which are returned. libvirt uses it only if the machine has no variables yet.
     ///
     /// # Errors
     /// Errors of the operating system.
@@ -202,7 +198,40 @@ impl RecoveryNote {
         let (template, found) = first_variables(repository, session, empty);
         let writing = || format!("writing {}", place.template.display());
         std::fs::write(&place.template, template).context(writing)?;
-        Ok(Some(found))
+        Ok(found)
+    }
+
+    /// Puts the state of the machine's TPM where libvirt expects it, unless it ran before.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn place_tpm(&self, session: &SessionDocument) -> Result<()> {
+        self.tpm.as_deref().map_or(Ok(()), |file| tpm::place(session, file))
+    }
+
+    /// Keeps the variables and the TPM's state of the machine with its session: the next seal takes them over.
+    ///
+    /// # Errors
+    /// Those of the operating system for one of them; the other is kept.
+    pub fn keep_parts(&self, repository: &Repository, session: &SessionName) -> Result<()> {
+        let variables = self.variables.as_ref().map(|noted| noted.place.file.as_path());
+        let files =
+            [(FIRMWARE_VARIABLES, RAW, variables), (TPM_STATE, SWTPM_PERMALL, self.tpm.as_deref())];
+        let (mut parts, mut failed) = (Vec::new(), Ok(()));
+        for (kind, format, file) in files {
+            // There is none before the machine's first start.
+            let Some(file) = file.filter(|file| !matches!(file.try_exists(), Ok(false))) else {
+                continue;
+            };
+            match Host::here()
+                .read_file(file, MAX_PART_BYTES)
+                .and_then(|content| MachinePart::new(kind, format, &content))
+            {
+                Ok(part) => parts.push(part),
+                Err(error) => failed = Err(error),
+            }
+        }
+        update_parts(repository, session, parts).and(failed)
     }
 
     /// Removes the template; the machine has its variables.
@@ -212,12 +241,17 @@ impl RecoveryNote {
         }
     }
 
-    /// Removes the machine's variables when its session has ended. Only libvirt may remove files in its folder, and it does
-    /// so with a domain: one is defined for that, and never started.
+    /// Removes the machine's variables and its TPM's state when its session has ended. Only libvirt may remove files in its folder of
+    /// variables, and it does so with a domain: one is defined for that, and never started.
     ///
     /// # Errors
-    /// `ToolFailed` if libvirt does not do so.
-    pub fn remove_variables(&self) -> Result<()> {
+    /// `ToolFailed` if libvirt does not do so; errors of the operating system.
+    pub fn remove_parts(&self) -> Result<()> {
+        if let Some(folder) =
+            self.tpm.as_deref().map(tpm::folder_of).filter(|folder| folder.exists())
+        {
+            std::fs::remove_dir_all(folder).context(|| format!("removing {}", folder.display()))?;
+        }
         let Some(noted) = &self.variables else { return Ok(()) };
         self.remove_template();
         let file = &noted.place.file;

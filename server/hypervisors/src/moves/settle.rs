@@ -171,6 +171,14 @@ pub(super) fn seal(
     notes: &SessionNotes,
     note: &mut MoveNote,
 ) -> Result<()> {
+    let kept = RecoveryNote::read(notes).and_then(|recovered| match recovered {
+        Some(recovered) => recovered.keep_parts(request.repository, request.session),
+        None => Ok(()),
+    });
+    if let Err(error) = kept {
+        let text = error.full_message();
+        (request.tell)(&format!("warning: not in the last point of the session: {text}"));
+    }
     match coldrise_session::seal(request.repository, request.session, SEAL_PATIENCE) {
         Ok(sealed) => {
             note.point = Some(format!("{}/{}", sealed.point.machine, sealed.point.point));

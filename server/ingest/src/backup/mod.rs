@@ -16,8 +16,8 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::{
     BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, DisplayName, MachineName,
-    MapRoot, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, WriteCounts,
-    WriteOptions, MAX_DISKS,
+    MachinePart, MapRoot, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter,
+    WriteCounts, WriteOptions, MAX_DISKS,
 };
 use jiff::{SignedDuration, Timestamp};
 
@@ -47,6 +47,8 @@ pub struct BackupRequest {
     pub follow_backing: bool,
     /// The machine's configuration.
     pub configuration: Option<Configuration>,
+    /// The machine's parts beside its disks.
+    pub parts: Vec<MachinePart>,
     /// What people call the machine, if that differs from its name.
     pub display_name: Option<DisplayName>,
     /// The point's name; `None`: the time at the start of the backup.
@@ -288,6 +290,7 @@ pub fn read_disks(
         },
         disks: documents,
         configuration: request.configuration.clone(),
+        parts: request.parts.clone(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -236,6 +236,7 @@ impl Rollback<'_> {
             bitmap: bitmap.map(|bitmap| bitmap.name.clone()),
             follow_backing: false,
             configuration: self.wanted.configuration.clone(),
+            parts: self.wanted.parts.clone(),
             display_name: self.wanted.display_name.clone(),
             point: None,
             threads: 0,

@@ -10,8 +10,9 @@ use coldrise_ingest::{
     RestoreTarget, SourceSpec,
 };
 use coldrise_store::{
-    ChunkedDisk, Compression, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
-    PointName, PointOrigin, Repository, RepositoryWriter,
+    ChunkedDisk, Compression, DiskName, InitOptions, MachineName, MachinePart, OpenOptions,
+    PassphraseSource, PointName, PointOrigin, Repository, RepositoryWriter, SWTPM_PERMALL,
+    TPM_STATE,
 };
 
 use crate::common::{self, assert_same, folder, noise, run, sparse_disk, text, Server, MIB};
@@ -86,6 +87,7 @@ fn request(disks: &[impl AsRef<str>]) -> BackupRequest {
         bitmap: None,
         follow_backing: false,
         configuration: None,
+        parts: Vec::new(),
         display_name: None,
         point: None,
         threads: 2,
@@ -114,6 +116,7 @@ fn all_disks_and_the_configuration_make_one_point() {
     std::fs::write(&configuration, "<domain type='kvm'/>").unwrap();
     let request = BackupRequest {
         configuration: Some(read_configuration(&configuration).unwrap()),
+        parts: vec![MachinePart::new(TPM_STATE, SWTPM_PERMALL, b"keys").unwrap()],
         ..request(&[raw_a, format!("vdb={}", text(&image))])
     };
     let summary = store.backup(&request).unwrap();
@@ -125,6 +128,7 @@ fn all_disks_and_the_configuration_make_one_point() {
         assert!(disk.read_bytes < 2 << 20, "holes cost no reading: {disk:?}");
     }
     let document = store.writer.repository().point(&machine(), &summary.point).unwrap();
+    assert_eq!(document.part(TPM_STATE).unwrap().content().unwrap(), b"keys");
     assert_eq!(document.configuration.unwrap().text, "<domain type='kvm'/>");
     let PointOrigin::Backup { sources } = document.origin else { panic!("not a backup") };
     assert_eq!(sources[1], text(&image));

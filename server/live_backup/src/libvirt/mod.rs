@@ -36,6 +36,7 @@ mod checkpoints;
 mod disks;
 mod freeze;
 mod job;
+mod parts;
 mod running;
 
 pub(crate) use running::{DomainOptions, RunningDomain};

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
-    escaped, find_running, is_named_by_another, LiveDomain, PATIENCE,
+    escaped, find_running, is_named_by_another, LiveDomain, PartFiles, PATIENCE,
 };
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
@@ -17,6 +17,7 @@ use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
 use super::disks::{choose, DomainDisk};
 use super::freeze;
 use super::job::Job;
+use super::parts::PartsBefore;
 use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
 /// The bitmap with the changes, in the exports and in the scratch files.
@@ -85,7 +86,9 @@ impl LiveMachine for RunningDomain {
         cancel: &AtomicBool,
     ) -> Result<Instant> {
         let mut remarks = self.clear_leftovers()?;
-        let live = LiveDomain::parse(&self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?)?;
+        let text = self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?;
+        let live = LiveDomain::parse(&text)?;
+        let files = PartFiles::of(self.virsh.uri(), &self.uuid, &text)?;
         let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
         let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
         let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
@@ -128,6 +131,7 @@ impl LiveMachine for RunningDomain {
         let words = self.documents(&space, &disks, &others, &names, &new)?;
         let base = disks.iter().find_map(|taken| taken.base.clone());
         let (socket, folder) = (space.socket(), space.folder().to_owned());
+        let before = PartsBefore::read(self.virsh.host(), files);
         self.taken = Some(Taken { names, base, point: start.point().clone(), space });
         let begun = self.begin(&words, &folder, &mut remarks, cancel).and_then(|is_quiesced| {
             let socket = match self.options.mode {
@@ -141,12 +145,15 @@ impl LiveMachine for RunningDomain {
             Ok(()) => error,
             Err(left) => error.context(left.message()),
         })?;
+        let space = self.taken.as_ref().map(|taken| &taken.space);
+        let parts = space.map(|space| before.after_instant(space, &mut remarks));
         Ok(Instant {
             sources,
             standstill: None,
             is_quiesced,
             remarks,
             configuration: Some(configuration),
+            parts: parts.unwrap_or_default(),
         })
     }
 

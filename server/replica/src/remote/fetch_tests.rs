@@ -300,6 +300,7 @@ fn put(
         origin: PointOrigin::Backup { sources: Vec::new() },
         disks: vec![disk],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -287,6 +287,7 @@ impl<'h> Receiver<'_, 'h> {
         for point in &mut points {
             point.machine = machine.clone();
             point.configuration = None;
+            point.parts.clear();
             point.files = None;
             if let PointOrigin::Backup { sources } = &mut point.origin {
                 sources.clear();

@@ -183,6 +183,7 @@ fn document() -> PointDocument {
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
 use coldrise_store::{
     CatalogDamage, Configuration, DiskDocument, DiskName, DisplayName, LayerId, LayerReference,
-    MachineName, MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
+    MachineName, MachinePart, MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,12 @@ pub struct SessionDocument {
     /// The machine's configuration from the point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
+    /// The machine's parts beside its disks: the point's, then as the machine left them. A seal takes them over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<MachinePart>,
+    /// The parts have changed since the last seal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) has_new_parts: bool,
     /// The machine's display name from the point.
     #[serde(
         default,
@@ -221,6 +227,14 @@ impl SessionDocument {
         let text = serde_json::to_vec(self).map_err(|error| {
             Error::with_source(ErrorKind::Internal, "describing a session", error)
         })?;
+        if text.len() as u64 > MAX_DOCUMENT_BYTES - 64 {
+            let text = format!(
+                "the sealed points of session {} that wait for a writer take too much",
+                self.name
+            );
+            return Err(Error::new(ErrorKind::NoSpace, text)
+                .advise("let one enter them into the catalog: coldrise gc"));
+        }
         let stored = repository.encrypt_document(&place.purpose(), &text)?;
         replace_file(&place.document(), &stored)?;
         // The document is valid from here on. If the note is missing, only less damage is detected.
@@ -233,6 +247,17 @@ impl SessionDocument {
     /// True if the point had not arrived completely when a process last had the session open.
     pub fn is_coming(&self) -> bool {
         self.coming_created_at_ms.is_some()
+    }
+
+    /// The part of this kind beside the disks.
+    pub fn part(&self, kind: &str) -> Option<&MachinePart> {
+        self.parts.iter().find(|part| part.kind == kind)
+    }
+
+    /// Size of the parts of those points in the document, in bytes.
+    pub fn waiting_bytes(&self) -> usize {
+        let parts = self.sealed.iter().flat_map(|point| &point.parts);
+        parts.map(MachinePart::stored_bytes).sum()
     }
 
     /// Number of points sealed from this session that wait for a writer to enter them into the

@@ -13,6 +13,7 @@
 pub(crate) mod control;
 pub(crate) mod folded_disks;
 pub(crate) mod owned;
+pub(crate) mod parts;
 pub(crate) mod publish;
 pub(crate) mod seal;
 pub(crate) mod seal_report;

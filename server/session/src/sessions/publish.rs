@@ -151,6 +151,8 @@ fn publish_subject(
         created_at_ms: now_ms(),
         disks,
         configuration: point.configuration.clone(),
+        parts: point.parts.clone(),
+        has_new_parts: false,
         display_name: point.display_name.clone(),
         files: Some(SessionFiles::default()),
         sealed,

@@ -213,6 +213,7 @@ pub(crate) fn commit(
         },
         disks: document.disks.iter().map(SessionDisk::sealed).collect(),
         configuration: document.configuration.clone(),
+        parts: document.parts.clone(),
         is_protected: false,
         quarantine: None,
         made_in: None,
@@ -229,6 +230,7 @@ pub(crate) fn commit(
         document.files = Some(SessionFiles { hash: carried.hash() });
     }
     document.highest_number = Some(point.point.lineage().1);
+    document.has_new_parts = false;
     document.sealed.push(point.clone());
     document.is_ended = tops.is_none();
     document.write(repository, place)?;

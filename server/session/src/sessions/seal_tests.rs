@@ -29,6 +29,7 @@ fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -20,7 +20,7 @@ use crate::sessions::seal_report::SealReport;
 
 /// Ends a session. The writes captured since its last seal become a restore point, which is
 /// returned. With `discard` they are thrown away. There is no new point if nothing was captured and
-/// no file of a client that the point would carry has changed. Points sealed earlier stay.
+/// neither a file of a client that the point would carry nor a part beside the disks has changed. Points sealed earlier stay.
 ///
 /// # Errors
 /// `NotFound`; `Busy` while a process has the session open, or owns it; `Corrupt` if a new point could not be
@@ -51,7 +51,7 @@ pub fn unpublish(
         let facts = idle_facts(repository, &document, &writing)?;
         let carried = carry_idle(repository, &document)?;
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
-        let has_changed = carried.hash() != before;
+        let has_changed = carried.hash() != before || document.has_new_parts;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
             check_arrived(&document)?;
             check_layers(repository, &document)?;

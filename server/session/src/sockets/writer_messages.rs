@@ -33,7 +33,7 @@ use crate::sockets::point_change::PointChange;
 /// The socket's name in the repository's folder.
 pub(crate) const SOCKET: &str = "writer.control";
 
-/// Maximum length of a line, in bytes. The longest one holds a point with its configuration.
+/// Maximum length of a line, in bytes. The longest one holds a point with its configuration and parts.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 /// Maximum size of one write, in bytes.
 pub(crate) const MAX_WRITE_BYTES: u64 = 16 << 20;

@@ -58,6 +58,7 @@ fn place_in(folder: TempDir) -> TestRepository {
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

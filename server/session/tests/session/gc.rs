@@ -77,6 +77,7 @@ impl TestRepository {
                 layers: Vec::new(),
             }],
             configuration: None,
+            parts: Vec::new(),
             is_protected: false,
             files: None,
             quarantine: None,

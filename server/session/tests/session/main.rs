@@ -7,5 +7,6 @@ mod client_files;
 mod fold;
 mod gc;
 mod owned_sessions;
+mod parts;
 mod rollback;
 mod sessions;

@@ -289,6 +289,7 @@ fn a_damaged_document_is_named_by_its_key() {
                 layers: Vec::new(),
             }],
             configuration: None,
+            parts: Vec::new(),
             is_protected: false,
             files: None,
             quarantine: None,

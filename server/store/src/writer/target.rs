@@ -3,7 +3,7 @@
 use coldrise_block::Result;
 
 use super::{DiskWriter, RepositoryWriter, WriteCounts, WriteOptions};
-use crate::{MapRoot, PointDocument};
+use crate::{MachinePart, MapRoot, PointDocument};
 
 /// Takes the disks and the restore point of one backup.
 pub trait BackupTarget: Sync {
@@ -71,10 +71,11 @@ impl BackupTarget for RepositoryWriter {
     }
 
     fn put_point(&self, document: &PointDocument, files: Option<&[u8]>) -> Result<()> {
-        // The document contains the machine's configuration and is stored twice: in the catalog and
-        // in a marker. So are the files.
+        // The document contains the machine's configuration and parts, and is stored twice: in the
+        // catalog and in a marker. So are the files.
         let configuration = document.configuration.as_ref().map_or(0, |found| found.text.len());
-        let bytes = (configuration + files.map_or(0, <[u8]>::len)) as u64;
+        let parts: usize = document.parts.iter().map(MachinePart::stored_bytes).sum();
+        let bytes = (configuration + parts + files.map_or(0, <[u8]>::len)) as u64;
         self.repository().keep_reserve(2 * bytes, 2 * bytes)?;
         self.put_point_with_files(document, files)
     }

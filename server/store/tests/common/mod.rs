@@ -120,6 +120,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -47,7 +47,9 @@ fn a_name_is_taken_once_and_bounds_are_kept() {
     assert_eq!(writer.put_point(&again).unwrap_err().kind(), ErrorKind::AlreadyExists);
 
     let other = PointName::parse("20261120T100000Z+1").unwrap();
+    let part = MachinePart::new(TPM_STATE, SWTPM_PERMALL, b"keys").unwrap();
     let refused = [
+        PointDocument { parts: vec![part.clone(), part], ..document.clone() },
         PointDocument { disks: vec![], ..document.clone() },
         PointDocument { disks: vec![document.disks[0].clone(); 2], ..document.clone() },
         PointDocument {

@@ -47,6 +47,7 @@ pub fn document(machine: &MachineName, number: i64) -> PointDocument {
             layers: Vec::new(),
         }],
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

@@ -85,6 +85,7 @@ fn place_in(folder: TempDir) -> TestRepository {
         origin: PointOrigin::Backup { sources: vec!["a".into(), "b".into()] },
         disks,
         configuration: None,
+        parts: Vec::new(),
         is_protected: false,
         files: None,
         quarantine: None,

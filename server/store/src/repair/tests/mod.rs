@@ -134,6 +134,7 @@ fn point_of(number: u8, root: MapRoot, size_bytes: u64, text: &str) -> PointDocu
         origin: PointOrigin::Backup { sources: vec!["raw:/images/disk".into()] },
         disks: vec![DiskDocument { name, size_bytes, root, layers: Vec::new() }],
         configuration: Some(Configuration { format: "text".into(), text: text.into() }),
+        parts: vec![MachinePart::new(TPM_STATE, SWTPM_PERMALL, b"keys").unwrap()],
         is_protected: false,
         files: None,
         quarantine: None,

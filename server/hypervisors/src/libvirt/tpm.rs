@@ -1,0 +1,97 @@
+//! The TPM of a recovered machine: its state lies in a folder of its UUID before libvirt starts swtpm there.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use coldrise_block::{write_synced, Context, Error, ErrorKind, Result};
+use coldrise_inventory::LOST_TPM;
+use coldrise_session::SessionDocument;
+use coldrise_store::{MachinePart, SWTPM_PERMALL, TPM_STATE};
+use roxmltree::Node;
+
+use super::domain_xml::{child, escaped, span, tag};
+use super::part_files::tpm_state;
+
+/// What libvirt starts for a TPM.
+const PROGRAMS: [&str; 3] = ["swtpm", "swtpm_setup", "swtpm_ioctl"];
+
+/// Whether a machine with this stored state of a TPM can have it under libvirt.
+///
+/// # Errors
+/// A sentence that says why not.
+pub fn check_tpm(connect: &str, part: Option<&MachinePart>) -> std::result::Result<(), String> {
+    let Some(part) = part else { return Err(LOST_TPM.to_owned()) };
+    let without = |why: &str| Err(format!("the machine starts without its TPM: {why}"));
+    if part.format != SWTPM_PERMALL {
+        return without("its stored state has a format that this version does not know");
+    }
+    if !PROGRAMS.iter().all(|program| Path::new("/usr/bin").join(program).is_file()) {
+        return without("swtpm is not installed here (Debian: apt install swtpm swtpm-tools)");
+    }
+    if !connect.contains(":///session") && !rustix::process::geteuid().is_root() {
+        return without("only root can give its state to libvirt; run the command as root");
+    }
+    Ok(())
+}
+
+/// The emulated TPM of a stored domain.
+pub(super) fn emulated<'a, 'i>(devices: Node<'a, 'i>) -> Option<Node<'a, 'i>> {
+    devices.children().find(|device| {
+        let backend = child(*device, "backend");
+        let has = |name, value| backend.is_some_and(|b| b.attribute(name) == Some(value));
+        tag(*device) == "tpm" && has("type", "emulator") && has("version", "2.0")
+    })
+}
+
+/// The new device. Its state outlives the domain, which is transient.
+pub(super) fn element(source: &str, tpm: Node<'_, '_>) -> String {
+    let model = escaped(tpm.attribute("model").unwrap_or("tpm-crb"));
+    let encryption = child(tpm, "backend").and_then(|backend| child(backend, "encryption"));
+    let encryption = encryption.map(|node| span(source, node)).unwrap_or_default();
+    format!(
+        "<tpm model='{model}'><backend type='emulator' version='2.0' persistent_state='yes'>\
+         {encryption}</backend></tpm>"
+    )
+}
+
+/// The state of the TPM of a domain that is about to be recovered. The folder of its UUID must be its own.
+///
+/// # Errors
+/// `AlreadyExists` if the folder is there: it is the original's.
+pub fn own_tpm(connect: &str, uuid: &str) -> Result<PathBuf> {
+    let file = tpm_state(connect, uuid);
+    let folder = folder_of(&file);
+    match folder.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(file),
+        _ => {
+            let text = format!("the TPM of the original is on this host: {}", folder.display());
+            Err(Error::new(ErrorKind::AlreadyExists, text).advise(
+                "recover beside it with --new-uuid, which gives the machine a copy of the stored TPM; or remove that folder, if \
+                 the original will never start again here",
+            ))
+        }
+    }
+}
+
+/// The folder of the UUID.
+pub(super) fn folder_of(file: &Path) -> &Path {
+    file.ancestors().nth(2).unwrap_or(file)
+}
+
+/// Puts the state of a session's TPM there, unless the machine ran before. libvirt gives it to swtpm's user.
+///
+/// # Errors
+/// Errors of the operating system.
+pub(super) fn place(session: &SessionDocument, file: &Path) -> Result<()> {
+    let Some(part) = session.part(TPM_STATE).filter(|_| !file.exists()) else { return Ok(()) };
+    let what = || format!("writing the TPM's state {}", file.display());
+    let inner = file.parent().unwrap_or(file);
+    let outer = folder_of(file);
+    let all = outer.parent().unwrap_or(outer);
+    // swtpm's user goes through the outer ones.
+    for (folder, mode) in [(all, 0o711), (outer, 0o711), (inner, 0o700)] {
+        DirBuilder::new().mode(mode).recursive(true).create(folder).context(what)?;
+    }
+    write_synced(file, &part.content()?).context(what)
+}
