@@ -116,7 +116,7 @@ def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
     first = backup()
     running.write("vda", "write -P 2 8M 16M")
     command = ["backup", "web01", "--from", "libvirt", "--on", "hv1", "--rate", "1M"]
-    with coldrise.start(*command, stderr=subprocess.PIPE, text=True) as process:
+    with coldrise.start(*command, stderr=subprocess.PIPE) as process:
         wait_until(running.has_job, "the backup's job")
         host.stop()
         _, said = process.communicate(timeout=120)
@@ -129,6 +129,43 @@ def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
     assert "ended the backup job that a killed backup left in libvirt" in made["instant"]["remarks"]
     assert_same_as_now(coldrise, made["address"], running, tmp_path)
     assert len(running.checkpoints()) == 1 and not running.has_job()
+
+
+@pytest.fixture
+def hv2(coldrise):
+    started = SshHost()
+    started.add_to(coldrise, "hv2")
+    yield started
+    started.close()
+
+
+def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, request, tmp_path):
+    one, two = Domain(host.libvirt, "web01"), Domain(hv2.libvirt, "db01")
+    everywhere = ("--from", "libvirt", "--on", "hv1,hv2")
+    two.write("vda", "write -P 5 0 1M")
+    made = coldrise.json("backup", "db01", *everywhere)
+    assert_same_as_now(coldrise, made["address"], two, tmp_path)
+    assert "no domain web09 is on hv1, hv2" in refused("backup", "web09", *everywhere)[1]
+    service = request.getfixturevalue("service")
+    service.post("jobs", {"name": "nightly", "kind": "backup", "from": "libvirt", "hosts": ["hv1", "hv2"], "machines": ["*"],
+                          "retries": 0})
+
+    def runs():
+        """The machine and the result of each run of the job."""
+        started = service.post("jobs/nightly/start", {}, expected=(202,)).json()["runs"]
+        wait_until(lambda: not service.get("queue")["runs"], "the end of the runs")
+        ended = [service.get(f"runs/{run}") for run in started]
+        return {(run["machine"], run["state"]) for run in ended}
+
+    assert runs() == {("web01", "done"), ("db01", "done")}
+    one.write("vda", "write -P 6 0 1M")
+    other = Domain(hv2.libvirt, "web01")
+    assert "a domain web01 runs on hv1 and on hv2" in refused("backup", "web01", *everywhere)[1]
+    other.end()
+    hv2.stop()
+    assert runs() == {("web01", "done"), (None, "failed")}
+    assert "looking for domain web09" in refused("backup", "web09", *everywhere)[1]
+    hv2.start()
 
 
 def test_a_host_where_the_program_cannot_run(host, refused):
