@@ -32,4 +32,6 @@ pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use libnbd::check_libnbd;
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget};
-pub use source::{keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
+pub use source::{
+    keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+};

@@ -12,6 +12,7 @@
 mod image;
 mod inspect;
 mod kept_out;
+mod stopped;
 mod nbd;
 mod qcow2;
 mod raw;
@@ -31,6 +32,7 @@ pub use spec::{ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
+pub use stopped::StoppedImage;
 pub(crate) use kept_out::open_named;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
@@ -46,6 +48,8 @@ pub struct SourceOptions {
     pub bitmap: Option<String>,
     /// Whether an image's backing files belong to it and may be opened.
     pub follow_backing: bool,
+    /// Whether an image is opened without a lock: see [`LivePlace::Stopped`].
+    pub is_shared: bool,
 }
 
 /// A run of a dirty bitmap.
@@ -130,6 +134,13 @@ fn open_location<'c>(
         }
         Location::Live { place: LivePlace::Qcow2(path), .. } => {
             Box::new(ImageSource::open(path, ImageFormat::Qcow2, options, cancel)?)
+        }
+        Location::Live { place: LivePlace::Stopped(path, ImageFormat::Raw), .. } => {
+            Box::new(RawSource::open_disk(path)?)
+        }
+        Location::Live { place: LivePlace::Stopped(path, format), .. } => {
+            let options = SourceOptions { follow_backing: true, is_shared: true, ..options.clone() };
+            Box::new(ImageSource::open(path, *format, &options, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {
