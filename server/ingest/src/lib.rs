@@ -23,7 +23,7 @@ mod zeroing;
 
 pub use backup::{
     backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
-    DiskSummary, Flow, Pace, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
+    DiskSummary, Flow, Pace, Proof, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
 };
 pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};

@@ -35,8 +35,7 @@ pub(super) fn ask(
     cancel: &AtomicBool,
 ) -> Result<Answer> {
     let is_change = image.files.iter().any(|file| file.is_writable);
-    let limits =
-        if is_change { Limits::of_change(image) } else { Limits::of_question(image) };
+    let limits = if is_change { Limits::of_change(image) } else { Limits::of_question(image) };
     let name = image.name();
     let mut command = Command::new("prlimit");
     command

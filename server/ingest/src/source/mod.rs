@@ -12,12 +12,12 @@
 mod image;
 mod inspect;
 mod kept_out;
-mod stopped;
 mod nbd;
 mod qcow2;
 mod raw;
 mod raw_signs;
 mod spec;
+mod stopped;
 mod vhd;
 mod vhdx;
 mod vmdk;
@@ -32,11 +32,11 @@ pub use spec::{ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
-pub use stopped::StoppedImage;
 pub(crate) use kept_out::open_named;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
 pub(crate) use spec::is_nbd_uri;
+pub use stopped::StoppedImage;
 
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
@@ -139,7 +139,8 @@ fn open_location<'c>(
             Box::new(RawSource::open_disk(path)?)
         }
         Location::Live { place: LivePlace::Stopped(path, format), .. } => {
-            let options = SourceOptions { follow_backing: true, is_shared: true, ..options.clone() };
+            let options =
+                SourceOptions { follow_backing: true, is_shared: true, ..options.clone() };
             Box::new(ImageSource::open(path, *format, &options, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {

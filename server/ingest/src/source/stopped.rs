@@ -38,6 +38,11 @@ impl StoppedImage {
         })
     }
 
+    /// The path, as given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The image's file and all that it refers to, such as backing files.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
@@ -99,7 +104,10 @@ mod tests {
         let listed = [bitmap("a", &["auto"]), bitmap("b", &["in-use", "auto"]), bitmap("c", &[])];
         let facts = json!({"format-specific": {"data": {"bitmaps": listed}}});
         let found = bitmaps(&facts);
-        assert_eq!(found, [("a".to_owned(), true), ("b".to_owned(), false), ("c".to_owned(), false)]);
+        assert_eq!(
+            found,
+            [("a".to_owned(), true), ("b".to_owned(), false), ("c".to_owned(), false)]
+        );
         assert_eq!(bitmaps(&json!({})), []);
     }
 }

@@ -240,7 +240,14 @@ impl RunningMachine {
             push::finish_copies(qemu, &taken.disks, &names, cancel)?;
         }
         let sources = export(qemu, &self.options, taken, socket)?;
-        Ok(Instant { sources, standstill, is_quiesced, remarks, configuration: None })
+        Ok(Instant {
+            sources,
+            standstill,
+            is_quiesced,
+            is_off: false,
+            remarks,
+            configuration: None,
+        })
     }
 
     fn remove(&mut self, taken: &Taken, is_stored: bool) -> Result<()> {

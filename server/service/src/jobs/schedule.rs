@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hypervisors::libvirt::running_domains;
+use coldrise_hypervisors::libvirt::all_domains;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_schedule::{occurrences, Calendar, Occurrences};
 use coldrise_store::{DisplayName, MachineName};
@@ -30,12 +30,12 @@ use super::{commands, store};
 /// The longest time that a retry waits: an hour, and a quarter.
 const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
 
-/// How long libvirt may take to list the running domains: other jobs wait meanwhile.
+/// How long libvirt may take to list the domains: other jobs wait meanwhile.
 const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The domains of this host that run, each under the name of its machine. `stored` are the machines that have points;
+/// The domains of this host, each under the name of its machine. `stored` are the machines that have points;
 /// domains that `is_elsewhere` have jobs of their own.
-pub(super) fn running_machines(
+pub(super) fn machines_of_domains(
     domains: Vec<String>,
     stored: &[MachineNames],
     is_elsewhere: impl Fn(&str) -> bool,
@@ -216,8 +216,8 @@ impl Queue {
                     let named = format!("libvirt:{domain}");
                     jobs.iter().any(|other| other.job.from.as_deref() == Some(&*named))
                 };
-                let running = running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
-                running_machines(running, &known().unwrap_or_default(), is_elsewhere)
+                let domains = all_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?;
+                machines_of_domains(domains, &known().unwrap_or_default(), is_elsewhere)
             }
         };
         let runs = commands::runs_of(job, &known).into_iter();
