@@ -23,7 +23,7 @@ mod zeroing;
 
 pub use backup::{
     backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
-    DiskSummary, Flow, Pace, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
+    DiskSummary, Flow, Pace, Proof, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
 };
 pub use configuration::read_configuration;
 pub use heal::{check_source, heal, HealSummary};
@@ -32,4 +32,6 @@ pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use libnbd::check_libnbd;
 pub use qemu::{import_confinement, Confinement};
 pub use restore::{restore, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget};
-pub use source::{keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
+pub use source::{
+    keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+};

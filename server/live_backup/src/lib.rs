@@ -5,6 +5,8 @@
 //!                              └─ libvirt   its backup jobs and checkpoints
 //!        the instant: sources ─▶ ingest
 //! ```
+//!
+//! libvirt also tells the images of a machine that is off: they are read as they are.
 #![forbid(unsafe_code)]
 
 mod disk_pick;
@@ -15,6 +17,7 @@ mod place;
 mod qemu;
 
 use disk_pick::DiskPick;
+use libvirt::Stillness;
 pub use live_backup::{LiveBackup, LiveOptions};
 pub use place::find_host;
 
@@ -62,6 +65,8 @@ pub struct Instant {
     pub standstill: Option<Duration>,
     /// Whether the guest's file systems were frozen.
     pub is_quiesced: bool,
+    /// Whether the machine is off.
+    pub is_off: bool,
     /// Remarks for the user: leftovers removed, why a disk is read completely.
     pub remarks: Vec<String>,
     /// The machine's configuration, if its hypervisor tells it.
@@ -70,7 +75,7 @@ pub struct Instant {
     pub parts: Vec<coldrise_store::MachinePart>,
 }
 
-/// A machine that runs. Dropping it removes everything of ours from its hypervisor.
+/// A machine that runs, or that libvirt can start. Dropping it removes everything of ours from its hypervisor.
 trait LiveMachine {
     /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
     /// claimed in the repository: `start` must stay its latest backup.
@@ -97,6 +102,19 @@ trait LiveMachine {
     /// Whether the job that offers the disks has ended although [`LiveMachine::close`] was not called.
     fn has_lost_its_job(&self) -> bool {
         false
+    }
+
+    /// What has to hold while the disks are read, if the hypervisor does not keep the instant.
+    fn stillness(&self) -> Option<&Stillness> {
+        None
+    }
+
+    /// The machine as it is now, if what was read is useless because it was started, or its images were changed.
+    ///
+    /// # Errors
+    /// `ToolFailed` if the hypervisor does not answer.
+    fn again(&self) -> Result<Option<Box<dyn LiveMachine>>> {
+        Ok(None)
     }
 
     /// Its UUID in lower case, if its hypervisor knows it.

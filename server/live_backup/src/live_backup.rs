@@ -1,16 +1,16 @@
 //! The backup of one machine: which hypervisor it runs under, the instant, and the end.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::{default_scratch, Host};
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::{BackupRequest, BackupStart};
+use coldrise_ingest::{BackupRequest, BackupStart, Proof};
 use coldrise_inventory::configured_uuid;
 use coldrise_store::{DisplayName, MachineName, Repository};
 
-use crate::libvirt::{DomainOptions, RunningDomain};
+use crate::libvirt::{self, DomainOptions};
 use crate::qemu::{MachineOptions, RunningMachine};
 use crate::{DiskPick, Instant, LiveMachine, Mode};
 
@@ -38,7 +38,12 @@ pub struct LiveBackup {
     /// The name from which that of the machine was derived.
     derived_from: Option<DisplayName>,
     instant: Option<Instant>,
+    /// How often the machine was taken again.
+    repeats: u32,
 }
+
+/// How often a machine is taken again that is started or changed while it is read.
+const MAX_REPEATS: u32 = 3;
 
 impl LiveBackup {
     /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
@@ -81,14 +86,14 @@ impl LiveBackup {
                 let virsh = Virsh::on(host, connect.as_deref())?;
                 let domain = domain.to_owned();
                 let options = DomainOptions { virsh, domain, picks, scratch, mode, is_quiesced };
-                Box::new(RunningDomain::connect(options)?)
+                libvirt::connect(options)?
             }
             _ => {
                 let text = format!("--from {from}: write libvirt, libvirt:DOMAIN or qmp:SOCKET");
                 return invalid(&text);
             }
         };
-        Ok(LiveBackup { machine, derived_from, instant: None })
+        Ok(LiveBackup { machine, derived_from, instant: None, repeats: 0 })
     }
 
     /// Takes the instant, and enters its disks and name into the request.
@@ -105,8 +110,17 @@ impl LiveBackup {
             Some(name) => self.check_derived(repository, &request.machine, name)?,
             None => false,
         };
+        if let Some(before) = self.instant.take() {
+            request.point = None;
+            request.configuration.take_if(|given| before.configuration.as_ref() == Some(given));
+        }
         let start = BackupStart::choose(repository, request, cancel)?;
-        let mut instant = self.machine.take(repository, &request.machine, &start, cancel)?;
+        let mut instant = loop {
+            match self.machine.take(repository, &request.machine, &start, cancel) {
+                Ok(instant) => break instant,
+                Err(error) => self.take_again(error)?,
+            };
+        };
         if let Some(name) = self.derived_from.as_ref().filter(|_| is_new) {
             let text = format!("{name} is stored as the machine {}", request.machine);
             instant.remarks.insert(0, text);
@@ -118,6 +132,51 @@ impl LiveBackup {
             request.configuration.clone_from(&instant.configuration);
         }
         Ok(self.instant.insert(instant))
+    }
+
+    /// Makes the machine ready to be taken again, after `error`. Returns the error as a remark.
+    ///
+    /// # Errors
+    /// `error`, if that would not help.
+    fn take_again(&mut self, error: Error) -> Result<String> {
+        let again = match self.repeats < MAX_REPEATS {
+            true => self.machine.again()?,
+            false => None,
+        };
+        let Some(machine) = again else { return Err(error) };
+        self.machine = machine;
+        self.repeats += 1;
+        let why = error.full_message();
+        Ok(format!("the backup of the machine that was off starts again: {why}"))
+    }
+
+    /// Reads and stores the disks with `work`, which gets a flag that is set when it has to end, and the proof without which no
+    /// point may be added.
+    ///
+    /// # Errors
+    /// Those of `work`; why the proof failed.
+    pub fn read<T>(
+        &self,
+        cancel: &AtomicBool,
+        work: impl FnOnce(&AtomicBool, Proof<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(still) = self.machine.stillness() else { return work(cancel, &|| Ok(())) };
+        let stop = AtomicBool::new(false);
+        let (end, ended) = std::sync::mpsc::channel();
+        let done = std::thread::scope(|scope| {
+            let stop = &stop;
+            scope.spawn(move || still.watch(cancel, stop, &ended));
+            // Dropped in any case: the thread ends.
+            let _end = end;
+            work(stop, &|| still.prove())
+        });
+        match still.broken() {
+            Some(why) if done.is_err() && !cancel.load(Ordering::Relaxed) => {
+                Err(Error::new(ErrorKind::Incomplete, why)
+                    .advise("back up again while nothing changes the images"))
+            }
+            _ => done,
+        }
     }
 
     /// Checks that a name that was derived from that of a domain belongs to no other machine. Returns whether the machine is new.
@@ -147,11 +206,11 @@ impl LiveBackup {
     }
 
     /// Removes everything from the machine. A point that is stored counts even if that fails: then `warn` gets the
-    /// reason.
+    /// reason. `None` if the machine has to be taken and read again, because it was started meanwhile.
     ///
     /// # Errors
     /// That of `stored`, with what the machine's side says about it.
-    pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<T> {
+    pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<Option<T>> {
         let is_lost = stored.is_err() && self.machine.has_lost_its_job();
         let closed = self.machine.close(stored.is_ok());
         let stored = match is_lost {
@@ -162,7 +221,7 @@ impl LiveBackup {
             }),
             false => stored,
         };
-        match closed {
+        let stored = match closed {
             Err(left) => {
                 warn(&format!("warning: {}", left.full_message()));
                 stored
@@ -174,6 +233,13 @@ impl LiveBackup {
                 ),
                 _ => error,
             }),
+        };
+        match stored {
+            Err(error) if error.kind() == ErrorKind::Incomplete => {
+                self.take_again(error).map(|why| warn(&why))?;
+                Ok(None)
+            }
+            stored => stored.map(Some),
         }
     }
 

@@ -68,6 +68,8 @@ struct Made<'a> {
     disks: Vec<MadeDisk<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     instant: Option<MadeInstant<'a>>,
+    /// Whether nothing has changed since the base, by its bitmaps.
+    is_unchanged: bool,
     warnings: &'a [String],
     elapsed_ms: u64,
 }
@@ -83,6 +85,11 @@ struct MadeDisk<'a> {
     zero_bytes: u64,
     base: Option<&'a str>,
     is_incremental: bool,
+}
+
+/// Whether a bitmap says that nothing has changed.
+fn is_unchanged(summary: &DiskSummary) -> bool {
+    summary.is_incremental && summary.read_bytes == 0 && summary.counts.zero_chunks == 0
 }
 
 impl<'a> MadeDisk<'a> {
@@ -195,16 +202,11 @@ pub(crate) fn store(
 fn store_with(
     invocation: &Invocation,
     request: &mut BackupRequest,
-    mut live: Option<&mut LiveBackup>,
+    live: Option<&mut LiveBackup>,
     cancel: &AtomicBool,
 ) -> Result<(BackupSummary, u64)> {
     let writer = SharedWriter::join(invocation.access()?, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
-    if let Some(live) = live.as_mut() {
-        let instant = live.take(&*writer.repository()?, request, cancel)?;
-        instant.remarks.iter().for_each(|remark| invocation.remark(remark));
-    }
-    request.display_name = display_name(&*writer.repository()?, request)?;
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
         invocation.remark(
@@ -213,12 +215,22 @@ fn store_with(
         );
     };
     let progress = || ProgressView::new(invocation);
-    let stored = store_shared(&writer, request, progress, &tell_restart, cancel)
-        .map(|summary| (summary, chunk_size_bytes));
-    // The machine is claimed until its bitmaps are in order.
-    match live {
-        Some(live) => live.end(stored, &|text| invocation.remark(text)),
-        None => stored,
+    let Some(live) = live else {
+        request.display_name = display_name(&*writer.repository()?, request)?;
+        let summary = store_shared(&writer, request, progress, &|| Ok(()), &tell_restart, cancel)?;
+        return Ok((summary, chunk_size_bytes));
+    };
+    loop {
+        let instant = live.take(&*writer.repository()?, request, cancel)?;
+        instant.remarks.iter().for_each(|remark| invocation.remark(remark));
+        request.display_name = display_name(&*writer.repository()?, request)?;
+        let stored = live.read(cancel, |cancel, proof| {
+            store_shared(&writer, request, progress, proof, &tell_restart, cancel)
+        });
+        // The machine is claimed until its bitmaps are in order.
+        if let Some(summary) = live.end(stored, &|text| invocation.remark(text))? {
+            return Ok((summary, chunk_size_bytes));
+        }
     }
 }
 
@@ -251,6 +263,7 @@ fn report(
         point: summary.point.as_str(),
         disks: summary.disks.iter().map(|disk| MadeDisk::new(disk, chunk_size_bytes)).collect(),
         instant,
+        is_unchanged: summary.disks.iter().all(is_unchanged),
         warnings: &summary.warnings,
         elapsed_ms: invocation.elapsed_ms(),
     };
@@ -267,10 +280,11 @@ fn report(
         })
         .collect();
     let text = format!(
-        "made restore point {} in {}{}\n{}",
+        "made restore point {} in {}{}{}\n{}",
         made.address,
         show_duration(invocation.elapsed()),
         made.instant.as_ref().map(MadeInstant::sentence).unwrap_or_default(),
+        if made.is_unchanged { "; nothing has changed since the last backup" } else { "" },
         table(&["  DISK", ">SIZE", ">READ", ">STORED"], &rows)
     );
     Report::done(&made, text)

@@ -8,6 +8,8 @@ pub(super) struct MadeInstant<'a> {
     /// How long the machine stood still, at most; absent if it did not.
     standstill_us: Option<u64>,
     is_quiesced: bool,
+    /// Whether the machine is off.
+    is_off: bool,
     remarks: &'a [String],
 }
 
@@ -16,12 +18,16 @@ impl<'a> MadeInstant<'a> {
         MadeInstant {
             standstill_us: instant.standstill.map(|time| time.as_micros() as u64),
             is_quiesced: instant.is_quiesced,
+            is_off: instant.is_off,
             remarks: &instant.remarks,
         }
     }
 
     /// For people.
     pub(super) fn sentence(&self) -> String {
+        if self.is_off {
+            return ": the machine is off".to_owned();
+        }
         let kind = if self.is_quiesced { "with frozen file systems" } else { "crash-consistent" };
         let stood = match self.standstill_us {
             Some(time) => {

@@ -1,5 +1,6 @@
-//! A domain that runs, by its live XML.
+//! A domain by its XML: the live one, or the one that it starts with.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -13,7 +14,7 @@ const MAX_NODES: u32 = 100_000;
 /// Kinds of sources that libvirt can back up.
 const KINDS: [&str; 4] = ["block", "file", "network", "volume"];
 
-/// The live domain.
+/// The domain.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LiveDomain {
     /// The disks that the machine can write.
@@ -32,8 +33,11 @@ pub struct WritableDisk {
     pub target: String,
     /// The format of its image.
     pub format: String,
-    /// For messages.
-    source: String,
+    /// The image's file or block device on this host; `None` for all else, such as a part of a file, an encrypted
+    /// image or a place on the network.
+    pub file: Option<PathBuf>,
+    /// The pool and the volume, if libvirt's storage has the image.
+    pub volume: Option<(String, String)>,
 }
 
 impl LiveDomain {
@@ -75,25 +79,25 @@ impl LiveDomain {
             return;
         }
         let format = child(disk, "driver").and_then(|driver| driver.attribute("type"));
-        let source = child(disk, "source");
-        let source = source.and_then(|s| s.attribute("file").or_else(|| s.attribute("dev")));
+        let is_plain = |source: &Node<'_, '_>| {
+            ["slices", "encryption"].iter().all(|name| child(*source, name).is_none())
+                && child(disk, "encryption").is_none()
+        };
+        let source = child(disk, "source").filter(is_plain);
+        let file = source.and_then(|s| s.attribute("file").or_else(|| s.attribute("dev")));
+        let volume = source.and_then(|s| Some((s.attribute("pool")?, s.attribute("volume")?)));
         self.has_iothreads |= has_iothread(disk);
         self.writable.push(WritableDisk {
             target: name.to_owned(),
             format: format.unwrap_or("raw").to_owned(),
-            source: source.unwrap_or("…").to_owned(),
+            file: file.map(PathBuf::from),
+            volume: volume.map(|(pool, volume)| (pool.to_owned(), volume.to_owned())),
         });
     }
 
     /// Whether a writable disk or a controller has an iothread.
     pub fn has_iothreads(&self) -> bool {
         self.has_iothreads
-    }
-
-    /// The disks as `coldrise backup` takes them when the domain is off.
-    fn as_files(&self) -> String {
-        let file = |disk: &WritableDisk| format!("{}={}:{}", disk.target, disk.format, disk.source);
-        self.writable.iter().map(file).collect::<Vec<_>>().join(" ")
     }
 
     /// Whether this target is a writable disk.
@@ -145,12 +149,12 @@ pub fn is_named_by_another(virsh: &Virsh, uuid: &str, name: &str) -> Result<bool
     Ok(all.iter().any(|(other, its_name)| its_name == name && other != uuid))
 }
 
-/// The names of the domains that run, within `patience`.
+/// The names of all domains, within `patience`.
 ///
 /// # Errors
 /// `ToolFailed` if libvirt does not answer.
-pub fn running_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>> {
-    Ok(listed(virsh, &[], patience)?.into_iter().map(|(_, name)| name).collect())
+pub fn all_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>> {
+    Ok(listed(virsh, &["--all"], patience)?.into_iter().map(|(_, name)| name).collect())
 }
 
 /// The UUID of a running domain.
@@ -158,10 +162,24 @@ pub fn running_domains(virsh: &Virsh, patience: Duration) -> Result<Vec<String>>
 /// # Errors
 /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
 pub fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
+    match find_domain(virsh, wanted)? {
+        (uuid, true) => Ok(uuid),
+        (_, false) => {
+            let text = format!("domain {wanted} is off");
+            Err(Error::new(ErrorKind::NotFound, text).advise("start it"))
+        }
+    }
+}
+
+/// The UUID of a domain, and whether it runs.
+///
+/// # Errors
+/// `NotFound` if there is none, with advice; `ToolFailed` if libvirt does not answer.
+pub fn find_domain(virsh: &Virsh, wanted: &str) -> Result<(String, bool)> {
     let is_wanted = |(uuid, name): &&(String, String)| uuid == wanted || name == wanted;
     let running = listed(virsh, &[], PATIENCE)?;
     if let Some((uuid, _)) = running.iter().find(is_wanted) {
-        return Ok(uuid.clone());
+        return Ok((uuid.clone(), true));
     }
     let all = listed(virsh, &["--all"], PATIENCE)?;
     let Some((uuid, _)) = all.iter().find(is_wanted) else {
@@ -171,11 +189,7 @@ pub fn find_running(virsh: &Virsh, wanted: &str) -> Result<String> {
         let advice = format!("it has: {known}; write libvirt:DOMAIN");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     };
-    let files = virsh.run(&["dumpxml", uuid], PATIENCE).and_then(|xml| LiveDomain::parse(&xml));
-    let files = files.map(|live| live.as_files()).unwrap_or_default();
-    let text = format!("domain {wanted} is off");
-    let advice = format!("start it; to back up its images: coldrise backup MACHINE {files}");
-    Err(Error::new(ErrorKind::NotFound, text).advise(advice))
+    Ok((uuid.clone(), false))
 }
 
 #[cfg(test)]
@@ -198,9 +212,25 @@ mod tests {
              <disk type='file'><source file='/x'/><target dev='vdb'/><readonly/></disk>\
              <disk type='vhostuser'><source path='/x'/><target dev='vdc'/></disk>"
         ));
-        assert_eq!(live.as_files(), "vda=qcow2:/a");
+        let [disk] = &live.writable[..] else { panic!("{live:?}") };
+        assert_eq!((&*disk.target, &*disk.format), ("vda", "qcow2"));
+        assert_eq!(disk.file.as_deref(), Some(std::path::Path::new("/a")));
         assert_eq!(live.others, ["hda", "sda", "vdb", "vdc"]);
         assert_eq!((live.group, live.has_iothreads()), (Some(108), false));
+    }
+
+    #[test]
+    fn only_plain_local_images_are_files() {
+        let disk = |source: &str| parse(&DISK.replace("<source file='/a'/>", source)).writable;
+        for source in [
+            "<source file='/a'><slices/></source>",
+            "<source file='/a'><encryption format='luks'/></source>",
+            "<source protocol='rbd' name='/a'/>",
+        ] {
+            assert_eq!(disk(source)[0].file, None, "{source}");
+        }
+        let stored = disk("<source pool='p' volume='v'/>");
+        assert_eq!(stored[0].volume, Some(("p".to_owned(), "v".to_owned())));
     }
 
     #[test]

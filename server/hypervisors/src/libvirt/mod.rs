@@ -41,7 +41,7 @@ pub use domain_xml::{
     check_domain, escaped, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
 };
 pub use live_domain::{
-    domains, find_running, is_named_by_another, running_domains, LiveDomain, WritableDisk,
+    all_domains, domains, find_domain, find_running, is_named_by_another, LiveDomain, WritableDisk,
 };
 pub use part_files::PartFiles;
 pub use presence::missing;

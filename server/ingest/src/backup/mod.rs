@@ -26,7 +26,7 @@ use pipeline::store_disk;
 pub use pipeline::Watch;
 use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
-pub use shared::store_shared;
+pub use shared::{store_shared, Proof};
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
@@ -239,7 +239,8 @@ pub fn read_disks(
             Location::Live { bitmap, .. } => bitmap.as_ref().map(|bitmap| bitmap.name.clone()),
             _ => request.bitmap.clone(),
         };
-        let options = SourceOptions { bitmap, follow_backing: request.follow_backing };
+        let options =
+            SourceOptions { bitmap, follow_backing: request.follow_backing, is_shared: false };
         let source = open_source(spec, &options, cancel)?;
         let base = match quarantined {
             Some(_) => Base::NONE,

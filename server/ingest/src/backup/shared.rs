@@ -12,15 +12,19 @@ use super::{read_disks, BackupRequest, BackupStart, BackupSummary, StoredDisks};
 /// again.
 pub type OnRestart<'a> = &'a dyn Fn();
 
+/// Called when everything is read, before the point is added: fails if what was read may not be one instant.
+pub type Proof<'a> = &'a dyn Fn() -> Result<()>;
+
 /// Reads all disks of `request`, stores them through `writer`, and adds the point. Starts again, with what is
-/// stored already, if the process that writes for it was killed. `progress` makes a display for each attempt.
+/// stored already, if the process that writes for it was killed. The point is added only after `proof`. `progress` makes a display for each attempt.
 ///
 /// # Errors
-/// As of [`read_disks`]; those of adding the point.
+/// As of [`read_disks`]; those of `proof` and of adding the point.
 pub fn store_shared<P: Progress>(
     writer: &SharedWriter<'_>,
     request: &BackupRequest,
     progress: impl Fn() -> P,
+    proof: Proof<'_>,
     on_restart: OnRestart<'_>,
     cancel: &AtomicBool,
 ) -> Result<BackupSummary> {
@@ -43,6 +47,7 @@ pub fn store_shared<P: Progress>(
         let stored = read_disks(writer, request, &start, &view, cancel);
         drop(view);
         let stored = stored.and_then(|stored| {
+            proof()?;
             let added = writer.put_point(&stored.document, None);
             let summary = stored.summary.clone();
             unanswered = Some(stored);

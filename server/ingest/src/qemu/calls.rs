@@ -155,15 +155,20 @@ const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// The filter for this architecture, or an error text if there is none.
-pub(super) fn filter() -> Result<BpfProgram, String> {
-    let program = known_calls().map_err(|error| error.to_string())?;
+/// Needed to change an image that is open for writing.
+const WRITING: [i64; 2] = [libc::SYS_ftruncate, libc::SYS_fallocate];
+
+/// The filter for this architecture, or an error text if there is none. A child that `writes` an image may also
+/// change its length and punch holes.
+pub(super) fn filter(writes: bool) -> Result<BpfProgram, String> {
+    let program = known_calls(writes).map_err(|error| error.to_string())?;
     Ok(unknown_calls().into_iter().chain(program).collect())
 }
 
-fn known_calls() -> Result<BpfProgram, seccompiler::BackendError> {
+fn known_calls(writes: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for &call in REFUSED.iter().chain(REFUSED_HERE) {
+    let is_refused = |call: &&i64| !(writes && WRITING.contains(*call));
+    for &call in REFUSED.iter().chain(REFUSED_HERE).filter(is_refused) {
         rules.insert(call, Vec::new());
     }
     let mut namespaces = Vec::new();

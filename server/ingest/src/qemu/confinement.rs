@@ -42,13 +42,14 @@ pub struct Confinement {
 }
 
 /// Restricts the calling thread, and every process that it starts from now on, to reading
-/// `files` and the system's programs.
+/// `files` and the system's programs, and to writing those of `files` that say so.
 ///
 /// If the kernel lacks a part, that part is omitted with one warning. Fails if one of
 /// `files` cannot be opened.
 pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
     let rules = file_rules(files)?;
-    drop_powers();
+    let writes = files.iter().any(|file| file.is_writable);
+    drop_powers(writes);
     let limits_files = match rules.enforce() {
         Ok(is_enforced) => is_enforced,
         Err(error) => {
@@ -57,7 +58,7 @@ pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
         }
     };
     // Last: the filter refuses some calls that the steps above need.
-    let limits_calls = match calls::filter()
+    let limits_calls = match calls::filter(writes)
         .and_then(|filter| seccompiler::apply_filter(&filter).map_err(|error| error.to_string()))
     {
         Ok(()) => true,
@@ -104,7 +105,7 @@ struct FileRules {
 
 fn file_rules(files: &[ImageFile]) -> Result<FileRules> {
     let mut rules = Vec::with_capacity(files.len());
-    for ImageFile { path, may_be_link } in files {
+    for ImageFile { path, may_be_link, is_writable } in files {
         let what = || format!("opening {}", path.display());
         let follow = if *may_be_link { OFlags::empty() } else { OFlags::NOFOLLOW };
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty())
@@ -115,6 +116,9 @@ fn file_rules(files: &[ImageFile]) -> Result<FileRules> {
         if FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice {
             // For asking the size of a block device.
             access |= AccessFs::IoctlDev;
+        }
+        if *is_writable {
+            access |= AccessFs::WriteFile | AccessFs::Truncate;
         }
         rules.push(PathBeneath::new(opened, access));
     }
@@ -141,11 +145,15 @@ impl FileRules {
 }
 
 /// A child of root keeps only the capability to read, so that it can read an image that
-/// only its owner may read. Other users have no capabilities to pass on: the call fails
-/// for them.
-fn drop_powers() {
+/// only its owner may read, or also the one to write. Other users have no capabilities to
+/// pass on: the call fails for them.
+fn drop_powers(writes: bool) {
+    let kept = match writes {
+        true => CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE,
+        false => CapabilitySet::DAC_READ_SEARCH,
+    };
     for power in CapabilitySet::all().iter() {
-        if power != CapabilitySet::DAC_READ_SEARCH {
+        if !kept.contains(power) {
             let _ = rustix::thread::remove_capability_from_bounding_set(power);
         }
     }

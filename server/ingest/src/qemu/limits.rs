@@ -37,6 +37,8 @@ pub(super) struct Limits {
     pub(super) processor_seconds: u64,
     pub(super) memory_bytes: u64,
     pub(super) open_files: u64,
+    /// How long a file may become by writing: 0 unless the image is changed.
+    pub(super) file_bytes: u64,
 }
 
 impl Limits {
@@ -50,12 +52,18 @@ impl Limits {
         Limits::new(image, SERVING_SECONDS, SERVED_BYTES_PER_SECOND)
     }
 
+    /// For a small change of an image's tables.
+    pub(super) fn of_change(image: &QemuImage) -> Limits {
+        Limits { file_bytes: u64::MAX, ..Limits::of_question(image) }
+    }
+
     fn new(image: &QemuImage, seconds: u64, bytes_per_second: u64) -> Limits {
         let memory_bytes = MEMORY_BYTES + image.allocated_bytes / ALLOCATED_PER_MEMORY_BYTE;
         Limits {
             processor_seconds: seconds + image.allocated_bytes / bytes_per_second,
             memory_bytes: memory_bytes.min(MAX_MEMORY_BYTES),
             open_files: OPEN_FILES + 2 * image.files.len() as u64,
+            file_bytes: 0,
         }
     }
 
@@ -69,8 +77,7 @@ impl Limits {
             ("stack", Resource::Stack, STACK_BYTES),
             ("nofile", Resource::Nofile, self.open_files),
             ("core", Resource::Core, 0),
-            // No byte may be written to a regular file.
-            ("fsize", Resource::Fsize, 0),
+            ("fsize", Resource::Fsize, self.file_bytes),
         ]
         .into_iter()
         .map(|(word, resource, wanted)| {

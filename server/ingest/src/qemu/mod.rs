@@ -11,6 +11,7 @@
 //! socket. Both get the format and never probe it. Neither can open a file that is
 //! not listed in the [`QemuImage`].
 
+mod bitmaps;
 mod calls;
 mod child;
 mod confinement;
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
+pub(crate) use bitmaps::{change_bitmap, BitmapChange};
 pub use confinement::{import_confinement, Confinement};
 pub(crate) use questions::{check_image, image_facts};
 pub(crate) use server::ImageServer;
@@ -36,6 +38,8 @@ struct ImageFile {
     /// Whether the last component of its path may be a link: in the user's path it may. In
     /// a name from an image it may not, not even right after the check.
     may_be_link: bool,
+    /// Whether QEMU may also write it.
+    is_writable: bool,
 }
 
 /// The options with which QEMU opens an image, and all files that it may open for it.
@@ -118,8 +122,20 @@ impl QemuImage {
         };
         self.length_bytes = self.length_bytes.saturating_add(length_bytes);
         self.allocated_bytes = self.allocated_bytes.saturating_add(allocated_bytes);
-        self.files.push(ImageFile { path: path.to_path_buf(), may_be_link });
+        self.files.push(ImageFile { path: path.to_path_buf(), may_be_link, is_writable: false });
         Ok(())
+    }
+
+    /// The same, opened without a lock that could keep a machine from starting on it. Such a machine may change
+    /// the image at any time: the caller has to notice it.
+    pub(crate) fn shared(mut self) -> QemuImage {
+        self.options["force-share"] = json!(true);
+        self
+    }
+
+    /// All files that are opened for it.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|file| file.path.clone()).collect()
     }
 
     /// The lengths of all its files together, in bytes.

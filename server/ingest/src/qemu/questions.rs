@@ -20,15 +20,22 @@ const OUTPUT_BYTES_PER_FILE: u64 = 1 << 10;
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The answer of `qemu-img`.
-struct Answer {
-    status: Option<ExitStatus>,
+pub(super) struct Answer {
+    pub(super) status: Option<ExitStatus>,
     output: Vec<u8>,
-    messages: String,
+    pub(super) messages: String,
 }
 
-/// Runs `qemu-img` with `words` and the image's name, which is removed from its messages.
-fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Answer> {
-    let limits = Limits::of_question(image);
+/// Runs `qemu-img` with `words`, the image's name and `more`. The name is removed from its messages.
+pub(super) fn ask(
+    words: &[&str],
+    image: &QemuImage,
+    more: &[&str],
+    what: &str,
+    cancel: &AtomicBool,
+) -> Result<Answer> {
+    let is_change = image.files.iter().any(|file| file.is_writable);
+    let limits = if is_change { Limits::of_change(image) } else { Limits::of_question(image) };
     let name = image.name();
     let mut command = Command::new("prlimit");
     command
@@ -36,6 +43,7 @@ fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Re
         .args(["--", "qemu-img"])
         .args(words)
         .arg(&name)
+        .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let (child, stdout) = ConfinedChild::start("qemu-img", command, image, limits)?;
@@ -67,7 +75,7 @@ fn ask(words: &[&str], image: &QemuImage, what: &str, cancel: &AtomicBool) -> Re
 
 /// The answer of `qemu-img info` as JSON. It opens only the image itself.
 pub(crate) fn image_facts(image: &QemuImage, what: &str, cancel: &AtomicBool) -> Result<Value> {
-    let answer = ask(&["info", "--output=json"], image, what, cancel)?;
+    let answer = ask(&["info", "--output=json"], image, &[], what, cancel)?;
     if !answer.status.is_some_and(|status| status.success()) {
         return Err(refused(what, answer.messages));
     }
@@ -92,7 +100,7 @@ pub(crate) fn check_image(
         return Ok(());
     }
     let what = format!("checking {}", path.display());
-    let answer = ask(&["check", "-q", "--output=json"], image, &what, cancel)?;
+    let answer = ask(&["check", "-q", "--output=json"], image, &[], &what, cancel)?;
     match answer.status.and_then(|status| status.code()) {
         // 3: leaked clusters, which only cost space; 63: the format has no check.
         Some(0 | 3 | 63) => Ok(()),

@@ -46,7 +46,7 @@ impl<'c> ImageSource<'c> {
             ));
         }
         let file = RawSource::open(path)?;
-        let inspected = inspect(path, format, options.follow_backing, cancel)?;
+        let inspected = inspect(path, format, options, true, cancel)?;
         let expansion = if inspected.may_be_compressed { MAX_EXPANSION } else { 1 };
         let plausible = PlausibleContent::new(path, inspected.image.length_bytes(), expansion);
         let what = format!("opening {} as {format}", path.display());

@@ -18,7 +18,7 @@ use super::raw_signs::refuse_fixed_vhd;
 use super::vhd::check_vhd;
 use super::vhdx::VhdxMap;
 use super::vmdk::vmdk_extents;
-use super::ImageFormat;
+use super::{ImageFormat, SourceOptions};
 use crate::qemu::{check_image, image_facts, QemuImage};
 
 /// Maximum number of images in one backing chain.
@@ -32,6 +32,8 @@ pub(super) struct Inspected {
     pub(super) image: QemuImage,
     /// Whether part of its content may be compressed.
     pub(super) may_be_compressed: bool,
+    /// QEMU's facts about the image itself; of a raw one there are none.
+    pub(super) facts: Value,
 }
 
 /// One image of a chain.
@@ -40,14 +42,16 @@ struct Link {
     format: ImageFormat,
     extents: Vec<PathBuf>,
     may_be_compressed: bool,
+    facts: Value,
 }
 
 /// Inspects an image. Refuses damaged images and those that refer to files the user did
-/// not name.
+/// not name. With `is_checked`, QEMU checks the tables of all its files.
 pub(super) fn inspect(
     path: &Path,
     format: ImageFormat,
-    follow_backing: bool,
+    options: &SourceOptions,
+    is_checked: bool,
     cancel: &AtomicBool,
 ) -> Result<Inspected> {
     let mut chain: Vec<Link> = Vec::new();
@@ -59,19 +63,28 @@ pub(super) fn inspect(
                 format!("more than {MAX_CHAIN} backing files, or a circle of them"),
             ));
         }
-        let (link, backing) = inspect_one(path, format, follow_backing, cancel)?;
+        let (link, backing) = inspect_one(path, format, options, is_checked, cancel)?;
         chain.push(link);
         next = backing;
     }
     let may_be_compressed = chain.iter().any(|link| link.may_be_compressed);
+    let facts = chain.first_mut().map(|link| link.facts.take()).unwrap_or_default();
     let mut image = None;
     for link in chain.iter().rev() {
         let driver = link.format.qemu_driver();
         image = Some(QemuImage::new(driver, &link.path, &link.extents, image.take())?);
     }
     match image {
-        Some(image) => Ok(Inspected { image, may_be_compressed }),
+        Some(image) => Ok(Inspected { image: locked_as(options, image), may_be_compressed, facts }),
         None => Err(Error::new(ErrorKind::Internal, "the image has no file")),
+    }
+}
+
+fn locked_as(options: &SourceOptions, image: QemuImage) -> QemuImage {
+    if options.is_shared {
+        image.shared()
+    } else {
+        image
     }
 }
 
@@ -79,7 +92,8 @@ pub(super) fn inspect(
 fn inspect_one(
     path: PathBuf,
     format: ImageFormat,
-    follow_backing: bool,
+    options: &SourceOptions,
+    is_checked: bool,
     cancel: &AtomicBool,
 ) -> Result<(Link, Option<(PathBuf, ImageFormat)>)> {
     // A backing file name may refer to anything; opening a pipe would block.
@@ -93,15 +107,16 @@ fn inspect_one(
     }
     let extents = check_header(&path, format)?;
     if format == ImageFormat::Raw {
-        return Ok((Link { path, format, extents, may_be_compressed: false }, None));
+        let facts = Value::Null;
+        return Ok((Link { path, format, extents, may_be_compressed: false, facts }, None));
     }
-    let image = QemuImage::new(format.qemu_driver(), &path, &extents, None)?;
+    let image = locked_as(options, QemuImage::new(format.qemu_driver(), &path, &extents, None)?);
     let what = format!("opening {} as {format}", path.display());
     let facts = image_facts(&image, &what, cancel)?;
     let may_be_compressed = format == ImageFormat::Qcow2 || check_vmdk(&path, &facts)?;
     let backing = backing_file(&path, format, &facts)?;
     if let Some((backing, _)) = &backing {
-        if !follow_backing {
+        if !options.follow_backing {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -113,8 +128,10 @@ fn inspect_one(
             ));
         }
     }
-    check_image(format.qemu_driver(), &image, &path, cancel)?;
-    Ok((Link { path, format, extents, may_be_compressed }, backing))
+    if is_checked {
+        check_image(format.qemu_driver(), &image, &path, cancel)?;
+    }
+    Ok((Link { path, format, extents, may_be_compressed, facts }, backing))
 }
 
 /// Refuses images that make QEMU open another file or read wrong content. Returns the

@@ -17,6 +17,7 @@ mod qcow2;
 mod raw;
 mod raw_signs;
 mod spec;
+mod stopped;
 mod vhd;
 mod vhdx;
 mod vmdk;
@@ -35,6 +36,7 @@ pub(crate) use kept_out::open_named;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
 pub(crate) use spec::is_nbd_uri;
+pub use stopped::StoppedImage;
 
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
@@ -46,6 +48,8 @@ pub struct SourceOptions {
     pub bitmap: Option<String>,
     /// Whether an image's backing files belong to it and may be opened.
     pub follow_backing: bool,
+    /// Whether an image is opened without a lock: see [`LivePlace::Stopped`].
+    pub is_shared: bool,
 }
 
 /// A run of a dirty bitmap.
@@ -130,6 +134,14 @@ fn open_location<'c>(
         }
         Location::Live { place: LivePlace::Qcow2(path), .. } => {
             Box::new(ImageSource::open(path, ImageFormat::Qcow2, options, cancel)?)
+        }
+        Location::Live { place: LivePlace::Stopped(path, ImageFormat::Raw), .. } => {
+            Box::new(RawSource::open_disk(path)?)
+        }
+        Location::Live { place: LivePlace::Stopped(path, format), .. } => {
+            let options =
+                SourceOptions { follow_backing: true, is_shared: true, ..options.clone() };
+            Box::new(ImageSource::open(path, *format, &options, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {

@@ -114,6 +114,9 @@ pub enum LivePlace {
     Export(String),
     /// A qcow2 image that was copied for this backup.
     Qcow2(PathBuf),
+    /// An image of a machine that is off, with its backing files. It is read without a lock that could keep the machine
+    /// from starting, so the caller has to prove that nothing changed meanwhile.
+    Stopped(PathBuf, ImageFormat),
 }
 
 /// A dirty bitmap of a running machine.

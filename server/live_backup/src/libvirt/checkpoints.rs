@@ -4,7 +4,7 @@
 //! backup never matches. libvirt keeps checkpoints of persistent domains only, but qcow2 images keep the
 //! bitmaps of both over a clean end of QEMU: then the checkpoint is made known to libvirt again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{MachineName, PointName, RepositoryId};
@@ -29,7 +29,7 @@ impl CheckpointNames {
     }
 
     /// Not a checkpoint of machine `web-1` for the names of machine `web`.
-    fn is_ours(&self, name: &str) -> bool {
+    pub(super) fn is_ours(&self, name: &str) -> bool {
         name.strip_prefix(&self.0).is_some_and(|rest| PointName::parse(rest).is_ok())
     }
 }
@@ -102,6 +102,20 @@ impl Checkpoints<'_> {
         ))
     }
 
+    /// Makes checkpoints known to libvirt whose bitmaps, by their names, are in images of these disks.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub(super) fn adopt(&self, found: &BTreeMap<String, Vec<&DomainDisk>>) -> Result<()> {
+        let listed = self.listed()?;
+        let is_new = |name: &String| self.names.is_ours(name) && !listed.contains(name);
+        for (name, disks) in found.iter().filter(|(name, _)| is_new(name)) {
+            let defined = self.define(name, disks, &[]);
+            defined.unwrap_or_else(|error| tracing::info!("{}", error.full_message()));
+        }
+        Ok(())
+    }
+
     fn listed(&self) -> Result<Vec<String>> {
         let listed = self.virsh.run(&["checkpoint-list", self.uuid, "--name"], PATIENCE)?;
         let ours = listed.lines().map(str::trim).filter(|name| self.names.is_ours(name));
@@ -123,26 +137,27 @@ impl Checkpoints<'_> {
     /// Makes a checkpoint known that libvirt forgot at the end of a transient domain. If its bitmaps are lost or
     /// damaged, what is left of them is deleted.
     fn define_again(&self, name: &str, disks: &[DomainDisk]) -> Result<bool> {
-        let kept: Vec<&DomainDisk> = disks.iter().filter(|disk| disk.keeps_checkpoints).collect();
+        let kept: Vec<&DomainDisk> = disks.iter().filter(|disk| disk.keeps_checkpoints()).collect();
         if kept.is_empty() {
             return Ok(false);
         }
-        let xml = checkpoint_xml(name, kept.iter().map(|disk| &*disk.target), &[]).replace(
+        if self.define(name, &kept, &["--redefine-validate"]).is_ok() {
+            return Ok(true);
+        }
+        if self.define(name, &kept, &[]).is_ok() {
+            self.delete(name)?;
+        }
+        Ok(false)
+    }
+
+    fn define(&self, name: &str, disks: &[&DomainDisk], more: &[&str]) -> Result<()> {
+        let xml = checkpoint_xml(name, disks.iter().map(|disk| &*disk.target), &[]).replace(
             "</name>",
             // Only libvirt's order of checkpoints depends on it.
             "</name><creationTime>1</creationTime>",
         );
-        let define = |more: &[&str]| {
-            let words = [&["checkpoint-create", self.uuid, "/dev/stdin", "--redefine"], more];
-            self.virsh.run_with(&words.concat(), Some(&xml), PATIENCE)
-        };
-        if define(&["--redefine-validate"]).is_ok() {
-            return Ok(true);
-        }
-        if define(&[]).is_ok() {
-            self.delete(name)?;
-        }
-        Ok(false)
+        let words = [&["checkpoint-create", self.uuid, "/dev/stdin", "--redefine"], more];
+        self.virsh.run_with(&words.concat(), Some(&xml), PATIENCE).map(drop)
     }
 }
 

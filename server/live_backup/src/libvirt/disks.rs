@@ -1,8 +1,11 @@
 //! The disks of a domain that are backed up.
 
+use std::path::PathBuf;
+
 use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
 use coldrise_hypervisors::libvirt::{LiveDomain, PATIENCE};
 use coldrise_hypervisors::virsh::Virsh;
+use coldrise_ingest::BackupStart;
 use coldrise_store::{DiskName, MAX_DISKS};
 
 use crate::DiskPick;
@@ -14,8 +17,32 @@ pub(super) struct DomainDisk {
     /// Its name in libvirt, such as `vda`.
     pub(super) target: String,
     pub(super) size_bytes: u64,
-    /// Whether libvirt can make checkpoints of it: qcow2 only.
-    pub(super) keeps_checkpoints: bool,
+    /// The format of its image.
+    pub(super) format: String,
+    /// The image's file or block device on this host, if it is one.
+    pub(super) file: Option<PathBuf>,
+}
+
+impl DomainDisk {
+    /// Whether there can be checkpoints of it.
+    pub(super) fn keeps_checkpoints(&self) -> bool {
+        self.format == "qcow2"
+    }
+
+    /// Why a disk is read completely, unless nothing else is to be expected.
+    pub(super) fn full_read_remark(&self, start: &BackupStart) -> Option<String> {
+        if !self.keeps_checkpoints() {
+            let text =
+                format!("{}: only qcow2 images keep checkpoints: everything is read", self.name);
+            return Some(text);
+        }
+        start.base().map(|latest| {
+            format!(
+                "{}: no checkpoint counts from {}/{}: everything is read",
+                self.name, latest.machine, latest.point
+            )
+        })
+    }
 }
 
 /// The disks to back up, all or the picked ones, and the targets of all others.
@@ -57,8 +84,15 @@ pub(super) fn choose(
     let others = all.filter(|target| !is_chosen(target)).cloned().collect();
     let disks = chosen.into_iter().map(|(name, disk)| {
         let size_bytes = size_bytes(virsh, uuid, &disk.target)?;
-        let keeps_checkpoints = disk.format == "qcow2";
-        Ok(DomainDisk { name, target: disk.target.clone(), size_bytes, keeps_checkpoints })
+        let file = match (&disk.file, &disk.volume) {
+            (None, Some((pool, volume))) => {
+                let path = virsh.run(&["vol-path", "--pool", pool, volume], PATIENCE).ok();
+                path.map(|path| PathBuf::from(path.trim()))
+            }
+            (file, _) => file.clone(),
+        };
+        let (target, format) = (disk.target.clone(), disk.format.clone());
+        Ok(DomainDisk { name, target, size_bytes, format, file })
     });
     Ok((disks.collect::<Result<_>>()?, others))
 }

@@ -1,4 +1,4 @@
-//! Backup of a running domain of libvirt, by libvirt's own backup jobs and checkpoints.
+//! Backup of a domain of libvirt: of a running one by libvirt's own backup jobs and checkpoints.
 //!
 //! ```text
 //!   pull   guest ─▶ vda ─ old content, before the guest overwrites it ─▶ scratch file
@@ -31,6 +31,31 @@
 //! | after the point was stored | the same | the new checkpoint has the name of the latest backup: it counts. Deletes the old one |
 //! | libvirtd | the job continues; libvirtd finds it again | as above |
 //! | QEMU | nothing; bitmaps are damaged | deletes the checkpoints, reads everything, and reports it |
+//!
+//! # A domain that is off
+//!
+//! ```text
+//!   add bitmap P2 to each qcow2 ─▶ Stillness begins ─▶ read what bitmap P1 marks ─▶ Stillness proves ─▶ store P2 ─▶ remove bitmap P1
+//! ```
+//!
+//! [`StoppedDomain`] reads the images without a lock, so a start of the machine succeeds at once; [`Stillness`]
+//! notices it. Then nothing is stored, and the backup starts again with the domain as it is: usually running.
+//!
+//! 5. One rule for both: a bitmap counts from the point of its name, and only that of the latest backup is believed. The bitmap
+//!    is in the image itself. So an older copy of the image, put back by somebody, lacks it, and is read completely. (The
+//!    old bitmap could count on, because nothing writes; but in a copy that is older than the new point it would miss changes.)
+//! 6. The new bitmap is added before the first byte is read. So whatever is written later is in it, whenever the machine
+//!    starts. It may have too much, never too little.
+//! 7. QEMU's lock for writing is held only while a bitmap is added or removed, some 10 ms each. A start of the machine in
+//!    that time fails.
+//!
+//! | killed | in the images | the next run |
+//! |---|---|---|
+//! | while adding bitmaps, or reading | P1, and P2 in some or all | P2 is not the name of the latest backup: removed. P1 has all changes |
+//! | after the point was stored | P1 and P2 | P2 counts; P1 is removed |
+//!
+//! libvirt does not know the bitmaps that were added while the domain was off. A backup of the running domain makes the
+//! one of the latest backup known (see `checkpoints`), and deletes the others.
 
 mod checkpoints;
 mod disks;
@@ -38,5 +63,33 @@ mod freeze;
 mod job;
 mod parts;
 mod running;
+mod stillness;
+mod stopped;
+mod watched_file;
 
-pub(crate) use running::{DomainOptions, RunningDomain};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hypervisors::libvirt::find_domain;
+
+use crate::LiveMachine;
+pub(crate) use running::DomainOptions;
+use running::RunningDomain;
+pub(crate) use stillness::Stillness;
+use stopped::StoppedDomain;
+
+/// Looks for the domain. Changes nothing.
+///
+/// # Errors
+/// `NotFound` if there is none, with advice; `ToolFailed` if libvirt does not answer.
+pub(crate) fn connect(options: DomainOptions) -> Result<Box<dyn LiveMachine>> {
+    Ok(match find_domain(&options.virsh, &options.domain)? {
+        (uuid, true) => Box::new(RunningDomain::new(options, uuid)),
+        (uuid, false) if options.virsh.host().name().is_none() => {
+            Box::new(StoppedDomain::new(options, uuid))
+        }
+        (_, false) => {
+            let text = format!("domain {} is off, and on another host", options.domain);
+            return Err(Error::new(ErrorKind::NotFound, text)
+                .advise("start it; or back it up on that host itself"));
+        }
+    })
+}

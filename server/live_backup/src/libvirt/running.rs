@@ -1,16 +1,18 @@
 //! The sequence of a backup.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
-    escaped, find_running, is_named_by_another, LiveDomain, PartFiles, PATIENCE,
+    escaped, is_named_by_another, LiveDomain, PartFiles, PATIENCE,
 };
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
+use coldrise_ingest::{
+    BackupStart, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+};
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
 
 use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
@@ -43,7 +45,7 @@ pub(crate) struct DomainOptions {
 }
 
 /// A running domain. Dropping it removes everything of ours from libvirt.
-pub(crate) struct RunningDomain {
+pub(super) struct RunningDomain {
     options: DomainOptions,
     virsh: Virsh,
     uuid: String,
@@ -66,14 +68,8 @@ struct TakenDisk {
 }
 
 impl RunningDomain {
-    /// Looks for the domain. Changes nothing.
-    ///
-    /// # Errors
-    /// `NotFound` if there is none or it is off, with advice; `ToolFailed` if libvirt does not answer.
-    pub(crate) fn connect(options: DomainOptions) -> Result<RunningDomain> {
-        let virsh = options.virsh.clone();
-        let uuid = find_running(&virsh, &options.domain)?;
-        Ok(RunningDomain { options, virsh, uuid, taken: None })
+    pub(super) fn new(options: DomainOptions, uuid: String) -> RunningDomain {
+        RunningDomain { virsh: options.virsh.clone(), options, uuid, taken: None }
     }
 }
 
@@ -92,10 +88,7 @@ impl LiveMachine for RunningDomain {
         let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
         let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
         let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
-        let left_out = others.iter().filter(|target| live.is_writable(target));
-        remarks.extend(
-            left_out.map(|target| format!("disk {target} of the machine is not backed up")),
-        );
+        remarks.extend(left_out(&live, &others));
         if live.has_iothreads() && self.options.mode == Mode::Pull {
             if self.virsh.host().name().is_some() {
                 let text = "a disk has an iothread: QEMU would have to copy the disks into files of that host first";
@@ -109,8 +102,9 @@ impl LiveMachine for RunningDomain {
             );
         }
         let names = CheckpointNames::new(repository.id(), machine);
+        self.adopt_bitmaps(&names, &disks, cancel)?;
         let disks = self.settle(repository, start, &names, disks, &mut remarks)?;
-        let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints);
+        let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
             remarks.extend(self.checkpoints(&names).snapshot_remark(&self.options.domain, base));
         }
@@ -146,14 +140,15 @@ impl LiveMachine for RunningDomain {
             Err(left) => error.context(left.message()),
         })?;
         let space = self.taken.as_ref().map(|taken| &taken.space);
-        let parts = space.map(|space| before.after_instant(space, &mut remarks));
+        let parts = before.after_instant(space, &mut remarks);
         Ok(Instant {
             sources,
             standstill: None,
             is_quiesced,
+            is_off: false,
             remarks,
             configuration: Some(configuration),
-            parts: parts.unwrap_or_default(),
+            parts,
         })
     }
 
@@ -211,6 +206,24 @@ impl RunningDomain {
         Checkpoints { virsh: &self.virsh, uuid: &self.uuid, names }
     }
 
+    /// Makes known to libvirt the bitmaps of ours that were added while the domain was off; it then deletes those
+    /// that are not needed. An image that cannot be looked at, such as one that this user may not read, has none.
+    fn adopt_bitmaps(
+        &self,
+        names: &CheckpointNames,
+        disks: &[DomainDisk],
+        cancel: &AtomicBool,
+    ) -> Result<()> {
+        let mut found: BTreeMap<String, Vec<&DomainDisk>> = BTreeMap::new();
+        for disk in disks.iter().filter(|disk| disk.keeps_checkpoints()) {
+            let look = |file| StoppedImage::inspect(file, ImageFormat::Qcow2, cancel).ok();
+            for name in disk.file.as_deref().and_then(look).iter().flat_map(StoppedImage::bitmaps) {
+                found.entry(name.to_owned()).or_default().push(disk);
+            }
+        }
+        self.checkpoints(names).adopt(&found)
+    }
+
     /// Decides of which disks the checkpoint of the latest backup is believed.
     fn settle(
         &self,
@@ -232,22 +245,11 @@ impl RunningDomain {
             self.checkpoints(names).settle(base.as_ref(), &with_base)?;
         for taken in &mut taken {
             let disk = &taken.disk;
-            if !disk.keeps_checkpoints {
-                remarks.push(format!(
-                    "{}: only qcow2 images keep checkpoints: everything is read",
-                    disk.name
-                ));
-            }
-            if disk.keeps_checkpoints && believed.contains(&disk.target) {
+            if disk.keeps_checkpoints() && believed.contains(&disk.target) {
                 continue;
             }
             taken.base = None;
-            if let (true, Some(latest)) = (disk.keeps_checkpoints, start.base()) {
-                remarks.push(format!(
-                    "{}: no checkpoint counts from {}/{}: everything is read",
-                    disk.name, latest.machine, latest.point
-                ));
-            }
+            remarks.extend(disk.full_read_remark(start));
         }
         Ok(taken)
     }
@@ -277,7 +279,7 @@ impl RunningDomain {
             "<domainbackup mode='{mode}'>{server}<disks>{chosen}{others_xml}</disks></domainbackup>"
         );
         let (keeping, without): (Vec<&TakenDisk>, Vec<&TakenDisk>) =
-            disks.iter().partition(|taken| taken.disk.keeps_checkpoints);
+            disks.iter().partition(|taken| taken.disk.keeps_checkpoints());
         let mut words = vec!["backup-begin".to_owned(), self.uuid.clone()];
         words.push(space.write("backup.xml", &backup)?.display().to_string());
         if !keeping.is_empty() {
@@ -358,6 +360,12 @@ impl Drop for RunningDomain {
 /// The name of a disk's scratch file.
 fn file_name(disk: &DomainDisk) -> String {
     format!("disk-{}", disk.name)
+}
+
+/// Remarks on the writable disks that are not chosen.
+pub(super) fn left_out(domain: &LiveDomain, others: &[String]) -> Vec<String> {
+    let left_out = others.iter().filter(|target| domain.is_writable(target));
+    left_out.map(|target| format!("disk {target} of the machine is not backed up")).collect()
 }
 
 /// A disk of the backup's document.

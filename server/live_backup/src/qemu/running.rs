@@ -244,6 +244,7 @@ impl RunningMachine {
             sources,
             standstill,
             is_quiesced,
+            is_off: false,
             remarks,
             configuration: None,
             parts: Vec::new(),

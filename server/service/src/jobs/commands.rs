@@ -137,13 +137,13 @@ fn verify(address: Option<String>, sample: Option<f64>) -> Vec<String> {
 }
 
 /// The runs of one occurrence: machine and words. `known` are the machines that have points, or those
-/// that run under libvirt, as [`Job::known_by`] says.
+/// that libvirt has, as [`Job::known_by`] says.
 pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>, Vec<String>)> {
     let found = || known.iter().filter(|names| any_matches(&job.machines, names));
     let matching = || found().map(|names| &names.machine);
     match job.kind {
         JobKind::Backup => {
-            // A named machine that does not run fails, which is reported; a pattern means those that run.
+            // A named machine that does not exist fails, which is reported.
             let mut machines: BTreeMap<String, &str> = named(&job.machines, known).collect();
             for names in found() {
                 let domain = names.domain.as_ref().unwrap_or(&names.machine);
@@ -209,7 +209,7 @@ pub(super) enum KnownBy {
     Nobody,
     /// The repository: the machines that have points.
     Repository,
-    /// libvirt: the domains that run.
+    /// libvirt: its domains, running or not.
     Libvirt,
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hypervisors::libvirt::running_domains;
+use coldrise_hypervisors::libvirt::all_domains;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_schedule::{occurrences, Calendar, Occurrences};
 use coldrise_store::{DisplayName, MachineName};
@@ -30,7 +30,7 @@ use super::{commands, store};
 /// The longest time that a retry waits: an hour, and a quarter.
 const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
 
-/// How long libvirt may take to list the running domains: other jobs wait meanwhile.
+/// How long libvirt may take to list the domains: other jobs wait meanwhile.
 pub(crate) const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the names of machines come from.
@@ -48,9 +48,9 @@ pub(crate) trait Known {
     fn running_on(&self, host: &str) -> Result<Vec<String>>;
 }
 
-/// The domains that run, each under the name of its machine. `stored` are the machines that have points;
+/// Domains, each under the name of its machine. `stored` are the machines that have points;
 /// domains that `is_elsewhere` have jobs of their own.
-pub(super) fn running_machines(
+pub(super) fn machines_of_domains(
     domains: Vec<String>,
     stored: &[MachineNames],
     is_elsewhere: impl Fn(&str) -> bool,
@@ -242,11 +242,11 @@ impl Queue {
                     let named = format!("libvirt:{domain}");
                     jobs.iter().any(|other| other.job.from.as_deref() == Some(&*named))
                 };
-                let running = match job.hosts.is_empty() {
-                    true => running_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?,
+                let domains = match job.hosts.is_empty() {
+                    true => all_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?,
                     false => running_on(&job.hosts, known, &mut unreachable),
                 };
-                running_machines(running, &known.machines().unwrap_or_default(), is_elsewhere)
+                machines_of_domains(domains, &known.machines().unwrap_or_default(), is_elsewhere)
             }
         };
         let runs = commands::runs_of(job, &known).into_iter();

@@ -489,7 +489,7 @@ fn a_pattern_of_a_libvirt_job_finds_domains_by_each_of_their_names() {
     let domains = domains.map(str::to_owned).to_vec();
     let stored =
         MachineNames { display_name: Some("Web Proxy".to_owned()), ..MachineNames::of("db.1") };
-    let known = schedule::running_machines(domains, &[stored], |domain| domain == "Mail");
+    let known = schedule::machines_of_domains(domains, &[stored], |domain| domain == "Mail");
     let found = |machines: &str| {
         let text =
             format!(r#"{{"name":"x","kind":"backup","from":"libvirt","machines":{machines}}}"#);

@@ -99,7 +99,8 @@ struct Repaired {
 pub(crate) fn run(invocation: &Invocation, arguments: &RepairArguments) -> Result<Report> {
     let cancel = cancel_flag()?;
     // A missing source is reported before hours of reading.
-    let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
+    let sources =
+        SourceOptions { follow_backing: arguments.follow_backing, ..SourceOptions::default() };
     for source in &arguments.from {
         check_source(source, &sources, &cancel)?;
     }
@@ -143,7 +144,8 @@ fn repair(
     done.report = writer.find_damage(&inventory.disks(), in_use.as_ref(), &options)?;
     let report = &done.report;
     let mut healed_chunks = 0;
-    let sources = SourceOptions { bitmap: None, follow_backing: arguments.follow_backing };
+    let sources =
+        SourceOptions { follow_backing: arguments.follow_backing, ..SourceOptions::default() };
     for source in &arguments.from {
         healed_chunks += heal(writer, source, &sources, &view, cancel)?.healed_chunks;
     }

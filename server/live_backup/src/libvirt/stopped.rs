@@ -1,0 +1,257 @@
+//! The sequence of a backup of a domain that is off.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::atomic::AtomicBool;
+
+use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::ScratchSpace;
+use coldrise_hypervisors::libvirt::{
+    is_named_by_another, Domain, DomainState, LiveDomain, PartFiles, PATIENCE,
+};
+use coldrise_ingest::{
+    BackupStart, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+};
+use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
+
+use super::checkpoints::{CheckpointNames, Checkpoints};
+use super::disks::{choose, DomainDisk};
+use super::parts::PartsBefore;
+use super::running::left_out;
+use super::stillness::Stillness;
+use super::{connect, DomainOptions};
+use crate::{Instant, LiveMachine, Mode};
+
+/// A domain that is off.
+pub(super) struct StoppedDomain {
+    options: DomainOptions,
+    uuid: String,
+    taken: Option<Taken>,
+    still: Option<Stillness>,
+}
+
+/// What was prepared for one backup.
+struct Taken {
+    /// The name of the new bitmaps.
+    new: String,
+    disks: Vec<TakenDisk>,
+    /// Held until the bitmaps are in order.
+    _lock: UnixListener,
+}
+
+struct TakenDisk {
+    disk: DomainDisk,
+    image: StoppedImage,
+    /// The backup from which a bitmap of the image counts; `None`: all is read.
+    base: Option<PointName>,
+    /// The name of that bitmap.
+    old: Option<String>,
+    /// Whether the new bitmap is in the image.
+    has_new: bool,
+}
+
+impl StoppedDomain {
+    pub(super) fn new(options: DomainOptions, uuid: String) -> StoppedDomain {
+        StoppedDomain { options, uuid, taken: None, still: None }
+    }
+}
+
+impl LiveMachine for StoppedDomain {
+    fn take(
+        &mut self,
+        repository: &Repository,
+        machine: &MachineName,
+        start: &BackupStart,
+        cancel: &AtomicBool,
+    ) -> Result<Instant> {
+        let lock = lock(&self.uuid)?;
+        let virsh = self.options.virsh.clone();
+        // Of a backup that was killed while the machine ran.
+        virsh.host().remove_abandoned(self.options.scratch.as_deref())?;
+        let dump = |more: &[&str]| {
+            virsh.run(&[&["dumpxml", &*self.uuid, "--inactive"], more].concat(), PATIENCE)
+        };
+        let text = dump(&[])?;
+        let defined = LiveDomain::parse(&text)?;
+        let files = PartFiles::of(virsh.uri(), &self.uuid, &text)?;
+        let text = dump(&["--migratable"])?;
+        let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
+        let (disks, others) = choose(&defined, &virsh, &self.uuid, &self.options.picks)?;
+        let mut remarks = left_out(&defined, &others);
+        let names = CheckpointNames::new(repository.id(), machine);
+        let new = names.name(start.point());
+        let mut taken = Taken { new, disks: Vec::new(), _lock: lock };
+        for disk in disks {
+            let image = inspect(&disk, cancel)?;
+            let base = Mode::Pull.base(repository, start, &disk.name, disk.size_bytes)?;
+            let base = base.filter(|base| image.has_whole_bitmap(&names.name(base)));
+            if base.is_none() {
+                remarks.extend(disk.full_read_remark(start));
+            }
+            let old = base.as_ref().map(|base| names.name(base));
+            taken.disks.push(TakenDisk { disk, image, base, old, has_new: false });
+        }
+        let kept = taken.disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
+        if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
+            let checkpoints = Checkpoints { virsh: &virsh, uuid: &self.uuid, names: &names };
+            remarks.extend(checkpoints.snapshot_remark(&self.options.domain, base));
+        }
+        // Nothing changes them while the machine is off, which is proven at the end.
+        let space = match files.is_qcow2 {
+            true => Some(ScratchSpace::new(virsh.host(), self.options.scratch.as_deref(), None)?),
+            false => None,
+        };
+        let parts =
+            PartsBefore::read(virsh.host(), files).after_instant(space.as_ref(), &mut remarks);
+        let taken = self.taken.insert(taken);
+        let still = taken.prepare(&names, &mut remarks).and_then(|()| {
+            let files = taken.disks.iter().flat_map(|taken| taken.image.files().to_vec());
+            Stillness::begin(&virsh, &self.uuid, files.collect())
+        });
+        let sources = taken.disks.iter().map(|taken| taken.source(&self.options.domain)).collect();
+        match still {
+            Ok(still) => self.still = Some(still),
+            Err(error) => {
+                return Err(match self.close(false) {
+                    Ok(()) => error,
+                    Err(left) => error.context(left.message()),
+                });
+            }
+        }
+        Ok(Instant {
+            sources,
+            standstill: None,
+            is_quiesced: false,
+            is_off: true,
+            remarks,
+            configuration: Some(configuration),
+            parts,
+        })
+    }
+
+    fn uuid(&self) -> Option<&str> {
+        Some(&self.uuid)
+    }
+
+    fn is_named_by_another(&self, name: &str) -> Result<bool> {
+        is_named_by_another(&self.options.virsh, &self.uuid, name)
+    }
+
+    fn stillness(&self) -> Option<&Stillness> {
+        self.still.as_ref()
+    }
+
+    fn again(&self) -> Result<Option<Box<dyn LiveMachine>>> {
+        let is_broken = self.still.as_ref().is_some_and(|still| still.broken().is_some());
+        let state = Domain::new(&self.options.virsh, &*self.uuid).state()?;
+        match is_broken || state != DomainState::Off {
+            true => connect(self.options.clone()).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn close(&mut self, is_stored: bool) -> Result<()> {
+        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let mut left = Ok(());
+        for TakenDisk { image, old, has_new, .. } in &taken.disks {
+            let unused = match is_stored {
+                true => old.as_ref(),
+                false => Some(&taken.new).filter(|_| *has_new),
+            };
+            match unused.map(|name| image.remove_bitmap(name)) {
+                // The machine was started: the backup of the running machine removes it.
+                Some(Err(error)) if error.kind() != ErrorKind::Busy => left = Err(error),
+                _ => {}
+            }
+        }
+        left.map_err(|error| error.context("a bitmap is left; the next backup removes it"))
+    }
+}
+
+impl Taken {
+    /// Removes the bitmaps that a killed backup left, and adds the new ones.
+    ///
+    /// # Errors
+    /// `Busy` if a program has an image open for writing.
+    fn prepare(&mut self, names: &CheckpointNames, remarks: &mut Vec<String>) -> Result<()> {
+        for taken in self.disks.iter_mut().filter(|taken| taken.disk.keeps_checkpoints()) {
+            let is_left = |name: &&str| names.is_ours(name) && Some(*name) != taken.old.as_deref();
+            let mut left = taken.image.bitmaps().filter(is_left);
+            let added = left
+                .try_for_each(|name| taken.image.remove_bitmap(name))
+                .and_then(|()| taken.image.add_bitmap(&self.new));
+            match added {
+                Ok(()) => taken.has_new = true,
+                Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
+                // A file system without space, or an image that this user may only read.
+                Err(error) => remarks.push(format!(
+                    "{}: the next backup reads everything: {}",
+                    taken.disk.name,
+                    error.full_message()
+                )),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TakenDisk {
+    fn source(&self, domain: &str) -> SourceSpec {
+        let (path, format) = (self.image.path().to_owned(), self.image.format());
+        let bitmap = self.base.clone().zip(self.old.clone());
+        SourceSpec {
+            disk: self.disk.name.clone(),
+            location: Location::Live {
+                place: LivePlace::Stopped(path, format),
+                name: format!("libvirt:{domain} {}", self.disk.target),
+                bitmap: bitmap.map(|(since, name)| LiveBitmap { name, since }),
+            },
+        }
+    }
+}
+
+/// Two backups of a domain that is off would change its images under each other: one at a time, of whatever
+/// repository. The kernel frees the name when the process ends.
+fn lock(uuid: &str) -> Result<UnixListener> {
+    let what = || "taking the lock of the domain";
+    let name =
+        SocketAddr::from_abstract_name(format!("coldrise-backup-of-{uuid}")).context(what)?;
+    UnixListener::bind_addr(&name).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            let text = "another process is backing up this machine";
+            Error::new(ErrorKind::Busy, text).advise("wait for its end")
+        }
+        _ => Error::io(what(), error),
+    })
+}
+
+fn inspect(disk: &DomainDisk, cancel: &AtomicBool) -> Result<StoppedImage> {
+    let unreadable = |why: String| {
+        let text = format!("disk {} cannot be read while the machine is off: {why}", disk.target);
+        Error::new(ErrorKind::Unsupported, text).advise("start the machine: then QEMU reads it")
+    };
+    let word = if disk.format == "vpc" { "vhd" } else { &*disk.format };
+    let format = ImageFormat::from_word(word)
+        .ok_or_else(|| unreadable(format!("its format is {}", disk.format)))?;
+    let path = disk.file.as_ref().ok_or_else(|| {
+        unreadable("it is not an unencrypted file or block device of this host".to_owned())
+    })?;
+    StoppedImage::inspect(path, format, cancel).map_err(|error| {
+        let is_denied = error.full_message().contains("ermission denied");
+        let error = error.context(format!("disk {} of a machine that is off", disk.target));
+        match is_denied {
+            true => error.advise(
+                "run the command as root, or give its user the right to read and write the image (setfacl -m u:USER:rw IMAGE)",
+            ),
+            false => error,
+        }
+    })
+}
+
+impl Drop for StoppedDomain {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(false) {
+            tracing::warn!("{}", error.full_message());
+        }
+    }
+}
