@@ -152,7 +152,7 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
 
     def runs():
         """The machine and the result of each run of the job."""
-        started = service.post("jobs/nightly/start", {}, expected=(202,)).json()["runs"]
+        started = service.post("jobs/nightly/start", {}, expected=(202,))["runs"]
         wait_until(lambda: not service.get("queue")["runs"], "the end of the runs")
         ended = [service.get(f"runs/{run}") for run in started]
         return {(run["machine"], run["state"]) for run in ended}

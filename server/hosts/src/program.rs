@@ -46,7 +46,7 @@ impl Program {
         let packaged = format!("/usr/lib/{ARCH}-linux-gnu/coldrise/{NAME}");
         // One line without ' for any shell. The file is complete before it has its name.
         let script = format!(
-            "has() {{ [ -x \"$1\" ] && [ \"$(sha256sum < \"$1\" | cut -c 1-64)\" = {hash} ]; }}; \
+            "has() {{ [ -f \"$1\" ] && [ \"$(sha256sum < \"$1\" | cut -c 1-64)\" = {hash} ]; }}; \
              d=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/coldrise\"; p=\"$d/{NAME}-{hash:.16}\"; \
              if has {packaged}; then p={packaged}; elif ! has \"$p\"; then \
              umask 077; mkdir -p \"$d\" || {{ echo \"coldrise failed mkdir $d\"; exit 1; }}; \
