@@ -55,13 +55,13 @@ def test_a_host_is_added_checked_and_removed(coldrise, hv1, refused):
     assert line == coldrise.json("host", "key")["authorized_keys"]
     code, said = refused("host", "check")
     assert code == 1 and "does not accept this repository's key" in said and "authorized_keys" in said
-    assert coldrise.json("host", "list")["hosts"][0]["contact"] is None
+    assert coldrise.json("host", "list")["hosts"][0]["last_check"]["contact"] is None
     assert "there is a host hv1 already" in refused("host", "add", "hv1", hv1.address)[1]
     hv1.keys.write_text(line + "\n", encoding="utf-8")
     Domain(hv1.libvirt, "web01")
     checked = coldrise.json("host", "check", "hv1")["hosts"][0]
     assert checked["running"] == ["web01"] and re.match(r"\d+\.\d+", checked["contact"]["qemu"])
-    assert coldrise.json("host", "list")["hosts"][0]["contact"]["machines"] == ["web01"]
+    assert coldrise.json("host", "list")["hosts"][0]["last_check"]["contact"]["machines"] == ["web01"]
     assert "hv1" in coldrise.run("host", "list").stdout
     hv1.libvirt.clear()
     coldrise.json("host", "remove", "hv1")

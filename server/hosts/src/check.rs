@@ -5,7 +5,8 @@ use std::time::Duration;
 use coldrise_block::{now_ms, Error, Result};
 use coldrise_host::{Facts, Host};
 
-use crate::documents::Contact;
+use crate::connection::connect;
+use crate::documents::{Contact, Hosts, KnownHost, Seen};
 
 const URI: &str = "qemu:///system";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,11 +21,26 @@ pub struct HostReport {
     pub running: Vec<String>,
 }
 
-/// Looks at a connected host.
+/// Connects to a host, looks at it and records what was seen.
 ///
 /// # Errors
-/// `ToolFailed` if its libvirt does not answer; errors of the connection.
-pub fn check(host: &Host) -> Result<HostReport> {
+/// Those of [`connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
+pub fn check(hosts: &Hosts, host: &KnownHost) -> Result<HostReport> {
+    let report = connect(hosts, host).and_then(|connected| look(&connected));
+    let contact = match &report {
+        Ok(report) => Some(report.contact.clone()),
+        Err(_) => hosts.seen(&host.name)?.and_then(|seen| seen.contact),
+    };
+    let error = report.as_ref().err().map(Error::full_message);
+    hosts.record(&host.name, &Seen { checked_at_ms: now(), error, contact })?;
+    report
+}
+
+fn now() -> u64 {
+    u64::try_from(now_ms()).unwrap_or(0)
+}
+
+fn look(host: &Host) -> Result<HostReport> {
     let facts = host.facts()?;
     let virsh = |words: &[&str]| {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
@@ -38,7 +54,7 @@ pub fn check(host: &Host) -> Result<HostReport> {
     let running = names(&["list", "--name"])?;
     let machines = names(&["list", "--all", "--name"])?;
     let contact = Contact {
-        at_ms: u64::try_from(now_ms()).unwrap_or(0),
+        at_ms: now(),
         libvirt: version(&versions, "Using library: libvirt"),
         qemu: version(&versions, "Running hypervisor: QEMU"),
         machines,

@@ -65,11 +65,31 @@ pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
     Ok(host)
 }
 
-/// Looks at the key of a host that is not known yet. Returns it, and why the login fails, if it does.
+/// Adds a host, with the key that it shows now, which must have the `fingerprint` if that is given. Also returns why the login
+/// fails, if it does.
 ///
 /// # Errors
-/// `Io` if the host cannot be reached.
-pub fn first_contact(
+/// `AlreadyExists` if the name is taken, `Forbidden` for another fingerprint, `Io` if the host cannot be reached.
+pub fn add_host(
+    hosts: &Hosts,
+    name: &MachineName,
+    address: &HostAddress,
+    fingerprint: Option<&str>,
+) -> Result<(KnownHost, Option<Error>)> {
+    hosts.check_free(name)?;
+    let (key, refused) = first_contact(hosts, name, address)?;
+    let shown = key.fingerprint();
+    if let Some(wanted) = fingerprint.filter(|wanted| *wanted != shown) {
+        let text = format!("{address} has the SSH key {shown} and not {wanted}: it was not added");
+        return Err(Error::new(ErrorKind::Forbidden, text));
+    }
+    let added_at_ms = u64::try_from(coldrise_block::now_ms()).unwrap_or(0);
+    let host = KnownHost { name: name.clone(), address: address.clone(), key, added_at_ms };
+    hosts.add(&host)?;
+    Ok((host, refused))
+}
+
+fn first_contact(
     hosts: &Hosts,
     name: &MachineName,
     address: &HostAddress,

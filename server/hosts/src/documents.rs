@@ -3,7 +3,7 @@
 //! ```text
 //!   REPOSITORY/hosts/identity     the private key with which this repository logs in
 //!   REPOSITORY/hosts/NAME.host    a host: its address and pinned key
-//!   REPOSITORY/hosts/NAME.seen    what was seen at the last contact
+//!   REPOSITORY/hosts/NAME.seen    the last check, and what was seen at the last contact
 //! ```
 
 use std::fmt;
@@ -96,6 +96,17 @@ pub struct Contact {
     pub shortcomings: Vec<String>,
 }
 
+/// The last check of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// When it was checked, in milliseconds since 1970.
+    pub checked_at_ms: u64,
+    /// Why the check failed; `None` if it did not.
+    pub error: Option<String>,
+    /// The last contact, then or before.
+    pub contact: Option<Contact>,
+}
+
 /// Checks the name of a host. Its form is that of a machine's name.
 ///
 /// # Errors
@@ -184,23 +195,23 @@ impl Hosts {
         }
     }
 
-    /// What was seen at the last contact; `None` without one.
+    /// The last check; `None` if it was never checked.
     ///
     /// # Errors
     /// `Corrupt` if it was changed; errors of the drive.
-    pub fn contact(&self, name: &MachineName) -> Result<Option<Contact>> {
+    pub fn seen(&self, name: &MachineName) -> Result<Option<Seen>> {
         match self.0.document(name, SEEN) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            contact => contact.map(Some),
+            seen => seen.map(Some),
         }
     }
 
-    /// Records a contact.
+    /// Records a check.
     ///
     /// # Errors
     /// Errors of the drive.
-    pub fn record(&self, name: &MachineName, contact: &Contact) -> Result<()> {
-        self.0.put(name, SEEN, contact)
+    pub(crate) fn record(&self, name: &MachineName, seen: &Seen) -> Result<()> {
+        self.0.put(name, SEEN, seen)
     }
 
     /// The private key with which this repository logs in, in OpenSSH's form. The first call makes it.

@@ -17,5 +17,5 @@ mod ssh;
 
 pub use address::HostAddress;
 pub use check::{check, HostReport};
-pub use connection::{connect, first_contact};
-pub use documents::{parse_host_name, Contact, HostKey, Hosts, KnownHost};
+pub use connection::{add_host, connect};
+pub use documents::{parse_host_name, Contact, HostKey, Hosts, KnownHost, Seen};

@@ -13,6 +13,7 @@ export const PAGES: Record<string, Loaded | undefined> = {
   repository: () => import('./Repository.svelte'),
   files: () => import('./Files.svelte'),
   compare: () => import('./Compare.svelte'),
+  hosts: () => import('./Hosts.svelte'),
   access: () => import('./Access.svelte'),
   notifications: () => import('./Notifications.svelte'),
   about: () => import('./About.svelte'),

@@ -4,8 +4,8 @@ use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_hosts::{
-    check, connect, first_contact, parse_host_name, Contact, HostAddress, HostReport, Hosts,
-    KnownHost,
+    add_host, check, connect, parse_host_name, Contact, HostAddress, HostReport, Hosts, KnownHost,
+    Seen,
 };
 use coldrise_live_backup::find_host;
 use coldrise_store::MachineName;
@@ -67,8 +67,8 @@ struct ListedHost {
     address: String,
     fingerprint: String,
     added_at_ms: u64,
-    /// What was seen at the last contact; absent without one.
-    contact: Option<Contact>,
+    /// The last check; absent without one.
+    last_check: Option<Seen>,
 }
 
 /// The host of --on that has the domain; without --on this one.
@@ -113,16 +113,8 @@ fn add(
     address: HostAddress,
     fingerprint: Option<String>,
 ) -> Result<Report> {
-    hosts.check_free(&name)?;
-    let line = hosts.authorized_keys_line()?;
-    let (key, refused) = first_contact(hosts, &name, &address)?;
-    let shown = key.fingerprint();
-    if let Some(wanted) = fingerprint.filter(|wanted| *wanted != shown) {
-        let text = format!("{address} has the SSH key {shown} and not {wanted}: it was not added");
-        return Err(Error::new(ErrorKind::Forbidden, text));
-    }
-    let host = KnownHost { name: name.clone(), address, key, added_at_ms: now_ms() };
-    hosts.add(&host)?;
+    let (host, refused) = add_host(hosts, &name, &address, fingerprint.as_deref())?;
+    let (line, shown) = (hosts.authorized_keys_line()?, host.key.fingerprint());
     let mut text = format!("added {name}; its SSH key is {shown}");
     if let Some(error) = &refused {
         text.push_str(&match error.kind() {
@@ -145,7 +137,7 @@ fn add(
 fn list(hosts: &Hosts) -> Result<Report> {
     let listed = |host: KnownHost| -> Result<ListedHost> {
         Ok(ListedHost {
-            contact: hosts.contact(&host.name)?,
+            last_check: hosts.seen(&host.name)?,
             name: host.name.to_string(),
             address: host.address.to_string(),
             fingerprint: host.key.fingerprint(),
@@ -157,13 +149,19 @@ fn list(hosts: &Hosts) -> Result<Report> {
     let rows: Vec<Vec<String>> = hosts
         .iter()
         .map(|host| {
-            let of =
-                |read: fn(&Contact) -> String| host.contact.as_ref().map_or("-".to_owned(), read);
-            let seen =
-                host.contact.as_ref().map_or("never".to_owned(), |seen| age(seen.at_ms, now_ms));
+            let check = host.last_check.as_ref();
+            let contact = check.and_then(|check| check.contact.as_ref());
+            let of = |read: fn(&Contact) -> String| contact.map_or("-".to_owned(), read);
+            let seen = contact.map_or("never".to_owned(), |seen| age(seen.at_ms, now_ms));
+            let state = match check.map(|check| check.error.is_some()) {
+                None => "not checked",
+                Some(true) => "check failed",
+                Some(false) => "ok",
+            };
             vec![
                 host.name.clone(),
                 host.address.clone(),
+                state.to_owned(),
                 of(|seen| seen.libvirt.clone()),
                 of(|seen| seen.qemu.clone()),
                 of(|seen| seen.machines.len().to_string()),
@@ -178,6 +176,7 @@ fn list(hosts: &Hosts) -> Result<Report> {
             let heads = [
                 "HOST",
                 "ADDRESS",
+                "STATE",
                 "LIBVIRT",
                 "QEMU",
                 ">MACHINES",
@@ -201,10 +200,7 @@ fn check_hosts(
     };
     let (mut texts, mut checked, mut failed) = (Vec::new(), Vec::new(), None);
     for host in wanted {
-        let report = connect(hosts, &host).and_then(|connected| check(&connected));
-        let report =
-            report.and_then(|report| hosts.record(&host.name, &report.contact).map(|()| report));
-        match report {
+        match check(hosts, &host) {
             Ok(report) => {
                 texts.push(describe(&host, &report));
                 checked.push(json!({ "name": host.name, "contact": report.contact, "running": report.running }));

@@ -16,6 +16,7 @@ mod host;
 mod hypervisors;
 mod input;
 mod jobs;
+mod kvm_hosts;
 mod machines;
 mod metrics;
 mod notifications;
@@ -107,6 +108,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(files::routes())
                 .merge(host::routes())
                 .merge(hypervisors::routes())
+                .merge(kvm_hosts::routes())
                 .merge(growth::routes())
                 .merge(console::routes())
                 .merge(runs::routes())
