@@ -104,11 +104,12 @@ impl Tpm {
         ["-chardev".into(), socket].into_iter().chain(device).collect()
     }
 
-    /// Keeps its state with the session: the next seal takes it over.
+    /// Ends it after its machine, and keeps its state with the session: the next seal takes it over.
     ///
     /// # Errors
     /// As for [`keep`].
-    pub fn keep(&self, repository: &Repository, session: &SessionName) -> Result<()> {
+    pub fn finish(mut self, repository: &Repository, session: &SessionName) -> Result<()> {
+        child::end(&mut self.process, PROGRAM, PATIENCE, None)?;
         keep(repository, session, &self.state)
     }
 }

@@ -309,7 +309,7 @@ fn boot(
     let stopped = server.stop();
     let kept =
         flash.map_or(Ok(()), |flash| uefi::keep(repository, &session.name, &flash.variables));
-    let kept = kept.and(tpm.map_or(Ok(()), |tpm| tpm.keep(repository, &session.name)));
+    let kept = kept.and(tpm.map_or(Ok(()), |tpm| tpm.finish(repository, &session.name)));
     let status = ran?;
     stopped?;
     kept?;
