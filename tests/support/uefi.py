@@ -10,10 +10,10 @@ EMPTY = pathlib.Path("/usr/share/OVMF/OVMF_VARS_4M.fd")
 NVRAM = "/var/lib/libvirt/qemu/nvram"
 
 
-def loader(folder, end):
+def loader(folder, end, word="acme"):
     """A boot loader that writes a login prompt to the serial port, then ends as requested."""
     script = folder / "grub.cfg"
-    script.write_text(f"serial --unit=0 --speed=115200\nterminal_output serial\necho 'acme login: '\n{end}\n", encoding="utf-8")
+    script.write_text(f"serial --unit=0 --speed=115200\nterminal_output serial\necho '{word} login: '\n{end}\n", encoding="utf-8")
     program = folder / "loader.efi"
     subprocess.run(["grub-mkimage", "-O", "x86_64-efi", "-p", "/", "-c", script, "-o", program,
                     "serial", "terminal", "echo", "halt", "sleep"], check=True)
@@ -22,16 +22,23 @@ def loader(folder, end):
 
 def disk(folder, path, end):
     """A disk whose EFI system partition has a loader at this path only."""
+    return disk_of(folder, {path: loader(folder, end)})
+
+
+def disk_of(folder, programs):
+    """A disk whose EFI system partition has these programs by their paths there."""
     system, whole = folder / "esp", folder / "acme.raw"
     with open(system, "wb") as file:
         file.truncate(8 * MIB)
     subprocess.run(["mkfs.vfat", system], check=True, stdout=subprocess.DEVNULL)
-    for parent in reversed(list(pathlib.PurePosixPath(path).parents)[:-1]):
+    parents = {parent for path in programs for parent in list(pathlib.PurePosixPath(path).parents)[:-1]}
+    for parent in sorted(parents):
         subprocess.run(["mmd", "-i", system, f"::{parent}"], check=True)
-    subprocess.run(["mcopy", "-i", system, loader(folder, end), f"::{path}"], check=True)
+    for path, program in programs.items():
+        subprocess.run(["mcopy", "-i", system, program, f"::{path}"], check=True)
     with open(whole, "wb") as file:
         file.truncate(10 * MIB)
-    subprocess.run(["sfdisk", "-q", whole], input=b"label: gpt\nstart=2048,size=16384,type=uefi\n", check=True)
+    subprocess.run(["sfdisk", "-q", whole], input=b"label: gpt\nstart=2048,size=16384,type=uefi,uuid=0F3A6A4E-5C1D-4B7E-9E55-000000000001\n", check=True)
     with open(whole, "r+b") as file:
         file.seek(MIB)
         file.write(system.read_bytes())

@@ -5,7 +5,7 @@ use coldrise_block::Result;
 use coldrise_hosting::qemu;
 use coldrise_inventory::{has_tpm, LOST_TPM};
 pub(crate) use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
-use coldrise_store::{Configuration, PointDocument};
+use coldrise_store::{Configuration, MachinePart, PointDocument, TPM_STATE};
 
 use crate::invocation::Invocation;
 use crate::units::parse_size;
@@ -40,12 +40,14 @@ impl HardwareOptions {
         &self,
         invocation: &Invocation,
         configuration: Option<&Configuration>,
+        parts: &[MachinePart],
     ) -> Result<Hardware> {
         let mut hardware = Hardware::of(configuration).unwrap_or_else(|error| {
             invocation.remark(&format!("warning: {}; booting without it", error.full_message()));
             Hardware::default()
         });
-        if configuration.is_some_and(has_tpm) {
+        let is_stored = parts.iter().any(|part| part.kind == TPM_STATE);
+        if configuration.is_some_and(has_tpm) && !is_stored {
             invocation.remark(LOST_TPM);
         }
         if let Some(bytes) = self.memory {
@@ -67,7 +69,7 @@ pub(crate) fn isolated_hardware(
     options: &HardwareOptions,
     point: &PointDocument,
 ) -> Result<Hardware> {
-    let mut hardware = options.apply(invocation, point.configuration.as_ref())?;
+    let mut hardware = options.apply(invocation, point.configuration.as_ref(), &point.parts)?;
     // Never with a connected network: the machine gets an isolated one of its own.
     hardware.network = Network::None;
     qemu::check(&hardware, point.disks.len())?;

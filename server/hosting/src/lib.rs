@@ -3,6 +3,7 @@
 //! ```text
 //!   nbdkit, nfs-ganesha          disk servers, with plugins that open the repository themselves
 //!   smbd, tgtd                   over a mount of this process
+//!   swtpm                        the TPM of a booted machine
 //!   QEMU                         a booted machine, a boot check, the machine that reads file systems
 //! ```
 //!
@@ -30,6 +31,7 @@ pub mod qemu_process;
 pub(crate) mod serial_log;
 pub mod signals;
 pub mod socket_access;
+pub mod tpm;
 pub mod uefi;
 pub mod vmx;
 

@@ -9,6 +9,7 @@ use coldrise_session::{update_parts, SessionDocument, SessionNotes};
 use coldrise_store::{MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, RAW};
 
 use crate::caller::Caller;
+use crate::tpm;
 use coldrise_inventory::{Firmware, Hardware};
 
 /// The machine's variables in its folder.
@@ -78,7 +79,7 @@ pub fn keep(repository: &Repository, session: &SessionName, variables: &Path) ->
     update_parts(repository, session, vec![MachinePart::new(FIRMWARE_VARIABLES, RAW, &content)?])
 }
 
-/// The same while `coldrise boot` runs the machine, if it does so.
+/// Keeps the variables and the TPM's state of a machine that `coldrise boot` runs, if it does so.
 ///
 /// # Errors
 /// As for [`keep`].
@@ -88,10 +89,14 @@ pub fn keep_of_running(
     notes: &SessionNotes,
 ) -> Result<()> {
     // The monitor's socket lies in the same folder, which ends with the machine.
-    let variables = notes.monitor().map(|monitor| monitor.with_file_name(FILE));
-    match variables.filter(|variables| variables.is_file()) {
-        Some(variables) => keep(repository, session, &variables),
-        None => Ok(()),
+    let Some(monitor) = notes.monitor() else { return Ok(()) };
+    let (variables, state) = (monitor.with_file_name(FILE), monitor.with_file_name(tpm::STATE));
+    if variables.is_file() {
+        keep(repository, session, &variables)?;
+    }
+    match state.is_file() {
+        true => tpm::keep(repository, session, &state),
+        false => Ok(()),
     }
 }
 

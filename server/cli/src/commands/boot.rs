@@ -12,7 +12,9 @@ use coldrise_hypervisors::moves::move_state;
 use coldrise_recovery::startable_session;
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, incoming_sentence, SessionDocument, SessionNotes};
-use coldrise_store::{default_cache_bytes, Address, Configuration, Repository, SessionName};
+use coldrise_store::{
+    default_cache_bytes, Address, Configuration, MachinePart, Repository, SessionName,
+};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -31,6 +33,7 @@ use coldrise_hosting::netns;
 use coldrise_hosting::qemu::{self, Console};
 use coldrise_hosting::qemu_process::QemuProcess;
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::tpm::Tpm;
 use coldrise_hosting::uefi;
 use coldrise_hosting::Origin;
 use coldrise_runs::process_run;
@@ -153,6 +156,13 @@ impl Subject {
         }
     }
 
+    fn parts(&self) -> &[MachinePart] {
+        match self {
+            Subject::Origin(origin) => &origin.document().parts,
+            Subject::Session(session) => &session.parts,
+        }
+    }
+
     fn disk_count(&self) -> usize {
         match self {
             Subject::Origin(origin) => origin.document().disks.len(),
@@ -171,7 +181,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
     let subject = Subject::find(invocation, &repository, &arguments)?;
-    let hardware = hardware(invocation, subject.configuration(), &arguments, is_alone)?;
+    let hardware = hardware(invocation, &subject, &arguments, is_alone)?;
     qemu::check(&hardware, subject.disk_count())?;
     check_memory(invocation, &arguments, &hardware)?;
     leftovers::remove(&repository);
@@ -279,6 +289,8 @@ fn boot(
         uefi::prepare(invocation.caller()?, repository, session, hardware, &place.of_qemu())?;
     let mut words =
         qemu::arguments(hardware, console, disks.collect(), session.is_coming(), flash.as_ref());
+    let tpm = Tpm::start(invocation.caller()?, session, &place.of_qemu(), place.scratch)?;
+    words.extend(tpm.iter().flat_map(Tpm::words));
     words.extend(move_monitor(repository, session, &place)?);
     if let Err(why) = qemu::kvm_works() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
@@ -297,6 +309,7 @@ fn boot(
     let stopped = server.stop();
     let kept =
         flash.map_or(Ok(()), |flash| uefi::keep(repository, &session.name, &flash.variables));
+    let kept = kept.and(tpm.map_or(Ok(()), |tpm| tpm.finish(repository, &session.name)));
     let status = ran?;
     stopped?;
     kept?;
@@ -323,11 +336,12 @@ fn move_monitor(
 /// The stored configuration, overridden by options.
 fn hardware(
     invocation: &Invocation,
-    configuration: Option<&Configuration>,
+    subject: &Subject,
     arguments: &BootArguments,
     is_alone: bool,
 ) -> Result<Hardware> {
-    let mut hardware = arguments.hardware.apply(invocation, configuration)?;
+    let options = &arguments.hardware;
+    let mut hardware = options.apply(invocation, subject.configuration(), subject.parts())?;
     hardware.network = arguments.network.unwrap_or(hardware.network);
     if is_alone && hardware.network == Network::User {
         invocation.remark(

@@ -17,6 +17,7 @@ use crate::caller::Caller;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::qemu::{self, Console};
 use crate::signals::ChildSignals;
+use crate::tpm::Tpm;
 use crate::uefi;
 use coldrise_block::now_ms;
 use coldrise_block::units::{show_count, show_size};
@@ -110,8 +111,10 @@ impl Trial<'_> {
         std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;
         let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
         let flash = uefi::prepare(caller, self.repository, session, hardware, &machine_folder)?;
-        let words =
+        let mut words =
             qemu::arguments(hardware, Console::Observed, disks.collect(), false, flash.as_ref());
+        let tpm = Tpm::start(caller, session, &machine_folder, scratch)?;
+        words.extend(tpm.iter().flat_map(Tpm::words));
         caller.remark(&format!(
             "checking {}/{}: {}, {} MiB",
             session.machine,

@@ -159,3 +159,27 @@ fn uefi_machines_get_variables_of_their_own() {
         assert!(!domain.text.contains("nvram") && domain.variables.is_none(), "{}", domain.text);
     }
 }
+
+#[test]
+fn a_tpm_stays_if_its_state_can_be_placed() {
+    let tpm =
+        "<tpm model='tpm-tis'><backend type='emulator' version='2.0'><encryption secret='s'/>\
+               <active_pcr_banks/></backend><address x='y'/></tpm><serial type='file'>";
+    let source = XML.replacen("<serial type='file'>", tpm, 1);
+    let network = NetworkChoice::None;
+    let beside = DomainOptions { has_new_uuid: true, new_uuid: Some("u-2"), ..options(&network) };
+    let domain = rewrite(&source, &beside).unwrap();
+    let own = "<tpm model='tpm-tis'><backend type='emulator' version='2.0' persistent_state='yes'>\
+               <encryption secret='s'/></backend></tpm>";
+    assert!(domain.has_tpm && domain.text.contains(own), "{}", domain.text);
+    assert!(domain.text.contains("<uuid>u-2</uuid>"), "{}", domain.text);
+    let without = DomainOptions { tpm: Err("why".to_owned()), ..options(&network) };
+    let domain = rewrite(&source, &without).unwrap();
+    assert!(!domain.has_tpm && !domain.text.contains("tpm"), "{}", domain.text);
+    assert!(domain.remarks.contains(&"why".to_owned()), "{:?}", domain.remarks);
+    // A TPM of the host has no state to place.
+    let passed = source.replace("type='emulator'", "type='passthrough'");
+    let domain = rewrite(&passed, &options(&network)).unwrap();
+    assert!(!domain.has_tpm && !domain.text.contains("tpm"), "{}", domain.text);
+    assert!(domain.remarks.iter().any(|remark| remark.contains("left out: tpm")));
+}

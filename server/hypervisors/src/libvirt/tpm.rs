@@ -12,6 +12,8 @@ use roxmltree::Node;
 
 use super::domain_xml::{child, escaped, span, tag};
 use super::part_files::tpm_state;
+use super::PATIENCE;
+use crate::virsh::Virsh;
 
 /// What libvirt starts for a TPM.
 const PROGRAMS: [&str; 3] = ["swtpm", "swtpm_setup", "swtpm_ioctl"];
@@ -77,6 +79,23 @@ pub fn own_tpm(connect: &str, uuid: &str) -> Result<PathBuf> {
 /// The folder of the UUID.
 pub(super) fn folder_of(file: &Path) -> &Path {
     file.ancestors().nth(2).unwrap_or(file)
+}
+
+/// Removes the folder, unless another domain of its UUID is known here: that one uses it, too.
+///
+/// # Errors
+/// `Busy` then; `ToolFailed` if libvirt does not answer; errors of the operating system.
+pub(super) fn remove(virsh: &Virsh, file: &Path) -> Result<()> {
+    let folder = folder_of(file);
+    if matches!(folder.try_exists(), Ok(false)) {
+        return Ok(());
+    }
+    let known = virsh.run(&["list", "--all", "--uuid"], PATIENCE)?;
+    if known.lines().any(|uuid| folder.ends_with(uuid.trim()) && !uuid.trim().is_empty()) {
+        let text = format!("{} stays: another domain has its UUID", folder.display());
+        return Err(Error::new(ErrorKind::Busy, text));
+    }
+    std::fs::remove_dir_all(folder).context(|| format!("removing {}", folder.display()))
 }
 
 /// Puts the state of a session's TPM there, unless the machine ran before. libvirt gives it to swtpm's user.

@@ -247,11 +247,14 @@ impl RecoveryNote {
     /// # Errors
     /// `ToolFailed` if libvirt does not do so; errors of the operating system.
     pub fn remove_parts(&self) -> Result<()> {
-        if let Some(folder) =
-            self.tpm.as_deref().map(tpm::folder_of).filter(|folder| folder.exists())
-        {
-            std::fs::remove_dir_all(folder).context(|| format!("removing {}", folder.display()))?;
-        }
+        let removed = match &self.tpm {
+            Some(file) => tpm::remove(&self.domain().virsh, file),
+            None => Ok(()),
+        };
+        self.remove_variables().and(removed)
+    }
+
+    fn remove_variables(&self) -> Result<()> {
         let Some(noted) = &self.variables else { return Ok(()) };
         self.remove_template();
         let file = &noted.place.file;

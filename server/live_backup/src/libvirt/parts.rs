@@ -33,7 +33,7 @@ impl PartsBefore {
         PartsBefore { host: host.clone(), files, variables, tpm }
     }
 
-    /// The parts after the instant. A part that cannot be had is named in a remark, and is no error.
+    /// The parts after the instant. A part that cannot be read is named in a remark, and fails nothing.
     pub(super) fn after_instant(
         self,
         space: Option<&ScratchSpace>,

@@ -1,0 +1,147 @@
+"""What a machine has beside its disks, from backup --from libvirt to recover: firmware variables and a TPM."""
+
+import hashlib
+import os
+import select
+import shutil
+import time
+
+import pytest
+
+from support.far_site import FarSite
+from support.libvirt import QEMU_USER
+from support.uefi import disk_of, domain, loader
+
+PERMALL = "tpm2/tpm2-00.permall"
+# A loader that stays, and tells its name each second: the serial port forgets what nobody reads.
+STAYS = "\n".join(["sleep 1", "echo 'stored login: '"] * 900)
+
+
+@pytest.fixture
+def address():
+    """Tests name their points."""
+    return None
+
+
+@pytest.fixture
+def inside(coldrise, libvirt):
+    """The program sees libvirt's folders."""
+    coldrise.wrap = lambda *command: [*libvirt.inside(), *command]
+    return coldrise
+
+
+@pytest.fixture
+def acme(inside, libvirt, tmp_path):
+    """Defines and starts a machine whose boot entry lies only in its variables: a machine without them would start \\EFI\\acme\\grubx64.efi."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    image = disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, "halt", "first")})
+    xml = tmp_path / "acme.xml"
+    xml.write_text(domain(image), encoding="utf-8")
+    inside.json("backup", "first", f"vda=raw:{image}", "--config", xml)
+    booted = inside.run("boot", "first/latest", "--seal")
+    assert "first login" in booted.stdout, booted.stdout + booted.stderr
+    inside.json("restore", "first/latest", "--parts", tmp_path / "parts")
+    assert oct((tmp_path / "parts/firmware-variables.raw").stat().st_mode & 0o777) == "0o600"
+    again = inside.run("restore", "first/latest", "--parts", tmp_path / "parts")
+    assert again.returncode != 0 and "is there already" in again.stderr, again.stderr
+    assert sorted(os.listdir(tmp_path / "parts")) == ["configuration.xml", "firmware-variables.raw"]
+
+    disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
+                       "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
+    variables, disk = libvirt.images / "acme_VARS.fd", libvirt.images / "acme.raw"
+    shutil.copy(tmp_path / "parts/firmware-variables.raw", variables)
+    shutil.copy(image, disk)
+    os.chown(disk, QEMU_USER, QEMU_USER)
+    os.chown(variables, QEMU_USER, QEMU_USER)
+    xml.write_text(domain(disk, variables), encoding="utf-8")
+    libvirt.virsh("define", xml)
+    libvirt.virsh("start", "acme")
+    assert says(libvirt, "acme") == "stored"
+    return variables
+
+
+def says(libvirt, name):
+    """The word that the loader writes to the serial port."""
+    with open(libvirt.virsh("ttyconsole", name), "rb", buffering=0) as port:
+        said, until = b"", time.monotonic() + 120
+        while b" login: " not in said and time.monotonic() < until:
+            if select.select([port], [], [], 1)[0]:
+                said += port.read(1000)
+    assert b" login: " in said, said
+    return said.split(b" login: ")[0].split()[-1].decode()
+
+
+def tpms(libvirt):
+    return {path.name: path for path in (libvirt.folder / "lib/swtpm").iterdir()}
+
+
+def likeness(one, two):
+    """How much of a TPM's state is in another state: a new TPM has other seeds."""
+    pieces = [one[i:i + 16] for i in range(0, len(one) - 16, 16) if len(set(one[i:i + 16])) > 8]
+    return sum(piece in two for piece in pieces) / len(pieces)
+
+
+def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, acme, recover, tmp_path, entered_tmp):
+    scratch = libvirt.images / "scratch"
+    scratch.mkdir()
+    made = inside.run("backup", "acme", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch)
+    assert made.returncode == 0 and "not in this point" not in made.stderr, made.stderr
+    listed = inside.json("list", "acme", "--parts")["parts"]
+    assert [(part["kind"], part["format"]) for part in listed] == [("firmware-variables", "raw"), ("tpm-state", "swtpm-permall")]
+    assert listed[0]["sha256"] == hashlib.sha256(acme.read_bytes()).hexdigest()
+    [(uuid, original)] = tpms(libvirt).items()
+    state = (original / PERMALL).read_bytes()
+
+    # A copy in another repository has them when the original is forgotten.
+    far = FarSite.repository(tmp_path, "far", is_encrypted=False)
+    inside.json("copy", "--to", far.repository)
+    inside.json("forget", "--all", "acme", "first")
+    inside.json("gc")
+    inside.repository = far.repository
+    assert inside.json("list", "acme", "--parts")["parts"][1] == listed[1]
+    checked = inside.json("check-boot", "acme/latest")
+    assert checked["verdict"] == "ok" and "stored login" in checked["rungs"][-1]["evidence"], checked
+
+    # Beside the original, which runs.
+    running = recover("acme/latest", "--new-uuid", "--name", "beside")
+    assert says(libvirt, "beside") == "stored"
+    assert "a copy of the original's TPM" in running.said() and "the machine starts" not in running.said(), running.said()
+    [own] = (libvirt.folder / "lib/qemu/nvram").iterdir()
+    [beside] = [path for name, path in tpms(libvirt).items() if name != uuid]
+    assert likeness(state, (beside / PERMALL).read_bytes()) > 0.8
+    inside.json("recover", "live/beside", "--undo")
+    running.end()
+    assert not own.exists() and not beside.exists()
+    # Its point has the variables and the TPM as it left them.
+    kept = {part["kind"]: part for part in inside.json("list", "acme", "--parts")["parts"] if "+1" in part["address"]}
+    assert set(kept) == {"firmware-variables", "tpm-state"} and kept["tpm-state"]["sha256"] != listed[1]["sha256"]
+
+    # In place of the original, which is off: its variables and its TPM are its own.
+    libvirt.virsh("destroy", "acme")
+    variables, state = acme.read_bytes(), (original / PERMALL).read_bytes()
+    refused = inside.run("recover", "acme/latest", "--to", "libvirt", "--connect", libvirt.uri, "--socket", entered_tmp / "no",
+                         "--socket-owner", QEMU_USER)
+    assert refused.returncode != 0 and "the TPM of the original is on this host" in refused.stderr, refused.stderr
+    assert acme.read_bytes() == variables and (original / PERMALL).read_bytes() == state
+    libvirt.virsh("undefine", "acme", "--nvram", "--tpm")
+    assert not acme.exists() and not original.exists()
+    running = recover("acme/latest")
+    assert says(libvirt, "acme") == "stored"
+    assert likeness(state, (original / PERMALL).read_bytes()) > 0.8
+    inside.json("recover", "live/acme-1", "--undo", "--discard")
+    running.end()
+    assert tpms(libvirt) == {}
+
+
+def test_a_part_that_cannot_be_read_is_named(coldrise, libvirt, acme):
+    scratch = libvirt.images / "scratch"
+    scratch.mkdir()
+    # Without libvirt's folders: as without the right to read them.
+    coldrise.wrap = lambda *command: command
+    made = coldrise.run("backup", "acme", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch)
+    assert made.returncode == 0 and "not in this point: the machine's state of the TPM" in made.stderr, made.stderr
+    assert [part["kind"] for part in coldrise.json("list", "acme", "--parts")["parts"]] == ["firmware-variables"]
+    shown = coldrise.run("show", "acme/latest").stdout
+    assert "firmware-variables" in shown and "tpm" not in shown
