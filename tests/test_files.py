@@ -186,7 +186,7 @@ def test_bitlocker_is_opened_with_a_recovery_key_or_a_password(points, tmp_path)
     assert {system["name"]: system["format"] for system in listed}.items() >= {"vdf": "ntfs", "disk3": "ext4"}.items()
     wrong = tmp_path / "wrong"
     for key, words in ((RECOVERY_KEY.replace("013365", "013376"), "No key available with this passphrase"),
-                       (RECOVERY_KEY.replace("013365", "013356"), "013356 in the recovery key is mistyped")):
+                       (RECOVERY_KEY.replace("013365", "013356"), "group 4 of the recovery key is mistyped")):
         wrong.write_text(key)
         error = files(points, "ls", "web01/latest/vdf:/", "--key-file", wrong, status=1)["error"]
         assert error["kind"] == "unsupported" and words in error["message"], error

@@ -38,9 +38,10 @@ pub(crate) fn recovery_keys(text: &[u8]) -> Vec<String> {
     words.filter(is_key).map(str::to_owned).collect()
 }
 
-/// The first group of a recovery key that cannot be right: each is a multiple of 11.
-pub(crate) fn mistyped_group(key: &str) -> Option<&str> {
-    key.split('-').find(|group| group.parse::<u32>().is_ok_and(|number| number % 11 != 0))
+/// The number of the first group of a recovery key that cannot be right: each is a multiple of 11.
+pub(crate) fn mistyped_group(key: &str) -> Option<usize> {
+    let is_wrong = |group: &str| group.parse::<u32>().is_ok_and(|number| number % 11 != 0);
+    key.split('-').position(is_wrong).map(|index| index + 1)
 }
 
 /// The clear key of a volume whose protection is suspended, as a file of a startup key. cryptsetup up to 2.8 refuses a volume
@@ -130,6 +131,6 @@ mod tests {
         assert_eq!(recovery_keys(&[b"\xff\xfe", wide.as_slice()].concat()), [key]);
         assert_eq!(recovery_keys(b"235818-357951"), [""; 0]);
         assert_eq!(mistyped_group(key), None);
-        assert_eq!(mistyped_group(&key.replace("013365", "013356")), Some("013356"));
+        assert_eq!(mistyped_group(&key.replace("013365", "013356")), Some(4));
     }
 }

@@ -3,10 +3,9 @@
 use std::io::{Error, Result};
 use std::process::Command;
 
-use crate::block::Block;
+use crate::block::{node_of, Block};
 use crate::command::{last_line, output};
 use crate::signature::Content;
-use crate::volumes::node_of;
 use crate::{bitlocker, modules};
 
 /// The names of open containers begin so.
@@ -50,7 +49,7 @@ fn open_bitlocker(block: &Block, key: &[u8]) -> std::result::Result<String, Stri
     }
     let recovery_keys = bitlocker::recovery_keys(key);
     if let Some(group) = recovery_keys.iter().find_map(|key| bitlocker::mistyped_group(key)) {
-        return Err(format!("{group} in the recovery key is mistyped"));
+        return Err(format!("group {group} of the recovery key is mistyped"));
     }
     let mut last = Err(WRONG_KEY.to_owned());
     let mut keys: Vec<&[u8]> = recovery_keys.iter().map(|key| key.as_bytes()).collect();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use coldrise_files_protocol::{Affected, Group};
 
-use crate::block::Block;
+use crate::block::{mapped_devices, node_of, Block};
 use crate::command::run;
 use crate::containers::{unlock, OPEN};
 use crate::groups::{self, VolumeGroup};
@@ -170,26 +170,6 @@ fn arrays() -> Vec<String> {
     let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let names = all.map(|device| device.file_name().to_string_lossy().into_owned());
     names.filter(|node| Path::new("/sys/block").join(node).join("md/level").is_file()).collect()
-}
-
-/// The kernel's name of a mapped device.
-pub(crate) fn node_of(mapped: &str) -> Option<String> {
-    mapped_devices().into_iter().find(|(_, name)| name == mapped).map(|(node, _)| node)
-}
-
-/// The mapped devices: the kernel's name, and the name.
-fn mapped_devices() -> Vec<(String, String)> {
-    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-    let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let mapped = all.filter(|device| device.path().join("dm").is_dir());
-    let mut mapped: Vec<_> = mapped
-        .map(|device| {
-            let name = read(device.path().join("dm/name")).trim().to_owned();
-            (device.file_name().to_string_lossy().into_owned(), name)
-        })
-        .collect();
-    mapped.sort();
-    mapped
 }
 
 /// Adds arrays that have appeared.

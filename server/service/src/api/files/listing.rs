@@ -3,7 +3,9 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{choose, is_encrypted, matches, Client, Entry, EntryKind, FileSystem, Received};
+use coldrise_files::{
+    choose, is_encrypted, matches, Client, Entry, EntryKind, FileSystem, Received,
+};
 use serde::{Deserialize, Serialize};
 
 use super::entries::{join, last_name, way, FileEntry, FolderAbove};
