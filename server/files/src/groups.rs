@@ -1,6 +1,6 @@
 //! Sentences about volume groups that lack a physical volume, and about groups and arrays that are there several times.
 
-use coldrise_files_protocol::{Device, Group};
+use coldrise_files_protocol::{is_encrypted, Device, Group};
 
 use super::attached::{device_name, AttachedDisks};
 use super::names::{printable, shown};
@@ -30,7 +30,7 @@ fn lacks(group: &Group, devices: &[Device], attached: &AttachedDisks<'_>) -> Str
         let more = format!("{address}/{},DISK:", given.join(","));
         return format!("{is} not on {names} ({uuids}): use all disks of the point ({all}), or name its disk, too ({more})");
     }
-    let is_locked = |device: &&Device| device.format == "luks";
+    let is_locked = |device: &&Device| is_encrypted(&device.format);
     let locked: Vec<_> =
         devices.iter().filter(is_locked).map(|d| device_name(d, attached)).collect();
     let lacks = format!("{is} on no disk of this point ({names}; {uuids})");

@@ -28,7 +28,7 @@ pub use address::{point_with_disks, FilesAddress, HistoryAddress};
 pub use archive::{other_archive, Archive, ArchiveFormat, LeftOut};
 pub use attached::AttachedDisks;
 pub use client::{Client, Limits, Received};
-pub use coldrise_files_protocol::{Entry, EntryKind, MAX_PATH_BYTES, PORT};
+pub use coldrise_files_protocol::{is_encrypted, Entry, EntryKind, MAX_PATH_BYTES, PORT};
 pub use difference::{Change, ChangeKind, Snapshot};
 pub use history::{together, History, State, Version, MAX_DISKS};
 pub use names::{matches, printable, shown};

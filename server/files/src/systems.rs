@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files_protocol::{Device, Found};
+use coldrise_files_protocol::{is_encrypted, Device, Found};
 use serde::Serialize;
 
 use super::attached::{device_name, AttachedDisks};
@@ -70,7 +70,7 @@ impl FileSystems {
     /// physical volumes that LVM refuses.
     fn unopened(&self) -> Option<&str> {
         let is_unopened = |system: &&FileSystem| match system.format.as_str() {
-            "luks" => true,
+            format if is_encrypted(format) => true,
             "lvm" => system.note.as_deref().is_some_and(|note| note.contains("LVM: ")),
             _ => false,
         };

@@ -223,12 +223,12 @@ impl RunsFolder {
         Ok(lines)
     }
 
-    /// The first progress in a run's log.
+    /// The first progress in a run's log that has this field.
     ///
     /// # Errors
     /// `NotFound` if there is no such run.
-    pub fn first_progress(&self, id: &RunId) -> Result<Option<Value>> {
-        Ok(log::head(&self.open(id)?).into_iter().find_map(|line| line.progress))
+    pub fn first_progress(&self, id: &RunId, field: &str) -> Result<Option<Value>> {
+        Ok(log::first_progress(&self.open(id)?, field))
     }
 
     /// Opens the folder of a run.

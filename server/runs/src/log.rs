@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::documents::LogLine;
 use crate::run_files::RunFiles;
@@ -97,13 +98,15 @@ pub(crate) fn tail(run: &RunFiles) -> Vec<LogLine> {
     }
 }
 
-/// The readable lines at the beginning of a log, of which at most the oldest 8 MiB may be gone.
-pub(crate) fn head(run: &RunFiles) -> Vec<LogLine> {
-    let oldest = run.file("log.1").or_else(|_| run.file("log"));
-    let mut bytes = Vec::new();
-    // Lines that were read before an error count.
-    let _ = oldest.map(|file| file.take(TAIL_BYTES).read_to_end(&mut bytes));
-    parse(&bytes)
+/// The first progress in a log that has this field. At most the oldest 8 MiB of a log may be gone.
+pub(crate) fn first_progress(run: &RunFiles, field: &str) -> Option<Value> {
+    ["log.1", "log"].into_iter().find_map(|name| {
+        let mut bytes = Vec::new();
+        // Lines that were read before an error count.
+        let _ = run.file(name).map(|file| file.take(2 * MAX_BYTES).read_to_end(&mut bytes));
+        let mut all = parse(&bytes).into_iter().filter_map(|line| line.progress);
+        all.find(|progress| progress.get(field).is_some())
+    })
 }
 
 /// The readable lines of a piece of a log.

@@ -30,6 +30,26 @@ pub(crate) fn number_in(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// The kernel's name of a mapped device.
+pub(crate) fn node_of(mapped: &str) -> Option<String> {
+    mapped_devices().into_iter().find(|(_, name)| name == mapped).map(|(node, _)| node)
+}
+
+/// The mapped devices: the kernel's name, and the name.
+pub(crate) fn mapped_devices() -> Vec<(String, String)> {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mapped = all.filter(|device| device.path().join("dm").is_dir());
+    let mut mapped: Vec<_> = mapped
+        .map(|device| {
+            let name = read(device.path().join("dm/name")).trim().to_owned();
+            (device.file_name().to_string_lossy().into_owned(), name)
+        })
+        .collect();
+    mapped.sort();
+    mapped
+}
+
 /// A block device.
 pub(crate) struct Block {
     /// The kernel's name; empty for a logical volume that is not active.

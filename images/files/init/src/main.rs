@@ -4,8 +4,10 @@
 //! crashes, the machine ends: nothing in it is worth keeping.
 #![forbid(unsafe_code)]
 
+mod bitlocker;
 mod block;
 mod command;
+mod containers;
 mod devices;
 mod groups;
 mod modules;

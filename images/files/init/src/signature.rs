@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::bitlocker;
+
 /// Bytes at the beginning of a device that are looked at.
 pub(crate) const HEAD_BYTES: usize = 128 << 10;
 
@@ -25,6 +27,7 @@ pub(crate) enum Content {
     Lvm,
     Array,
     Luks,
+    BitLocker,
     /// Nothing to read, and why.
     Unreadable(&'static str),
 }
@@ -76,6 +79,8 @@ pub(crate) fn recognise(head: &[u8]) -> Signature {
         found("lvm", Content::Lvm, Vec::new())
     } else if array {
         found("md", Content::Array, Vec::new())
+    } else if at(3, b"-FVE-FS-") || at(bitlocker::TO_GO_PLACE, &bitlocker::GUID) {
+        found("bitlocker", Content::BitLocker, Vec::new())
     } else if at(0, b"XFSB") {
         found("xfs", kernel("xfs", "nouuid"), label(108, 12))
     } else if at(65536 + 64, b"_BHRfS_M") {
@@ -94,8 +99,6 @@ pub(crate) fn recognise(head: &[u8]) -> Signature {
         found("iso9660", kernel("iso9660", ""), label(32808, 32))
     } else if at(4086, b"SWAPSPACE2") || at(4086, b"SWAP-SPACE") {
         other("swap", "swap space")
-    } else if at(3, b"-FVE-FS-") {
-        other("bitlocker", ATTACH)
     } else if at(3, b"ReFS") {
         other("refs", ATTACH)
     } else if head.iter().all(|byte| *byte == 0) {

@@ -1,4 +1,4 @@
-//! Volumes over other devices: encrypted containers, arrays, logical volumes.
+//! Volumes over other devices: arrays and logical volumes; `containers` has the encrypted ones.
 
 use std::io::{Error, Result};
 use std::path::Path;
@@ -6,8 +6,9 @@ use std::process::Command;
 
 use coldrise_files_protocol::{Affected, Group};
 
-use crate::block::Block;
+use crate::block::{mapped_devices, node_of, Block};
 use crate::command::run;
+use crate::containers::{unlock, OPEN};
 use crate::groups::{self, VolumeGroup};
 use crate::modules;
 use crate::signature::Content;
@@ -16,8 +17,6 @@ use crate::signature::Content;
 const MAX_ROUNDS: usize = 4;
 /// The kernel's modules for levels of RAID: of arrays and of logical volumes.
 const LEVELS: [&str; 4] = ["raid0", "raid1", "raid10", "raid456"];
-/// The names of open containers begin so.
-const OPEN: &str = "open-";
 
 /// Assembles what can be assembled, and says which volume groups have something wrong.
 pub(crate) fn assemble(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>, key: &[u8]) {
@@ -31,38 +30,6 @@ pub(crate) fn assemble(blocks: &mut Vec<Block>, troubles: &mut Vec<Group>, key: 
             return;
         }
     }
-}
-
-/// Opens the containers that the key opens, and replaces each with its content.
-fn unlock(blocks: &mut [Block], key: &[u8]) -> bool {
-    let mut is_any = false;
-    for block in blocks.iter_mut().filter(|block| block.content == Content::Luks) {
-        if key.is_empty() {
-            block.note = "encrypted: give its passphrase with --key-file".to_owned();
-            continue;
-        }
-        let name = format!("{OPEN}{}", block.node);
-        let mut command = Command::new("/bin/cryptsetup");
-        command.args(["open", "--type", "luks", "--key-file", "-", "--disable-external-tokens"]);
-        command.arg(block.path()).arg(&name);
-        let opened = modules::load("dm-crypt").and_then(|()| {
-            for module in ["xts", "aesni-intel", "essiv", "cbc", "algif_skcipher", "algif_hash"] {
-                // Which of them are needed depends on the container.
-                let _ = modules::load(module);
-            }
-            run(command, key)
-        });
-        match opened.map(|()| node_of(&name)) {
-            Ok(Some(node)) => {
-                let (disk, partition) = (block.disk, block.partition);
-                *block = Block::read(&node, disk, partition, block.volume.clone());
-                is_any = true;
-            }
-            Ok(None) => block.note = "encrypted, and its content did not appear".to_owned(),
-            Err(error) => block.note = format!("encrypted: {error}"),
-        }
-    }
-    is_any
 }
 
 fn assemble_arrays(blocks: &mut [Block]) {
@@ -203,26 +170,6 @@ fn arrays() -> Vec<String> {
     let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let names = all.map(|device| device.file_name().to_string_lossy().into_owned());
     names.filter(|node| Path::new("/sys/block").join(node).join("md/level").is_file()).collect()
-}
-
-/// The kernel's name of a mapped device.
-fn node_of(mapped: &str) -> Option<String> {
-    mapped_devices().into_iter().find(|(_, name)| name == mapped).map(|(node, _)| node)
-}
-
-/// The mapped devices: the kernel's name, and the name.
-fn mapped_devices() -> Vec<(String, String)> {
-    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-    let all = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let mapped = all.filter(|device| device.path().join("dm").is_dir());
-    let mut mapped: Vec<_> = mapped
-        .map(|device| {
-            let name = read(device.path().join("dm/name")).trim().to_owned();
-            (device.file_name().to_string_lossy().into_owned(), name)
-        })
-        .collect();
-    mapped.sort();
-    mapped
 }
 
 /// Adds arrays that have appeared.

@@ -97,6 +97,11 @@ pub struct Device {
     pub note: String,
 }
 
+/// Whether a device's format is an encrypted container that is not open: LUKS or BitLocker.
+pub fn is_encrypted(format: &str) -> bool {
+    matches!(format, "luks" | "bitlocker")
+}
+
 /// The system that a file system holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {

@@ -87,7 +87,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         verifies_all: arguments.verify,
         bitmap: since.map(|since| Bitmap::new(arguments.bitmap.clone(), since)).transpose()?,
     };
-    let take_point = |request: &BackupRequest| {
+    let absolute = |target: &RestoreTarget| match target {
+        RestoreTarget::Path(path) => Ok(std::path::absolute(path)?.to_string_lossy().into_owned()),
+        other => Ok(other.to_string()),
+    };
+    let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
+    let targets = targets.context(|| "finding the targets")?;
+    let take_point = |request: &BackupRequest| -> Result<PointName> {
         let (summary, _) = backup::store(invocation, request, &cancel)?;
         for warning in &summary.warnings {
             invocation.remark(&format!("warning: {warning}"));
@@ -99,20 +105,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         ));
         Ok(summary.point)
     };
-    // First: doctor names the targets of a killed command.
-    let absolute = |target: &RestoreTarget| match target {
-        RestoreTarget::Path(path) => Ok(std::path::absolute(path)?.to_string_lossy().into_owned()),
-        other => Ok(other.to_string()),
-    };
-    let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
-    let targets = targets.context(|| "finding the targets")?;
-    if !arguments.dry_run {
+    let before_writing = |request: Option<&BackupRequest>| {
+        let point = request.map(take_point).transpose()?;
+        // doctor names the targets of a killed command. A new phase is noted at once.
         process_run::progress(
             json!({ "phase": "comparing", "address": rolled_to, "targets": targets }),
         );
-    }
+        Ok(point)
+    };
     let view = ProgressView::new(invocation);
-    let done = rollback(&repository, &mut point, &disks, &options, &take_point, &view, &cancel);
+    let done = rollback(&repository, &mut point, &disks, &options, &before_writing, &view, &cancel);
     drop(view);
     let summary = done?;
     summary.remarks.iter().for_each(|remark| invocation.remark(remark));

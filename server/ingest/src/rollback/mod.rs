@@ -115,8 +115,9 @@ pub struct RollbackSummary {
     pub remarks: Vec<String>,
 }
 
-/// Stores the present state of the disks as a restore point and returns its name.
-pub type TakePoint<'a> = &'a dyn Fn(&BackupRequest) -> Result<PointName>;
+/// Called once, after the checks and before the first write; not in a dry run. Stores the present state of the disks as a
+/// restore point if that is requested, and returns its name.
+pub type BeforeWriting<'a> = &'a dyn Fn(Option<&BackupRequest>) -> Result<Option<PointName>>;
 
 /// A rollback that is under way.
 struct Rollback<'a> {
@@ -133,13 +134,13 @@ struct Rollback<'a> {
 /// # Errors
 /// `InvalidInput` for a contradictory request or a target of another size, `Busy` if a target is in use,
 /// `Corrupt` if the verification finds a difference; errors of the targets, of the repository and of
-/// `take_point`. After an error in step 4 or later the message says that the disk is a mixture.
+/// `before_writing`. After an error in step 4 or later the message says that the disk is a mixture.
 pub fn rollback(
     repository: &Arc<Repository>,
     wanted: &mut PointDocument,
     disks: &[RollbackDisk],
     options: &RollbackOptions,
-    take_point: TakePoint<'_>,
+    before_writing: BeforeWriting<'_>,
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<RollbackSummary> {
@@ -156,11 +157,12 @@ pub fn rollback(
         drop(rollback.open(disk)?);
     }
     let mut safety_point = None;
-    if options.takes_safety_point && !options.is_dry_run {
-        let request = rollback.safety_request(&mut remarks)?;
-        safety_point = Some(take_point(&request).map_err(|error| {
+    if !options.is_dry_run {
+        let is_wanted = options.takes_safety_point;
+        let request = is_wanted.then(|| rollback.safety_request(&mut remarks)).transpose()?;
+        safety_point = before_writing(request.as_ref()).map_err(|error| {
             error.context("storing the present state first (nothing was written yet)")
-        })?);
+        })?;
     }
     let mut done = Vec::with_capacity(disks.len());
     for disk in disks {

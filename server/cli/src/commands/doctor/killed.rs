@@ -30,7 +30,7 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
         let Some(plan) = &run.plan else { continue };
         let left = match (plan.command.as_str(), run.state) {
             ("rollback", State::Ok) => {
-                settled.extend(targets(first_progress(&folder, run).as_ref()));
+                settled.extend(targets(note(&folder, run, "targets").as_ref()));
                 continue;
             }
             ("backup", State::Ok) => {
@@ -42,7 +42,7 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
                 rolled_back(&folder, run, &mut settled).map(Ok)
             }
             ("attach", State::Running) => {
-                settled.extend(first_progress(&folder, run).map(|begun| seat(&begun)));
+                settled.extend(note(&folder, run, "machine").map(|begun| seat(&begun)));
                 continue;
             }
             ("attach", State::Lost) => attached(&folder, run, &mut settled),
@@ -66,10 +66,10 @@ fn is_of(run: &RunRecord, repository: &Path) -> bool {
     place.is_some_and(same)
 }
 
-/// The note that a run wrote before it changed anything.
-fn first_progress(folder: &RunsFolder, run: &RunRecord) -> Option<Value> {
+/// The note that a run wrote before it changed anything, by a field that only this note has.
+fn note(folder: &RunsFolder, run: &RunRecord, field: &str) -> Option<Value> {
     let id: RunId = run.id.parse().ok()?;
-    folder.first_progress(&id).ok()?
+    folder.first_progress(&id, field).ok()?
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
@@ -87,7 +87,7 @@ fn rolled_back(
     run: &RunRecord,
     settled: &mut HashSet<String>,
 ) -> Option<(String, String)> {
-    let begun = first_progress(folder, run)?;
+    let begun = note(folder, run, "targets")?;
     let all = targets(Some(&begun)).into_iter();
     let open: Vec<String> = all.filter(|target| settled.insert(target.clone())).collect();
     if open.is_empty() {
@@ -128,7 +128,7 @@ fn attached(
     run: &RunRecord,
     settled: &mut HashSet<String>,
 ) -> Option<Result<(String, String)>> {
-    let begun = first_progress(folder, run)?;
+    let begun = note(folder, run, "machine")?;
     if !settled.insert(seat(&begun)) {
         return None;
     }

@@ -38,7 +38,7 @@ const MAX_SHOWN_UNREAD: u64 = 20;
 /// MACHINE/POINT/DISK,DISK:/PATH at these: for a volume group or array that is in the machine twice.
 ///
 /// Readable are ext2, ext3, ext4, XFS, Btrfs, NTFS, FAT, exFAT and ISO 9660, on disks, partitions, LVM
-/// volumes, Linux arrays and in LUKS containers.
+/// volumes and Linux arrays, also in LUKS containers and BitLocker volumes.
 #[derive(Debug, Args)]
 pub(crate) struct FilesArguments {
     #[command(subcommand)]
@@ -76,7 +76,7 @@ enum FilesCommand {
 /// The key of encrypted disks.
 #[derive(Debug, Args)]
 struct KeyOptions {
-    /// Open encrypted disks with the passphrase in FILE; a trailing newline is ignored.
+    /// Open encrypted disks with the passphrase or BitLocker recovery key in FILE; a trailing newline is ignored.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }

@@ -3,7 +3,9 @@
 use axum::extract::State;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{choose, matches, Client, Entry, EntryKind, FileSystem, Received};
+use coldrise_files::{
+    choose, is_encrypted, matches, Client, Entry, EntryKind, FileSystem, Received,
+};
 use serde::{Deserialize, Serialize};
 
 use super::entries::{join, last_name, way, FileEntry, FolderAbove};
@@ -32,7 +34,7 @@ const MAX_UNREAD: usize = 20;
 struct PointFileSystem {
     /// Its name in requests, such as `vda1`.
     name: String,
-    /// Such as `ext4`, `luks`, `swap` or `unknown`.
+    /// Such as `ext4`, `luks`, `bitlocker`, `swap` or `unknown`.
     format: String,
     label: String,
     size_bytes: u64,
@@ -44,12 +46,12 @@ struct PointFileSystem {
 impl From<&FileSystem> for PointFileSystem {
     fn from(system: &FileSystem) -> PointFileSystem {
         // The words of the machine are for the command line.
-        let note = match system.format.as_str() {
-            "luks" => Some(
+        let note = match is_encrypted(&system.format) {
+            true => Some(
                 "encrypted: its key is not taken here; on the host: coldrise files with --key-file"
                     .to_owned(),
             ),
-            _ => system.note.clone(),
+            false => system.note.clone(),
         };
         PointFileSystem {
             name: system.name.clone(),
