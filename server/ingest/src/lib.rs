@@ -9,6 +9,7 @@
 //! Unsafe code is allowed in one module only, the binding to libnbd.
 #![deny(unsafe_code)]
 
+mod appliance;
 mod backup;
 mod configuration;
 mod heal;
@@ -21,6 +22,7 @@ pub mod rollback;
 pub mod source;
 mod zeroing;
 
+pub use appliance::{appliance_path, is_appliance, open_appliance, Appliance};
 pub use backup::{
     backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
     DiskSummary, Flow, Pace, Rate, RateLimit, StoredDisk, StoredDisks, Watch,

@@ -36,6 +36,9 @@ pub struct Backup {
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
     /// Content is never probed for the format.
     ///
+    /// An .ova or .ovf file alone is a whole machine: its disks become vda, vdb and so on, and its
+    /// hardware is stored. Its manifest is checked first.
+    ///
     /// With --from: DISK=DEVICE; DEVICE is libvirt's target, such as vda, or QEMU's id of the device or
     /// the drive, or the block node's name. Default: all writable disks, with their existing names.
     #[arg(value_name = "DISK=[FORMAT:]SOURCE", required_unless_present = "from")]
