@@ -33,6 +33,7 @@ pub(crate) mod quarantine;
 pub(crate) mod recover;
 pub(crate) mod repair;
 pub(crate) mod restore;
+mod restore_ova;
 pub(crate) mod rollback;
 pub(crate) mod run;
 pub(crate) mod runs;
