@@ -9,6 +9,7 @@
 //! Unsafe code is allowed in one module only, the binding to libnbd.
 #![deny(unsafe_code)]
 
+mod appliance;
 mod backup;
 mod configuration;
 mod heal;
@@ -21,6 +22,7 @@ pub mod rollback;
 pub mod source;
 mod zeroing;
 
+pub use appliance::{appliance_path, is_appliance, open_appliance, Appliance};
 pub use backup::{
     backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
     DiskSummary, Flow, Pace, Proof, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
@@ -31,7 +33,10 @@ pub use heal_disk::heal_from_disk;
 pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use libnbd::check_libnbd;
 pub use qemu::{import_confinement, Confinement};
-pub use restore::{restore, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget};
+pub use restore::{
+    is_ova, restore, restore_ova, Ova, OvaDisk, PartFiles, RestoreOptions, RestoreSummary,
+    RestoreTarget,
+};
 pub use source::{
     keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
 };

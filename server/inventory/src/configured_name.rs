@@ -3,13 +3,15 @@
 //! ```text
 //!   libvirt      <title>, else <name>
 //!   .vmx         displayName, with |XX for bytes of the text encoding that the file names
+//!   OVF          <Name> of the machine, else its identifier or id
 //!   Coldrise     "display_name"
 //! ```
 
 use coldrise_block::{from_windows_1252, is_windows_1252};
-use coldrise_store::{Configuration, DisplayName, COLDRISE_JSON, LIBVIRT_XML, VMX};
+use coldrise_store::{Configuration, DisplayName, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
 
 use crate::hardware::parse_xml;
+use crate::ovf;
 
 /// The machine's display name; `None` if the configuration has none, or is broken.
 pub fn configured_name(configuration: &Configuration) -> Option<DisplayName> {
@@ -17,6 +19,7 @@ pub fn configured_name(configuration: &Configuration) -> Option<DisplayName> {
     let name = match configuration.format.as_str() {
         LIBVIRT_XML => libvirt_texts(text, &["title", "name"]).into_iter().flatten().next(),
         VMX => vmx_name(text),
+        OVF => ovf::name(text),
         COLDRISE_JSON => {
             let described: serde_json::Value = serde_json::from_str(text).ok()?;
             described.get("display_name")?.as_str().map(str::to_owned)

@@ -5,9 +5,11 @@
 
 use clap::ValueEnum;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, VMX};
+use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::ovf;
 
 /// Maximum number of processors.
 const MAX_CPUS: u32 = 255;
@@ -131,6 +133,7 @@ impl Hardware {
             COLDRISE_JSON => from_json(text),
             LIBVIRT_XML => from_libvirt(text),
             VMX => from_vmx(text),
+            OVF => ovf::hardware(text),
             _ => Ok(Hardware::default()),
         };
         hardware.and_then(Hardware::check).map_err(|error| {

@@ -33,6 +33,7 @@ mod listing;
 mod machine_pattern;
 mod machines;
 mod occupied;
+mod ovf;
 mod points;
 mod retention;
 mod schema;
@@ -55,6 +56,10 @@ pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{matches_wildcards, MachinePattern};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
+pub use ovf::{
+    descriptor, escaped, Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard,
+    VirtualSystem,
+};
 pub use points::{find_disk, PointDetails, PointDisk, PointPart};
 pub use retention::{
     going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,

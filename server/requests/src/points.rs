@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::Args;
+use coldrise_block::Result;
 use coldrise_formats::Format;
 use coldrise_hosts::parse_host_name;
-use coldrise_ingest::RestoreTarget;
+use coldrise_ingest::{is_ova, RestoreTarget};
 use coldrise_inventory::{BootStage, Retention};
 use coldrise_store::{Address, DisplayName, MachineName, SessionName};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,9 @@ pub struct Backup {
     ///
     /// FORMAT is raw, qcow2, vmdk, vhd or vhdx. Without it, the file's extension decides.
     /// Content is never probed for the format.
+    ///
+    /// An .ova or .ovf file alone is a whole machine: its disks become vda, vdb and so on, and its
+    /// hardware is stored. Its manifest is checked first.
     ///
     /// With --from: DISK=DEVICE; DEVICE is libvirt's target, such as vda, or QEMU's id of the device or
     /// the drive, or the block node's name. Default: all writable disks, with their existing names.
@@ -171,7 +175,8 @@ pub struct Unpublish {
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
+    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk. An OVA
+    /// has all disks without /DISK.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: String,
     /// A file name, which appears in the service's folder for restored images; for administrators
@@ -180,13 +185,31 @@ pub struct Restore {
     #[arg(help = "A new file, a block device, or an NBD URI")]
     pub target: String,
     /// Format of the image. Default: from the file's extension (raw, img, qcow2, vhd, vhdx,
-    /// vmdk); raw for devices and NBD servers.
-    #[arg(long, value_name = "FORMAT", value_parser = format_words())]
+    /// vmdk, ova); raw for devices and NBD servers.
+    #[arg(long, value_name = "FORMAT", value_parser = restore_words())]
     pub format: Option<String>,
     /// Replace an existing file, or both files of the format.
     #[arg(long = "force")]
     #[serde(default)]
     pub replace: bool,
+}
+
+impl Restore {
+    /// Whether it writes all disks of a machine, as an OVA.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a target that cannot be written.
+    pub fn is_ova(&self) -> Result<bool> {
+        is_ova(&RestoreTarget::parse(&self.target)?, self.format.as_deref())
+    }
+}
+
+/// The words of image formats, and that of a whole machine.
+fn restore_words() -> PossibleValuesParser {
+    let ova =
+        PossibleValue::new("ova").help("all disks and the hardware of the machine, in one file");
+    let words = Format::ALL.map(|format| PossibleValue::new(format.word()).help(format.summary()));
+    words.into_iter().chain([ova]).into()
 }
 
 /// The words of image formats.

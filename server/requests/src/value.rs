@@ -154,7 +154,10 @@ pub(crate) mod pairs {
         let mut pairs = BTreeMap::new();
         for word in words {
             let Some((name, value)) = word.split_once('=') else {
-                return Err(S::Error::custom(format!("{word:?} is not NAME=VALUE")));
+                return Err(S::Error::custom(format!(
+                    "{word:?} is not NAME=VALUE (a whole machine, .ova or .ovf, is backed up on the host of the \
+                     repository, without --server)"
+                )));
             };
             if pairs.insert(name, value).is_some() {
                 return Err(S::Error::custom(format!("disk {name} is named twice")));

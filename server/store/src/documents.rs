@@ -212,13 +212,15 @@ impl<'de> Deserialize<'de> for LayerId {
 pub const LIBVIRT_XML: &str = "libvirt-xml";
 /// A VMware configuration.
 pub const VMX: &str = "vmx";
+/// A descriptor of a virtual appliance (OVF).
+pub const OVF: &str = "ovf";
 /// Coldrise's own description of a machine.
 pub const COLDRISE_JSON: &str = "coldrise-json";
 
 /// The configuration of a machine, byte for byte as it was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
-    /// The format, for example [`LIBVIRT_XML`], [`VMX`] or [`COLDRISE_JSON`].
+    /// The format, for example [`LIBVIRT_XML`], [`VMX`], [`OVF`] or [`COLDRISE_JSON`].
     pub format: String,
     /// The text.
     pub text: String,

@@ -88,7 +88,7 @@ pub use display_name::{DisplayName, MAX_DISPLAY_NAME_CHARS};
 pub use documents::{
     CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
     PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, VMX,
+    MAX_CONFIGURATION_BYTES, MAX_DISKS, OVF, VMX,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use lock_holder::lock_holder;

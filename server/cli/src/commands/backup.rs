@@ -1,12 +1,13 @@
 //! `coldrise backup`: a new restore point.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{
-    read_configuration, store_shared, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec,
+    appliance_path, open_appliance, read_configuration, store_shared, Appliance, BackupRequest,
+    BackupSummary, DiskSummary, Rate, SourceSpec,
 };
 use coldrise_inventory::{configured_name, Hardware};
 use coldrise_live_backup::{LiveBackup, LiveOptions, Mode};
@@ -117,8 +118,26 @@ fn check_configuration(configuration: Option<&Configuration>) -> Result<()> {
     }
 }
 
+/// A whole machine out of files. Its manifest is checked before anything is stored.
+fn read_appliance(invocation: &Invocation, path: &Path, cancel: &AtomicBool) -> Result<Appliance> {
+    let view = ProgressView::new(invocation);
+    let appliance = open_appliance(path, &view, cancel);
+    drop(view);
+    let appliance = appliance?;
+    appliance.remarks.iter().for_each(|remark| invocation.remark(&format!("warning: {remark}")));
+    Ok(appliance)
+}
+
 pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result<Report> {
+    let cancel = cancel_flag()?;
+    let appliance = match &arguments.request.disks[..] {
+        [only] if arguments.options.from.is_none() => appliance_path(only),
+        _ => None,
+    };
+    let appliance = appliance.map(|path| read_appliance(invocation, path, &cancel)).transpose()?;
     let configuration = arguments.options.config.as_deref().map(read_configuration).transpose()?;
+    let described = appliance.as_ref().map(|appliance| appliance.configuration.clone());
+    let configuration = configuration.or(described);
     if let Err(error) = check_configuration(configuration.as_ref()) {
         // The disks are worth more than the configuration.
         print_on_stderr(&format!(
@@ -127,7 +146,6 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
             error.full_message()
         ));
     }
-    let cancel = cancel_flag()?;
     let Backup { machine: given, display_name, disks, rate_bytes_per_second: rate } =
         arguments.request;
     let (machine, other) = parse_backup_machine(&given)?;
@@ -154,9 +172,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     });
     let connect = |options| LiveBackup::connect(options, &machine, other, &disks);
     let mut live = live.map(connect).transpose()?;
-    let disks = match live {
-        Some(_) => Vec::new(),
-        None => disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?,
+    let disks = match (&live, appliance) {
+        (Some(_), _) => Vec::new(),
+        (None, Some(appliance)) => appliance.disks,
+        (None, None) => disks.iter().map(|text| SourceSpec::parse(text)).collect::<Result<_>>()?,
     };
     let mut request = BackupRequest {
         machine,

@@ -34,6 +34,7 @@ pub(crate) mod quarantine;
 pub(crate) mod recover;
 pub(crate) mod repair;
 pub(crate) mod restore;
+mod restore_ova;
 mod restore_parts;
 pub(crate) mod rollback;
 pub(crate) mod run;

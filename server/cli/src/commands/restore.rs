@@ -15,7 +15,7 @@ use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
-use super::restore_parts;
+use super::{restore_ova, restore_parts};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;
@@ -24,13 +24,15 @@ use coldrise_hosting::signals::cancel_flag;
 use coldrise_hosting::tell_newer;
 
 /// The program's name in leases, for people.
-const PROGRAM: &str = "restore";
+pub(super) const PROGRAM: &str = "restore";
 
-/// Write a disk of a restore point or session to a file, a device or an NBD server.
+/// Write a disk of a restore point or session to a file, a device or an NBD server; or all disks to an OVA.
 ///
 /// A file appears under its name when it is complete; holes stay holes. If a format has two
 /// files, TARGET names the one that programs open; the other is written beside it. Block
 /// devices and NBD exports are written in place and must be large enough.
+///
+/// An .ova has all disks of the machine and its hardware; VMware, VirtualBox and virt-v2v import it.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
     #[command(flatten)]
@@ -74,6 +76,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
     if arguments.parts {
         return restore_parts::run(invocation, &repository, &address.parse()?, &target);
     }
+    if arguments.request.is_ova()? {
+        return restore_ova::run(
+            invocation,
+            &repository,
+            &address.parse()?,
+            &target,
+            *replace,
+            &cancel,
+        );
+    }
     let (address, disk, _held) = open_disk(invocation, &repository, &address.parse()?)?;
     // The parser of the arguments has checked the word.
     let format = format.as_deref().and_then(|word| word.parse().ok());
@@ -97,7 +109,14 @@ pub(crate) fn restore_disk(
     let view = ProgressView::new(invocation);
     let done = restore(disk, target, &options, &view, cancel);
     drop(view);
-    let summary = done.map_err(|error| match (error.kind(), target) {
+    let summary = done.map_err(|error| interrupted(error, target))?;
+    let (format, written_bytes) = (summary.format.word(), summary.written_bytes);
+    Ok(restored(invocation, address, target, format, summary.size_bytes, written_bytes))
+}
+
+/// The error of a restore; a cancelled one says what is left.
+pub(super) fn interrupted(error: Error, target: &RestoreTarget) -> Error {
+    match (error.kind(), target) {
         (ErrorKind::Interrupted, RestoreTarget::Nbd(_)) => Error::new(
             ErrorKind::Interrupted,
             format!("cancelled: {target} is only partly written"),
@@ -106,13 +125,24 @@ pub(crate) fn restore_disk(
             Error::new(ErrorKind::Interrupted, "cancelled: no file was made")
         }
         _ => error,
-    })?;
+    }
+}
+
+/// Reports a restore.
+pub(super) fn restored(
+    invocation: &Invocation,
+    address: String,
+    target: &RestoreTarget,
+    format: &'static str,
+    size_bytes: u64,
+    written_bytes: u64,
+) -> Report {
     let restored = Restored {
         address,
         target: target.to_string(),
-        format: summary.format.word(),
-        size_bytes: summary.size_bytes,
-        written_bytes: summary.written_bytes,
+        format,
+        size_bytes,
+        written_bytes,
         elapsed_ms: invocation.elapsed_ms(),
     };
     let text = format!(
@@ -124,7 +154,7 @@ pub(crate) fn restore_disk(
         show_size(restored.written_bytes),
         show_duration(invocation.elapsed())
     );
-    Ok(Report::done(&restored, text))
+    Report::done(&restored, text)
 }
 
 /// Refuses a target in the repository's folder: with `--force` it could replace a file of it.

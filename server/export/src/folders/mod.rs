@@ -40,7 +40,7 @@ use coldrise_formats::{Access, DiskShape};
 use coldrise_session::{check_offered, read_leases, Catalog, SessionDocument};
 use coldrise_store::{
     Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
-    SessionName, COLDRISE_JSON, LIBVIRT_XML, VMX,
+    SessionName, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX,
 };
 use folder_cache::FolderCache;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
@@ -380,6 +380,7 @@ fn configuration_name(machine: &MachineName, configuration: &Configuration) -> S
     match configuration.format.as_str() {
         LIBVIRT_XML => "domain.xml".to_owned(),
         VMX => format!("{machine}.vmx"),
+        OVF => format!("{machine}.ovf"),
         COLDRISE_JSON => "machine.json".to_owned(),
         _ => "configuration.txt".to_owned(),
     }

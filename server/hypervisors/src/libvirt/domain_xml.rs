@@ -15,6 +15,7 @@ use super::devices;
 use super::tpm::emulated;
 use super::uefi::{Boot, NotedVariables};
 use coldrise_firmware::Uefi;
+pub use coldrise_inventory::escaped;
 
 /// Maximum number of elements and attributes.
 const MAX_NODES: u32 = 100_000;
@@ -251,22 +252,6 @@ pub(super) fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, '
 
 fn child_text<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     child(node, name).and_then(|child| child.text()).map(str::trim).filter(|text| !text.is_empty())
-}
-
-/// Text for an element or an attribute, without control characters.
-pub fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars().filter(|c| !c.is_control()) {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '\'' => safe.push_str("&apos;"),
-            '"' => safe.push_str("&quot;"),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]

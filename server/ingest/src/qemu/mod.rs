@@ -26,10 +26,14 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
+use crate::source::FileRange;
+
 pub(crate) use bitmaps::{change_bitmap, BitmapChange};
 pub use confinement::{import_confinement, Confinement};
 pub(crate) use questions::{check_image, image_facts};
 pub(crate) use server::ImageServer;
+
+const SECTOR_BYTES: u64 = 512;
 
 /// A file that QEMU may open.
 #[derive(Clone, Debug)]
@@ -102,6 +106,26 @@ impl QemuImage {
             options["force_size_calc"] = json!("current_size");
         }
         image.options = options;
+        Ok(image)
+    }
+
+    /// A part of a local file. Opens no other file.
+    ///
+    /// Fails as [`QemuImage::new`] does; and if the file ends before the part does.
+    pub(crate) fn new_part(driver: &str, path: &Path, range: FileRange) -> Result<QemuImage> {
+        let mut image = QemuImage::new(driver, path, &[], None)?;
+        // QEMU wants whole sectors; a tar archive fills up its members to them.
+        let size_bytes = range.length_bytes.next_multiple_of(SECTOR_BYTES);
+        let end_bytes = range.offset_bytes.saturating_add(size_bytes);
+        if end_bytes > image.length_bytes {
+            let text =
+                format!("{} is truncated: it ends before offset {end_bytes}", path.display());
+            return Err(Error::new(ErrorKind::Io, text));
+        }
+        let file = image.options["file"].take();
+        image.options["file"] = json!({ "driver": "raw", "offset": range.offset_bytes, "size": size_bytes, "file": file });
+        image.length_bytes = size_bytes;
+        image.allocated_bytes = image.allocated_bytes.min(size_bytes);
         Ok(image)
     }
 

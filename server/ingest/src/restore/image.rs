@@ -53,6 +53,17 @@ impl Image {
         Ok(Image { names, shape, format })
     }
 
+    /// A compressed VMDK of this name with the given ids.
+    ///
+    /// # Errors
+    /// As of [`Image::new`].
+    pub(super) fn streamed(name: &str, shape: DiskShape) -> Result<Image> {
+        let format = Format::VmdkStream;
+        let refused = |error| refused(format, Path::new(name), error);
+        format.check(&shape).map_err(refused)?;
+        Ok(Image { names: Names::beside(format, name).map_err(refused)?, shape, format })
+    }
+
     /// The file beside the image that holds the data, if the format has one.
     pub(super) fn companion(&self) -> Option<&str> {
         Some(self.names.companion()).filter(|name| *name != self.names.image())

@@ -4,7 +4,8 @@
 //!   Disk ─ extents ─▶ pieces ─▶ workers: read_at ─┬▶ Sink ─▶ device, NBD server
 //!                                                 ├▶ Sink ─▶ raw file
 //!                                                 ├▶ Sink, places of a layout ─▶ image file
-//!                                                 └▶ compressed grains, in order ─▶ VMDK stream
+//!                                                 └▶ compressed grains, in order ─▶ VMDK stream,
+//!                                                    all disks of a machine ─▶ OVA
 //! ```
 //!
 //! Only stored ranges are read. A new file gets its name only when it is complete and durable.
@@ -13,6 +14,7 @@
 mod file;
 mod image;
 mod nbd;
+mod ova;
 mod part;
 mod pieces;
 mod run;
@@ -28,6 +30,7 @@ use coldrise_formats::{Access, Format};
 use file::LocalSink;
 use image::Image;
 use nbd::NbdSink;
+pub use ova::{is_ova, restore_ova, Ova, OvaDisk};
 pub use part::PartFiles;
 use run::Run;
 pub use target::RestoreTarget;

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use aws_lc_rs::digest::Context as Digest;
 use coldrise_block::{Phase, Result};
 use coldrise_formats::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
 
@@ -34,30 +35,58 @@ const WINDOW: u64 = 32;
 /// bytes of compressed content.
 pub(super) fn write(run: &Run<'_>, image: &Image, path: &Path) -> Result<u64> {
     let file = LocalSink::create(path, 0)?;
+    let written = write_part(run, image, &file, 0, None)?;
+    run.report(Phase::Finishing, run.disk.size_bytes(), written.content_bytes);
+    file.finish()?;
+    Ok(written.content_bytes)
+}
+
+/// A stream in a file.
+pub(super) struct WrittenStream {
+    /// Bytes of compressed content.
+    pub(super) content_bytes: u64,
+    /// The end of the stream in the file.
+    pub(super) end_bytes: u64,
+    /// The digest of the stream, if it was wanted.
+    pub(super) digest: Option<Digest>,
+}
+
+/// Writes the image into `file` from `begin_bytes` on. The result is not durable yet.
+pub(super) fn write_part(
+    run: &Run<'_>,
+    image: &Image,
+    file: &LocalSink,
+    begin_bytes: u64,
+    mut digest: Option<Digest>,
+) -> Result<WrittenStream> {
     let mut out = Vec::new();
     let stream = StreamVmdk::start(&image.names, &image.shape, &mut out);
     let stream = stream.map_err(|error| image.refused(error))?;
-    file.writer()?.write_at(&out, 0)?;
+    file.writer()?.write_at(&out, begin_bytes)?;
+    if let Some(digest) = &mut digest {
+        digest.update(&out);
+    }
 
     let work = Work {
         run,
         image,
-        file: &file,
+        file,
         pieces: Pieces::new(run.disk, GRAIN_SIZE_BYTES, false),
         next_number: Mutex::new(0),
-        order: Order::new(stream, out.len() as u64),
+        order: Order::new(stream, begin_bytes + out.len() as u64, digest),
         counters: Counters::default(),
     };
     run.in_parallel(usize::MAX, &work.counters, || work.compress_pieces())?;
 
-    let State { stream, end_bytes, .. } = work.order.into_state();
+    let State { stream, end_bytes, mut digest, .. } = work.order.into_state();
     out.clear();
     stream.finish(&mut out);
     file.writer()?.write_at(&out, end_bytes)?;
-    let written = work.counters.written_bytes();
-    run.report(Phase::Finishing, run.disk.size_bytes(), written);
-    file.finish()?;
-    Ok(written)
+    if let Some(digest) = &mut digest {
+        digest.update(&out);
+    }
+    let content_bytes = work.counters.written_bytes();
+    Ok(WrittenStream { content_bytes, end_bytes: end_bytes + out.len() as u64, digest })
 }
 
 /// State that the workers share.
@@ -142,6 +171,8 @@ struct State {
     waiting: BTreeMap<u64, Vec<CompressedGrain>>,
     /// The current end of the stream.
     end_bytes: u64,
+    /// The digest of the stream up to its current end. Under the lock, where the bytes are in order.
+    digest: Option<Digest>,
     is_over: bool,
 }
 
@@ -152,9 +183,9 @@ struct Ready {
 }
 
 impl Order {
-    fn new(stream: StreamVmdk, end_bytes: u64) -> Order {
+    fn new(stream: StreamVmdk, end_bytes: u64, digest: Option<Digest>) -> Order {
         let waiting = BTreeMap::new();
-        let state = State { stream, next: 0, waiting, end_bytes, is_over: false };
+        let state = State { stream, next: 0, waiting, end_bytes, digest, is_over: false };
         Order { state: Mutex::new(state), moved: Condvar::new() }
     }
 
@@ -191,6 +222,9 @@ impl Order {
             state.next += 1;
         }
         state.end_bytes += bytes.len() as u64;
+        if let Some(digest) = &mut state.digest {
+            digest.update(&bytes);
+        }
         self.moved.notify_all();
         Ok(Some(Ready { bytes, offset_bytes }))
     }

@@ -6,9 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
 
-use super::inspect::inspect;
+use super::inspect::{inspect, inspect_member, Inspected};
 use super::vhdx::VhdxMap;
-use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
+use super::{
+    DirtyRun, FileRange, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions,
+};
 use crate::qemu::ImageServer;
 
 /// Maximum number of the child's clients: the readers, the queries, one to spare.
@@ -47,6 +49,35 @@ impl<'c> ImageSource<'c> {
         }
         let file = RawSource::open(path)?;
         let inspected = inspect(path, format, options, true, cancel)?;
+        ImageSource::serve(path, format, file, inspected, bitmap, cancel)
+    }
+
+    /// The same for a VMDK that is a part of the file `archive`.
+    pub(crate) fn open_member(
+        archive: &Path,
+        name: &str,
+        range: FileRange,
+        options: &SourceOptions,
+        cancel: &'c AtomicBool,
+    ) -> Result<ImageSource<'c>> {
+        if options.bitmap.is_some() {
+            let text = "a vmdk image keeps no dirty bitmap: leave out --bitmap";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let file = RawSource::open(archive)?;
+        let inspected = inspect_member(archive, Path::new(name), range, cancel)?;
+        ImageSource::serve(Path::new(name), ImageFormat::Vmdk, file, inspected, None, cancel)
+    }
+
+    /// Starts the child.
+    fn serve(
+        path: &Path,
+        format: ImageFormat,
+        file: RawSource,
+        inspected: Inspected,
+        bitmap: Option<&str>,
+        cancel: &'c AtomicBool,
+    ) -> Result<ImageSource<'c>> {
         let expansion = if inspected.may_be_compressed { MAX_EXPANSION } else { 1 };
         let plausible = PlausibleContent::new(path, inspected.image.length_bytes(), expansion);
         let what = format!("opening {} as {format}", path.display());

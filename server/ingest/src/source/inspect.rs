@@ -5,7 +5,7 @@
 //! own process and with the format named, answers everything else.
 
 use std::fs::File;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -17,8 +17,8 @@ use super::raw::file_length;
 use super::raw_signs::refuse_fixed_vhd;
 use super::vhd::check_vhd;
 use super::vhdx::VhdxMap;
-use super::vmdk::vmdk_extents;
-use super::{ImageFormat, SourceOptions};
+use super::vmdk::{check_member, vmdk_extents, SPARSE_HEADER_BYTES};
+use super::{open_named, FileRange, ImageFormat, SourceOptions};
 use crate::qemu::{check_image, image_facts, QemuImage};
 
 /// Maximum number of images in one backing chain.
@@ -86,6 +86,38 @@ fn locked_as(options: &SourceOptions, image: QemuImage) -> QemuImage {
     } else {
         image
     }
+}
+
+/// Inspects a VMDK that is a part of the file `path`; `name` is for messages. It opens no other file.
+///
+/// # Errors
+/// As of [`inspect`].
+pub(super) fn inspect_member(
+    path: &Path,
+    name: &Path,
+    range: FileRange,
+    cancel: &AtomicBool,
+) -> Result<Inspected> {
+    let what = || format!("reading {}", name.display());
+    let file = open_named(path)?;
+    let mut start = vec![0; range.length_bytes.min(SPARSE_HEADER_BYTES as u64) as usize];
+    file.read_exact_at(&mut start, range.offset_bytes).context(what)?;
+    check_member(name, &start, range.length_bytes)?;
+    let image = QemuImage::new_part(ImageFormat::Vmdk.qemu_driver(), path, range)?;
+    let what = format!("opening {} as vmdk", name.display());
+    let facts = image_facts(&image, &what, cancel)?;
+    let data = &facts["format-specific"]["data"];
+    if data["parent-cid"].as_u64().is_some_and(|parent| parent != NO_PARENT) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} is a snapshot: consolidate the snapshots, and export again",
+                name.display()
+            ),
+        ));
+    }
+    check_image(ImageFormat::Vmdk.qemu_driver(), &image, name, cancel)?;
+    Ok(Inspected { image, may_be_compressed: true, facts })
 }
 
 /// Inspects one image. Returns its backing file, if it has one that may be followed.

@@ -41,6 +41,13 @@ pub use stopped::StoppedImage;
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
 
+/// A part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileRange {
+    pub(crate) offset_bytes: u64,
+    pub(crate) length_bytes: u64,
+}
+
 /// Options for opening a source.
 #[derive(Clone, Debug, Default)]
 pub struct SourceOptions {
@@ -152,6 +159,10 @@ fn open_location<'c>(
                 ));
             }
             Box::new(RawSource::open_disk(path)?)
+        }
+        Location::Member { archive, name, offset_bytes, length_bytes } => {
+            let range = FileRange { offset_bytes: *offset_bytes, length_bytes: *length_bytes };
+            Box::new(ImageSource::open_member(archive, name, range, options, cancel)?)
         }
         Location::Image { path, format } => {
             Box::new(ImageSource::open(path, *format, options, cancel)?)

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{DiskName, PointName};
 
+use crate::appliance::is_appliance;
+
 /// Longest accepted `DISK=[FORMAT:]SOURCE`, in bytes.
 const MAX_SPEC_BYTES: usize = 4096;
 
@@ -91,6 +93,17 @@ pub enum Location {
         /// The format, from the prefix or the extension.
         format: ImageFormat,
     },
+    /// A VMDK that is a member of a tar archive, read in place.
+    Member {
+        /// The archive.
+        archive: PathBuf,
+        /// The member's name.
+        name: String,
+        /// Its first byte in the archive; a multiple of 512.
+        offset_bytes: u64,
+        /// Its length.
+        length_bytes: u64,
+    },
     /// An export of an NBD server.
     Nbd {
         /// The URI, as given.
@@ -132,6 +145,9 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Location::Image { path, .. } => write!(f, "{}", path.display()),
+            Location::Member { archive, name, .. } => {
+                write!(f, "{}: {}", archive.display(), name.escape_debug())
+            }
             Location::Nbd { uri } => f.write_str(uri),
             Location::Live { name, .. } => f.write_str(name),
         }
@@ -159,7 +175,8 @@ impl SourceSpec {
         }
         let Some((disk, source)) = text.split_once('=') else {
             return Err(invalid(format!(
-                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2"
+                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2. Only a whole \
+                 machine, an .ova or .ovf file, stands alone"
             )));
         };
         let disk = DiskName::parse(disk)?;
@@ -225,6 +242,13 @@ impl Location {
             }
         }
         let path = PathBuf::from(path);
+        if format.is_none() && is_appliance(&path) {
+            return Err(invalid(format!(
+                "'{}' is a whole machine: name it without a disk (backup MACHINE {0}), or unpack it (tar xf) and \
+                 name its VMDK",
+                path.display()
+            )));
+        }
         let format = format.or_else(|| ImageFormat::from_extension(&path)).ok_or_else(|| {
             invalid(format!(
                 "'{}': the file's name does not tell its format: put raw:, qcow2:, vmdk:, vhd: \

@@ -23,7 +23,7 @@ const SPARSE_MAGIC: &[u8] = b"KDMV";
 /// First bytes of an ESX or version 3 sparse extent; it names nothing.
 const COW_MAGIC: &[u8] = b"COWD";
 /// Bytes of a sparse extent that are checked.
-const SPARSE_HEADER_BYTES: usize = 79;
+pub(super) const SPARSE_HEADER_BYTES: usize = 79;
 /// The offsets of a sparse extent's capacity (u64, little endian, in sectors), its flags
 /// (u32), the place of its grain directory (u64, in sectors) and its compression (u16).
 const CAPACITY: std::ops::Range<usize> = 12..20;
@@ -84,6 +84,18 @@ pub(super) fn vmdk_extents(path: &Path) -> Result<Vec<PathBuf>> {
     extents.sort();
     extents.dedup();
     Ok(extents)
+}
+
+/// Checks the start of a VMDK in a file of `length` bytes that can name no other file: a sparse one.
+///
+/// # Errors
+/// `Unsupported` for every other one; as of [`vmdk_extents`] for a damaged one.
+pub(super) fn check_member(member: &Path, start: &[u8], length: u64) -> Result<()> {
+    if !start.starts_with(SPARSE_MAGIC) {
+        let text = format!("{}: it is not a sparse VMDK, as an OVA has them", member.display());
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    check_sparse(member, start, length)
 }
 
 /// The words after each quotation mark, up to the next one or the end of the line.

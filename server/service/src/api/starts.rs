@@ -123,11 +123,14 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
         Request::Restore(mut restore) => {
             caller.allow(Operate)?;
             caller.allow(ReadContent)?;
-            let machine = disk(service, caller, &restore.address)?;
+            let machine = match restore.is_ova()? {
+                true => disks(service, caller, &restore.address)?,
+                false => disk(service, caller, &restore.address)?,
+            };
             restore.target = restore_target(service, caller, &restore.target)?;
-            let is_format = |word: &str| word.parse::<Format>().is_ok();
+            let is_format = |word: &str| word == "ova" || word.parse::<Format>().is_ok();
             if restore.format.as_deref().is_some_and(|word| !is_format(word)) {
-                return Err(invalid("format: give raw, qcow2, vhd, vhdx or vmdk"));
+                return Err(invalid("format: give raw, qcow2, vhd, vhdx, vmdk or ova"));
             }
             Command::new("restore", machine, &restore)
         }
@@ -191,6 +194,19 @@ pub(super) fn disk(service: &Service, caller: &Identity, text: &str) -> Result<S
             Ok(live(service, caller, Permission::Operate, &session)?.machine)
         }
         _ => Err(invalid("give MACHINE/POINT/DISK or live/SESSION/DISK")),
+    }
+}
+
+/// The machine of a point or session, with or without a disk.
+fn disks(service: &Service, caller: &Identity, text: &str) -> Result<String> {
+    match text.parse::<Address>()? {
+        Address::Point { machine, .. } => {
+            caller.allow_machine(Permission::Operate, machine.as_str())?;
+            Ok(machine.to_string())
+        }
+        Address::Live { session, .. } => {
+            Ok(live(service, caller, Permission::Operate, &session)?.machine)
+        }
     }
 }
 
