@@ -9,26 +9,9 @@ use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use coldrise_block::{Error, ErrorKind, Result};
 
+use crate::channel::Channel;
 use crate::messages::{Answer, Facts, Request};
 use crate::tasks::HostTasks;
-
-/// The way to a host.
-pub trait Channel: Send + Sync {
-    /// Does a task there.
-    ///
-    /// # Errors
-    /// Those of the task; `Io` if the connection is lost.
-    fn call(&self, request: Request) -> Result<Answer>;
-
-    /// The path at which a Unix socket of the host can be connected to from here.
-    ///
-    /// # Errors
-    /// If the way cannot be made.
-    fn reach(&self, socket: &Path) -> Result<PathBuf>;
-
-    /// The host's name; `None` for this host.
-    fn name(&self) -> Option<&str>;
-}
 
 /// A host. Copies share its connection.
 #[derive(Clone)]

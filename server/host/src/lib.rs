@@ -8,6 +8,7 @@
 //! The program `coldrise-host` has no key of a repository and stores nothing. It ends with its connection.
 #![forbid(unsafe_code)]
 
+mod channel;
 mod freezes;
 mod host;
 mod messages;
@@ -16,7 +17,8 @@ mod serve;
 mod tasks;
 mod virsh;
 
-pub use host::{Channel, Host, ScratchSpace};
+pub use channel::Channel;
+pub use host::{Host, ScratchSpace};
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, HostError, Outcome, Reply, Request,
     PROTOCOL_VERSION,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-use crate::host::Channel;
+use crate::channel::Channel;
 use crate::messages::{read_frame, write_frame, Envelope, Outcome, Reply};
 use crate::tasks::HostTasks;
 

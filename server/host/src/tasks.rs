@@ -14,8 +14,8 @@ use coldrise_block::{
 };
 use rustix::fs::OFlags;
 
+use crate::channel::Channel;
 use crate::freezes::Freezes;
-use crate::host::Channel;
 use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::virsh;
@@ -47,7 +47,7 @@ impl HostTasks {
     fn with_space<T>(&self, path: &Path, act: impl FnOnce(&Space) -> Result<T>) -> Result<T> {
         let spaces = self.spaces();
         let space = spaces.get(path).ok_or_else(|| {
-            let text = format!("{} is no folder of this backup", path.display());
+            let text = format!("{} is not a folder of this backup", path.display());
             Error::new(ErrorKind::InvalidInput, text)
         })?;
         act(space)

@@ -29,7 +29,8 @@ use coldrise_host::{
 use coldrise_store::MachineName;
 
 use crate::address::HostAddress;
-use crate::documents::{HostKey, Hosts, KnownHost};
+use crate::documents::{Hosts, KnownHost};
+use crate::key::HostKey;
 use crate::program::{Program, Step};
 use crate::ssh::{login_error, shown, SshFolder};
 

@@ -6,14 +6,10 @@
 //!   REPOSITORY/hosts/NAME.seen    the last check, and what was seen at the last contact
 //! ```
 
-use std::fmt;
 use std::io::Write;
 use std::process::Command;
 use std::sync::Arc;
 
-use aws_lc_rs::digest::{digest, SHA256};
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use base64::Engine;
 use coldrise_block::{
     create_private, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
@@ -22,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::address::HostAddress;
+use crate::key::HostKey;
 use crate::ssh::text_of;
 
 const FOLDER: &str = "hosts";
@@ -40,41 +37,6 @@ pub struct KnownHost {
     pub key: HostKey,
     /// When it was added, in milliseconds since 1970.
     pub added_at_ms: u64,
-}
-
-/// The public key of a host: a type such as `ssh-ed25519` and base64, as in a `known_hosts` file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostKey(String);
-
-impl HostKey {
-    /// Reads a type and base64.
-    ///
-    /// # Errors
-    /// `InvalidInput` for anything else.
-    pub fn parse(text: &str) -> Result<HostKey> {
-        let invalid =
-            || Error::new(ErrorKind::InvalidInput, "this is not the public key of a host");
-        let (kind, key) = text.trim().split_once(' ').ok_or_else(invalid)?;
-        let is_kind =
-            kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-@.".contains(&byte));
-        if !is_kind || kind.is_empty() || STANDARD.decode(key).is_err() {
-            return Err(invalid());
-        }
-        Ok(HostKey(format!("{kind} {key}")))
-    }
-
-    /// The key's fingerprint, as `ssh-keygen -l` shows it: `SHA256:…`.
-    pub fn fingerprint(&self) -> String {
-        let key = self.0.split_once(' ').map_or("", |(_, key)| key);
-        let bytes = STANDARD.decode(key).unwrap_or_default();
-        format!("SHA256:{}", STANDARD_NO_PAD.encode(digest(&SHA256, &bytes)))
-    }
-}
-
-impl fmt::Display for HostKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// What was seen at the last contact.
@@ -245,22 +207,5 @@ impl Hosts {
         let mut words = public.split_whitespace();
         let (kind, key) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         Ok(format!("restrict,port-forwarding {kind} {key} coldrise"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::HostKey;
-
-    #[test]
-    fn a_fingerprint_is_that_of_ssh_keygen() {
-        let text =
-            "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
-        let key = HostKey::parse(text).unwrap();
-        assert_eq!(key.fingerprint(), "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU");
-        assert_eq!(key.to_string(), text);
-        for other in ["", "ssh-ed25519", "ssh-ed25519 !", "a b c", "x\ny AAAA", " AAAA"] {
-            assert!(HostKey::parse(other).is_err(), "{other}");
-        }
     }
 }

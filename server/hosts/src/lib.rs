@@ -12,10 +12,12 @@ mod address;
 mod check;
 mod connection;
 mod documents;
+mod key;
 mod program;
 mod ssh;
 
 pub use address::HostAddress;
 pub use check::{check, HostReport};
 pub use connection::{add_host, connect};
-pub use documents::{parse_host_name, Contact, HostKey, Hosts, KnownHost, Seen};
+pub use documents::{parse_host_name, Contact, Hosts, KnownHost, Seen};
+pub use key::HostKey;

@@ -12,7 +12,7 @@ use coldrise_block::{
 };
 
 use crate::address::HostAddress;
-use crate::documents::HostKey;
+use crate::key::HostKey;
 
 /// Longest path of a folder in which ssh can make its control socket, in bytes.
 const MAX_FOLDER_BYTES: usize = 70;
@@ -159,7 +159,7 @@ pub(crate) fn shown(messages: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
-/// The error for ssh's messages when no connection comes about.
+/// The error for ssh's messages when a login fails.
 pub(crate) fn login_error(name: &str, messages: &str) -> Error {
     let error = |kind, text: &str| Error::new(kind, format!("host {name}: {text}"));
     if messages.contains("IDENTIFICATION HAS CHANGED")

@@ -1,0 +1,25 @@
+//! The way to a host.
+
+use std::path::{Path, PathBuf};
+
+use coldrise_block::Result;
+
+use crate::messages::{Answer, Request};
+
+/// The way to a host.
+pub trait Channel: Send + Sync {
+    /// Does a task there.
+    ///
+    /// # Errors
+    /// Those of the task; `Io` if the connection is lost.
+    fn call(&self, request: Request) -> Result<Answer>;
+
+    /// The path at which a Unix socket of the host can be connected to from here.
+    ///
+    /// # Errors
+    /// If the way cannot be made.
+    fn reach(&self, socket: &Path) -> Result<PathBuf>;
+
+    /// The host's name; `None` for this host.
+    fn name(&self) -> Option<&str>;
+}
