@@ -131,6 +131,30 @@ def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
     assert len(running.checkpoints()) == 1 and not running.has_job()
 
 
+def test_the_service_adds_and_checks_hosts(hv1, coldrise, request):
+    service = request.getfixturevalue("service")
+    added = service.post("kvm-hosts/hv1", {"address": hv1.address}, expected=(201,))
+    assert not added["last_check"]["is_ok"] and "does not accept this repository's key" in added["last_check"]["error"]
+    line = service.get("kvm-hosts")["authorized_keys"]
+    assert line == coldrise.json("host", "key")["authorized_keys"]
+    hv1.keys.write_text(line + "\n", encoding="utf-8")
+    Domain(hv1.libvirt, "web01")
+    Domain(hv1.libvirt, "db01")
+    service.post("jobs", {"name": "n", "kind": "backup", "from": "libvirt", "hosts": ["hv1"], "machines": ["web*"]})
+    checked = service.post("kvm-hosts/hv1/check", {})
+    assert checked["last_check"]["is_ok"] and checked["contact"]["unprotected"] == ["db01"]
+    assert service.get("kvm-hosts")["hosts"] == [checked]
+    for name, body, status in (("hv1", {"address": hv1.address}, 409), ("x", {"address": "hv1"}, 400), ("X!", {"address": hv1.address}, 400)):
+        assert service.call("POST", f"kvm-hosts/{name}", body).status == status, name
+    viewer = service.token("viewer")
+    assert service.call("GET", "kvm-hosts", token=viewer).status == 403
+    assert service.call("DELETE", "kvm-hosts/hv1", token=viewer).status == 403
+    assert service.call("DELETE", "kvm-hosts/hv1").status == 204
+    assert service.get("kvm-hosts")["hosts"] == []
+    hv1.libvirt.clear()
+    hv1.keys.write_text("", encoding="utf-8")
+
+
 @pytest.fixture
 def hv2(coldrise):
     started = SshHost()
@@ -151,19 +175,19 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
                           "retries": 0})
 
     def runs():
-        """The machine and the result of each run of the job."""
+        """The results of the job's runs, and the number of points of each machine."""
         started = service.post("jobs/nightly/start", {}, expected=(202,))["runs"]
         wait_until(lambda: not service.get("queue")["runs"], "the end of the runs")
-        ended = [service.get(f"runs/{run}") for run in started]
-        return {(run["machine"], run["state"]) for run in ended}
+        states = sorted(service.get(f"runs/{run}")["state"] for run in started)
+        return states, {one["machine"]: len(one["points"]) for one in coldrise.json("list")["machines"]}
 
-    assert runs() == {("web01", "done"), ("db01", "done")}
+    assert runs() == (["ok", "ok"], {"db01": 2, "web01": 1})
     one.write("vda", "write -P 6 0 1M")
     other = Domain(hv2.libvirt, "web01")
     assert "a domain web01 runs on hv1 and on hv2" in refused("backup", "web01", *everywhere)[1]
     other.end()
     hv2.stop()
-    assert runs() == {("web01", "done"), (None, "failed")}
+    assert runs() == (["failed", "ok"], {"db01": 2, "web01": 2})
     assert "looking for domain web09" in refused("backup", "web09", *everywhere)[1]
     hv2.start()
 
