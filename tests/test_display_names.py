@@ -101,7 +101,9 @@ def service(tmp_path, coldrise, backup):
     backup("vm17", "--display-name", NAME)
     backup("vm18", "--display-name", "Mail 'x' <b>")
     backup("web01")
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+    # This host's libvirtd, if it has one, is not asked.
+    environment = {"LIBVIRT_DEFAULT_URI": f"qemu+unix:///system?socket={tmp_path}/libvirt-sock"}
+    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, environment=environment) as service:
         wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
         yield service
 
@@ -148,6 +150,8 @@ def test_jobs_find_machines_by_either_name(service):
     service.post("jobs", {"name": "nightly", "kind": "backup", "from": "libvirt", "machines": ["Web *", "Mail*"]})
     assert service.get("uncovered") == ["web01"]
     assert [job["name"] for job in service.get("jobs?machine=vm17")] == ["nightly"]
+    absent = service.call("POST", "jobs/nightly/start", {})
+    assert absent.status == 502 and "virsh list failed" in absent.json["detail"], absent.body
 
 
 def test_remote_commands_show_and_give_names(service, disk, tmp_path):

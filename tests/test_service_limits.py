@@ -172,6 +172,20 @@ def test_an_invalid_field_is_named(service):
     assert answer.json["detail"] == "machines[1]: invalid type: integer `5`, expected a string"
     missing = service.call("POST", "tokens", {"name": "ci"})
     assert missing.json["detail"] == "missing field `role`"
+    array = service.call("POST", "tokens", [])
+    assert array.status == 400 and "struct" not in array.json["detail"], array.body
+    text = service.call("POST", "runs", "backup")
+    assert text.json["detail"] == 'invalid type: string "backup", expected an object'
+
+
+def test_an_unknown_parameter_is_named(service):
+    answer = service.call("GET", "machines/web01/points?limt=5")
+    assert answer.status == 400
+    assert answer.json["detail"] == "unknown parameter `limt`, expected one of `after`, `before`, `limit`"
+    missing = service.call("GET", "schedule?count=1")
+    assert missing.status == 400 and missing.json["detail"] == "missing parameter `calendar`"
+    number = service.call("GET", "runs?count=many")
+    assert number.status == 400 and number.json["detail"].startswith("count: invalid digit"), number.json
 
 
 def test_long_answers_are_compressed_if_accepted(service):

@@ -6,6 +6,7 @@ use std::io::Write;
 use coldrise_block::{Context, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::json;
+use unicode_width::UnicodeWidthStr;
 
 use crate::invocation::Invocation;
 use coldrise_runs::process_run;
@@ -107,14 +108,14 @@ pub(crate) fn print_error(is_json: bool, kind: ErrorKind, message: &str) {
     }
 }
 
-/// Columns of text under a heading, each as wide as its widest cell. Columns whose
+/// Columns of text under a heading, each as wide on a terminal as its widest cell. Columns whose
 /// heading starts with `>` are aligned to the right.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let mut lines: Vec<Vec<&str>> = Vec::with_capacity(rows.len() + 1);
     lines.push(headings.iter().map(|heading| heading.trim_start_matches('>')).collect());
     lines.extend(rows.iter().map(|row| row.iter().map(String::as_str).collect()));
     let widths: Vec<usize> = (0..headings.len())
-        .map(|i| lines.iter().filter_map(|line| line.get(i)).map(|c| c.chars().count()).max())
+        .map(|i| lines.iter().filter_map(|line| line.get(i)).map(|c| c.width()).max())
         .map(Option::unwrap_or_default)
         .collect();
     let mut text = String::new();
@@ -123,10 +124,11 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
         for (i, cell) in line.iter().enumerate() {
             let width = widths.get(i).copied().unwrap_or(0);
             let gap = if i == 0 { "" } else { "  " };
+            let fill = " ".repeat(width.saturating_sub(cell.width()));
             if headings.get(i).is_some_and(|heading| heading.starts_with('>')) {
-                written.push_str(&format!("{gap}{cell:>width$}"));
+                written.push_str(&format!("{gap}{fill}{cell}"));
             } else {
-                written.push_str(&format!("{gap}{cell:<width$}"));
+                written.push_str(&format!("{gap}{cell}{fill}"));
             }
         }
         text.push_str(written.trim_end());
@@ -143,5 +145,17 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [vec!["web01".to_owned(), "5".to_owned()], vec!["db".into(), "1234".into()]];
         assert_eq!(table(&["NAME", ">SIZE"], &rows), "NAME   SIZE\nweb01     5\ndb     1234\n");
+        // Characters of two cells and of none.
+        let rows =
+            [vec!["会計サーバ".to_owned(), "5".to_owned()], vec!["e\u{301}".into(), "6".into()]];
+        let text = table(&["NAME", ">SIZE"], &rows);
+        assert_eq!(
+            text,
+            format!(
+                "NAME{}  SIZE\n会計サーバ     5\ne\u{301}{}     6\n",
+                " ".repeat(6),
+                " ".repeat(9)
+            )
+        );
     }
 }

@@ -14,8 +14,9 @@ export class Problem extends Error {
     this.kind = kind;
   }
 
+  /** The service did not answer, or a proxy before it says so, which sends no problem document. */
   get isGone(): boolean {
-    return this.status === 0 || this.status === 502;
+    return this.status === 0 || (this.status === 502 && this.kind === 'io');
   }
 
   /** The address or the thing does not exist, in this version of the service either. */

@@ -68,6 +68,7 @@ async fn coming(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct CopyHistoryQuestion {
     /// The target, as GET /copies names it.
     target: String,

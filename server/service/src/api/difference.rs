@@ -35,6 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct TwoPoints {
     /// MACHINE/POINT.
     from: String,

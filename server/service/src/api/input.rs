@@ -38,10 +38,28 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 /// The field and what is wrong with it, without the position in the text of the JSON, which no form shows.
 fn field_text(error: &dyn Error) -> String {
     let text = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text).to_owned()
+    in_words_of_json(text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text))
 }
 
-/// The query of an address.
+/// An error of serde without types of Rust, such as `expected struct Backup`.
+fn in_words_of_json(text: &str) -> String {
+    let Some((found, expected)) = text.rsplit_once(", expected ") else { return text.to_owned() };
+    let found = match found.rsplit_once(": ") {
+        Some((before, "map")) => format!("{before}: an object"),
+        Some((before, "sequence")) => format!("{before}: an array"),
+        _ => found.to_owned(),
+    };
+    let expected = match expected.split(' ').next().unwrap_or_default() {
+        "struct" | "map" | "internally" | "adjacently" => "an object",
+        "sequence" | "tuple" => "an array",
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" => "a whole number in its bounds",
+        "f32" | "f64" => "a number",
+        _ => expected,
+    };
+    format!("{found}, expected {expected}")
+}
+
+/// The query of an address. Its types refuse unknown parameters (`deny_unknown_fields`).
 pub(crate) struct Fields<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Fields<T> {
@@ -50,7 +68,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Fields<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Fields<T>, Problem> {
         let found = Query::<T>::from_request_parts(parts, state).await;
         found.map(|Query(fields)| Fields(fields)).map_err(|error: QueryRejection| {
-            Problem::new(error.status(), ErrorKind::InvalidInput, error.body_text())
+            // Its fields are parameters. Values are not quoted.
+            let text = field_text(&error).replace(" field `", " parameter `");
+            Problem::new(error.status(), ErrorKind::InvalidInput, text)
         })
     }
 }
@@ -66,5 +86,39 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Names<T
         found.map(|Path(names)| Names(names)).map_err(|error: PathRejection| {
             Problem::new(error.status(), ErrorKind::InvalidInput, error.body_text())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words_of_json;
+
+    #[test]
+    fn types_of_rust_are_not_shown() {
+        for (text, shown) in [
+            (
+                "invalid type: map, expected struct Backup",
+                "invalid type: an object, expected an object",
+            ),
+            (
+                "disks: invalid type: map, expected a string",
+                "disks: invalid type: an object, expected a string",
+            ),
+            (
+                "invalid type: string \"x\", expected internally tagged enum Request",
+                "invalid type: string \"x\", expected an object",
+            ),
+            (
+                "count: invalid value: integer `-1`, expected usize",
+                "count: invalid value: integer `-1`, expected a whole number in its bounds",
+            ),
+            (
+                "unknown field `limt`, expected one of `after`, `limit`",
+                "unknown field `limt`, expected one of `after`, `limit`",
+            ),
+            ("missing field `role`", "missing field `role`"),
+        ] {
+            assert_eq!(in_words_of_json(text), shown);
+        }
     }
 }

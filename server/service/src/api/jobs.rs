@@ -56,6 +56,7 @@ fn show(service: &Service, stored: StoredJob) -> Result<ShownJob> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct JobFilter {
     /// Enabled jobs that back up this machine only.
     machine: Option<String>,

@@ -75,6 +75,7 @@ pub(super) fn selector(point: &str) -> Result<PointSelector> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct MachineFilter {
     /// Words that must all be in the name or in the display name, in any case.
     #[param(max_length = 1024)]
@@ -168,6 +169,7 @@ async fn all_points(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct PageFilter {
     /// Points later than this one only, such as 20261120T100000Z.
     after: Option<String>,

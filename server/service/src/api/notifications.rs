@@ -30,6 +30,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct AlarmFilter {
     /// true: only alarms that hold; false: only cleared ones.
     active: Option<bool>,

@@ -64,10 +64,11 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::WrongPassphrase
         | ErrorKind::ReadOnly
         | ErrorKind::WouldWait => StatusCode::SERVICE_UNAVAILABLE,
+        // libvirtd and other programs that are asked on behalf of the client.
+        ErrorKind::ToolFailed => StatusCode::BAD_GATEWAY,
         ErrorKind::Corrupt
         | ErrorKind::Io
         | ErrorKind::Poisoned
-        | ErrorKind::ToolFailed
         | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

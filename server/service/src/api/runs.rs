@@ -25,6 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct RunFilter {
     /// Maximum number of ended runs, 1 to 1000.
     #[param(minimum = 1, maximum = 1000)]
@@ -125,6 +126,7 @@ async fn run(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct LogPlace {
     /// Where to begin, as `next` of the answer before; the beginning if absent.
     offset: Option<u64>,

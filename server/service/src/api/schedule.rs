@@ -34,6 +34,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct ScheduleQuestion {
     /// Calendar events as in systemd.time(7), one per line.
     calendar: String,
@@ -69,6 +70,7 @@ async fn preview_schedule(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct DaysQuestion {
     /// When each day begins, and when the last one ends: 2 to 16 times in milliseconds since 1970, ascending, separated by
     /// commas, at most 15 days from the first to the last. So the caller's time zone applies.

@@ -76,6 +76,7 @@ async fn remove_token(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 struct AuditPage {
     /// Entries before this number only.
     before: Option<i64>,

@@ -59,6 +59,7 @@ impl From<FolderFormat> for ArchiveFormat {
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub(super) struct ContentQuery {
     /// The file system's name; that of the system if absent.
     system: Option<String>,

@@ -94,6 +94,7 @@ pub(super) async fn file_systems(
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub(super) struct FolderQuery {
     /// The file system's name; that of the system if absent.
     system: Option<String>,
@@ -227,6 +228,7 @@ fn folder(client: &mut Client<'_>, device: u64, path: &[u8], gone: &Gone) -> Res
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub(super) struct FindQuery {
     /// The file system's name; that of the system if absent.
     system: Option<String>,

@@ -20,6 +20,7 @@ use crate::service::{Service, SharedService};
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub(super) struct VersionsQuery {
     /// The file system's name; that of the system if absent.
     system: Option<String>,
