@@ -48,7 +48,7 @@ impl Envelope {
     /// Parses a descriptor and checks its disks.
     ///
     /// # Errors
-    /// `InvalidInput` for text that is no descriptor; `Unsupported` for several machines, for disks that are empty,
+    /// `InvalidInput` for other text; `Unsupported` for several machines, for disks that are empty,
     /// compressed, in pieces, no VMDK or outside of the descriptor's folder.
     pub fn parse(text: &str) -> Result<Envelope> {
         let document = envelope(text)?;
