@@ -336,6 +336,7 @@ fn controller(machine: Node<'_, '_>) -> (Controller, DiskBus) {
     let has_only_ide = !parents.is_empty() && parents.iter().all(|item| is(*item, resource::IDE));
     match parents.first() {
         Some(_) if has_only_ide => (Controller::Ide, DiskBus::Ide),
+        Some(item) if is(*item, resource::IDE) => (Controller::Ide, DiskBus::Sata),
         Some(item) if is(*item, resource::SCSI) => (Controller::scsi(model(*item)), DiskBus::Sata),
         Some(item)
             if is(*item, resource::OTHER_STORAGE)
