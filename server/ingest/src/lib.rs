@@ -22,7 +22,7 @@ pub mod rollback;
 pub mod source;
 mod zeroing;
 
-pub use appliance::{appliance_path, is_appliance, open_appliance, Appliance};
+pub use appliance::{appliance_path, open_appliance, Appliance};
 pub use backup::{
     backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
     DiskSummary, Flow, Pace, Proof, Rate, RateLimit, StoredDisk, StoredDisks, Watch,

@@ -10,8 +10,7 @@
 use coldrise_block::{from_windows_1252, is_windows_1252};
 use coldrise_store::{Configuration, DisplayName, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
 
-use crate::hardware::parse_xml;
-use crate::ovf;
+use crate::hardware::{ovf, parse_xml};
 
 /// The machine's display name; `None` if the configuration has none, or is broken.
 pub fn configured_name(configuration: &Configuration) -> Option<DisplayName> {

@@ -9,7 +9,7 @@ use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::ovf;
+pub(crate) mod ovf;
 
 /// Maximum number of processors.
 const MAX_CPUS: u32 = 255;

@@ -33,7 +33,6 @@ mod listing;
 mod machine_pattern;
 mod machines;
 mod occupied;
-mod ovf;
 mod points;
 mod retention;
 mod schema;
@@ -49,6 +48,10 @@ pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use difference::{Difference, DifferingRange, DiskDifference};
 pub use gc_estimate::{estimate_gc, Space};
+pub use hardware::ovf::{
+    descriptor, escaped, Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard,
+    VirtualSystem,
+};
 pub use hardware::{
     has_tpm, has_virtualisation, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES,
 };
@@ -56,10 +59,6 @@ pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{matches_wildcards, MachinePattern};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
-pub use ovf::{
-    descriptor, escaped, Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard,
-    VirtualSystem,
-};
 pub use points::{find_disk, PointDetails, PointDisk, PointPart};
 pub use retention::{
     going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,

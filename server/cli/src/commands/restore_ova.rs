@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Disk, Result};
 use coldrise_ingest::{restore_ova, Ova, OvaDisk, RestoreOptions, RestoreTarget};
-use coldrise_inventory::{find_disk, VirtualSystem};
+use coldrise_inventory::{configured_name, find_disk, VirtualSystem};
 use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
 use coldrise_store::{Address, Configuration, DiskName, Repository};
 
@@ -88,7 +88,8 @@ pub(super) fn run(
             .remark(&format!("warning: the OVA has plain hardware: {}", error.full_message()));
         VirtualSystem::of(None)
     })?;
-    system.name = state.display_name.clone().or(system.name);
+    let configured = || state.configuration.as_ref().and_then(configured_name).map(String::from);
+    system.name = state.display_name.clone().or_else(configured);
     let seed = |disk: &DiskName| {
         let material = format!("{}/{}/{disk}", state.address, state.created_at_ms);
         *repository.derive_key(IDENTITY, material.as_bytes())

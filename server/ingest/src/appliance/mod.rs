@@ -22,9 +22,9 @@ use coldrise_inventory::{Envelope, EnvelopeDisk};
 use coldrise_store::{Configuration, DiskName, MAX_CONFIGURATION_BYTES, MAX_DISKS, OVF};
 
 use crate::backup::Watch;
-use crate::source::SourceSpec;
+use crate::source::{is_appliance, SourceSpec};
 use manifest::StatedDigest;
-use package::{has_extension, Package, Part};
+use package::{Package, Part};
 
 /// Longest manifest, in bytes.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
@@ -48,11 +48,6 @@ pub fn appliance_path(argument: &str) -> Option<&Path> {
     let names_disk =
         argument.split_once('=').is_some_and(|(disk, _)| DiskName::parse(disk).is_ok());
     (is_appliance(path) && !names_disk).then_some(path)
-}
-
-/// True for the name of an .ova or .ovf file.
-pub fn is_appliance(path: &Path) -> bool {
-    has_extension(path, "ova") || has_extension(path, "ovf")
 }
 
 /// Reads the descriptor at `path` or in the archive `path`, finds its disks and checks all files of its manifest, which

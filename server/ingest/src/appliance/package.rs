@@ -81,7 +81,8 @@ impl Package {
     pub(super) fn descriptor(&self) -> Result<Part> {
         match self {
             Package::Archive { path, .. } => self.by_extension("ovf")?.ok_or_else(|| {
-                let text = format!("{}: there is no .ovf in it: it is no OVA", path.display());
+                let text =
+                    format!("{}: there is no .ovf in it, so it is not an OVA", path.display());
                 Error::new(ErrorKind::InvalidInput, text)
             }),
             Package::Folder { descriptor } => part_of_folder(descriptor, ImageFormat::Raw)?

@@ -42,7 +42,7 @@ fn refused(path: &Path, kind: ErrorKind, why: impl std::fmt::Display) -> Error {
 /// The files of the archive `file`, which has `length_bytes`.
 ///
 /// # Errors
-/// `InvalidInput` for a file that is no tar archive, for two members of one name, and for members that are no files;
+/// `InvalidInput` for another file than a tar archive, for two members of one name, and for links and devices;
 /// `Io` for an archive that ends within a member.
 pub(crate) fn members(file: &File, length_bytes: u64, path: &Path) -> Result<Vec<Member>> {
     let invalid = |why: &str| refused(path, ErrorKind::InvalidInput, why);

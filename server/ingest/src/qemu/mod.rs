@@ -26,14 +26,19 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
-use crate::source::FileRange;
-
 pub(crate) use bitmaps::{change_bitmap, BitmapChange};
 pub use confinement::{import_confinement, Confinement};
 pub(crate) use questions::{check_image, image_facts};
 pub(crate) use server::ImageServer;
 
 const SECTOR_BYTES: u64 = 512;
+
+/// A part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileRange {
+    pub(crate) offset_bytes: u64,
+    pub(crate) length_bytes: u64,
+}
 
 /// A file that QEMU may open.
 #[derive(Clone, Debug)]

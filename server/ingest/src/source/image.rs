@@ -8,10 +8,8 @@ use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
 
 use super::inspect::{inspect, inspect_member, Inspected};
 use super::vhdx::VhdxMap;
-use super::{
-    DirtyRun, FileRange, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions,
-};
-use crate::qemu::ImageServer;
+use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
+use crate::qemu::{FileRange, ImageServer};
 
 /// Maximum number of the child's clients: the readers, the queries, one to spare.
 const MAX_CLIENTS: u32 = 8;

@@ -18,8 +18,8 @@ use super::raw_signs::refuse_fixed_vhd;
 use super::vhd::check_vhd;
 use super::vhdx::VhdxMap;
 use super::vmdk::{check_member, vmdk_extents, SPARSE_HEADER_BYTES};
-use super::{open_named, FileRange, ImageFormat, SourceOptions};
-use crate::qemu::{check_image, image_facts, QemuImage};
+use super::{open_named, ImageFormat, SourceOptions};
+use crate::qemu::{check_image, image_facts, FileRange, QemuImage};
 
 /// Maximum number of images in one backing chain.
 const MAX_CHAIN: usize = 64;
@@ -117,7 +117,10 @@ pub(super) fn inspect_member(
         ));
     }
     check_image(ImageFormat::Vmdk.qemu_driver(), &image, name, cancel)?;
-    Ok(Inspected { image, may_be_compressed: true, facts })
+    let may_be_compressed = data["extents"]
+        .as_array()
+        .is_some_and(|extents| extents.iter().any(|extent| extent["compressed"] == true));
+    Ok(Inspected { image, may_be_compressed, facts })
 }
 
 /// Inspects one image. Returns its backing file, if it has one that may be followed.

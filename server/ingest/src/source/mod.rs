@@ -27,6 +27,7 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 
 use crate::libnbd::Endpoint;
+use crate::qemu::FileRange;
 
 pub use spec::{ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
 
@@ -35,18 +36,11 @@ pub use kept_out::keep_out;
 pub(crate) use kept_out::open_named;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
-pub(crate) use spec::is_nbd_uri;
+pub(crate) use spec::{is_appliance, is_nbd_uri};
 pub use stopped::StoppedImage;
 
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
-
-/// A part of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileRange {
-    pub(crate) offset_bytes: u64,
-    pub(crate) length_bytes: u64,
-}
 
 /// Options for opening a source.
 #[derive(Clone, Debug, Default)]

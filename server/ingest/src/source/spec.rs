@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{DiskName, PointName};
 
-use crate::appliance::is_appliance;
-
 /// Longest accepted `DISK=[FORMAT:]SOURCE`, in bytes.
 const MAX_SPEC_BYTES: usize = 4096;
 
@@ -198,6 +196,12 @@ fn invalid(text: String) -> Error {
 /// True for text that starts like an NBD URI.
 pub(crate) fn is_nbd_uri(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| NBD_SCHEMES.contains(&scheme))
+}
+
+/// True for the name of a whole machine's file: .ova or .ovf.
+pub(crate) fn is_appliance(path: &Path) -> bool {
+    let has = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
+    has("ova") || has("ovf")
 }
 
 impl Location {

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod appliance;
 mod backup;
 mod image_sources;
 mod nbd_sources;

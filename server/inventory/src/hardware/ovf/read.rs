@@ -48,7 +48,7 @@ impl Envelope {
     /// Parses a descriptor and checks its disks.
     ///
     /// # Errors
-    /// `InvalidInput` for text that is no descriptor; `Unsupported` for several machines, for disks that are empty,
+    /// `InvalidInput` for other text; `Unsupported` for several machines, for disks that are empty,
     /// compressed, in pieces, no VMDK or outside of the descriptor's folder.
     pub fn parse(text: &str) -> Result<Envelope> {
         let document = envelope(text)?;
@@ -336,6 +336,7 @@ fn controller(machine: Node<'_, '_>) -> (Controller, DiskBus) {
     let has_only_ide = !parents.is_empty() && parents.iter().all(|item| is(*item, resource::IDE));
     match parents.first() {
         Some(_) if has_only_ide => (Controller::Ide, DiskBus::Ide),
+        Some(item) if is(*item, resource::IDE) => (Controller::Ide, DiskBus::Sata),
         Some(item) if is(*item, resource::SCSI) => (Controller::scsi(model(*item)), DiskBus::Sata),
         Some(item)
             if is(*item, resource::OTHER_STORAGE)

@@ -13,8 +13,7 @@ mod write;
 use coldrise_block::Result;
 use coldrise_store::{Configuration, LIBVIRT_XML, OVF, VMX};
 
-use crate::configured_name::configured_name;
-use crate::hardware::{parse_xml, DiskBus, Hardware};
+use super::{parse_xml, DiskBus, Hardware};
 
 pub(crate) use read::{hardware, name};
 pub use read::{Envelope, EnvelopeDisk};
@@ -64,7 +63,7 @@ pub struct NetworkCard {
 /// A machine as OVF describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualSystem {
-    /// What people call it.
+    /// What people call it: from an OVF only.
     pub name: Option<String>,
     /// Processors, memory, firmware.
     pub hardware: Hardware,
@@ -101,7 +100,7 @@ impl VirtualSystem {
         };
         let (id, word) = OTHER_64_BIT;
         Ok(VirtualSystem {
-            name: configuration.and_then(configured_name).map(String::from),
+            name: None,
             hardware,
             controller: vmx_scsi(text).filter(|_| format == Some(VMX)).unwrap_or(controller),
             guest: (id, word.to_owned()),

@@ -159,6 +159,6 @@ fn a_written_descriptor_is_read_as_it_was_meant() {
         assert_eq!((&again.system.guest, &again.system.cards), (&system.guest, &system.cards));
         let of = |hardware: &Hardware| (hardware.cpus, hardware.memory_mib, hardware.firmware);
         assert_eq!(of(&again.system.hardware), of(&system.hardware), "{format}");
-        assert_eq!(again.system.name, Some(system.name.unwrap_or("acme".to_owned())));
+        assert_eq!(again.system.name.as_deref(), Some("acme"));
     }
 }
