@@ -30,9 +30,9 @@ def off(domain):
 @pytest.fixture
 def start(coldrise, libvirt, scratch):
     """Starts a backup that reads slowly."""
-    def begin(program=coldrise):
-        return RunningBackup(program, "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch,
-                             "--rate", "4M")
+    def begin(rate="8M"):
+        return RunningBackup(coldrise, "web01", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch,
+                             "--rate", rate)
 
     return begin
 
@@ -256,7 +256,7 @@ def test_raw_images_and_block_devices_are_read_whole(coldrise, libvirt, off, sta
         libvirt.virsh("define", str(path))
         assert live()["disks"][0]["read_bytes"] == SIZE
         # No time of a device tells that it was written.
-        backup = start()
+        backup = start("24M")
         tool("qemu-io", "-f", "raw", "-c", "write -P 30 50M 64k", device)
         tool("qemu-io", "-f", "raw", "-c", "write -P 30 50M 64k", content)
         code, made, messages = backup.end()
