@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from support import counting_machine
+from support.cli import Coldrise
 from support.domain import Domain
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
@@ -41,6 +42,28 @@ def entered_tmp(own_tmp):
     """A folder of temporary files that QEMU's user can enter."""
     own_tmp.chmod(0o755)
     return own_tmp
+
+
+@pytest.fixture
+def scratch(libvirt):
+    """A folder that QEMU's user can enter; empty after each test."""
+    folder = libvirt.folder / "scratch"
+    folder.mkdir(exist_ok=True)
+    yield folder
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def live(coldrise, libvirt, scratch):
+    def backup(*options, machine="web01", source="libvirt", program=coldrise):
+        return program.json("backup", machine, "--from", source, "--connect", libvirt.uri, "--scratch", scratch, *options)
+
+    return backup
+
+
+@pytest.fixture
+def other(template, tmp_path):
+    return Coldrise.copied(template, tmp_path / "other")
 
 
 @pytest.fixture

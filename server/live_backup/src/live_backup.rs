@@ -115,12 +115,14 @@ impl LiveBackup {
             request.configuration.take_if(|given| before.configuration.as_ref() == Some(given));
         }
         let start = BackupStart::choose(repository, request, cancel)?;
+        let mut restarts = Vec::new();
         let mut instant = loop {
             match self.machine.take(repository, &request.machine, &start, cancel) {
                 Ok(instant) => break instant,
-                Err(error) => self.take_again(error)?,
+                Err(error) => restarts.push(self.take_again(error)?),
             };
         };
+        instant.remarks.splice(0..0, restarts);
         if let Some(name) = self.derived_from.as_ref().filter(|_| is_new) {
             let text = format!("{name} is stored as the machine {}", request.machine);
             instant.remarks.insert(0, text);
@@ -211,6 +213,7 @@ impl LiveBackup {
     /// # Errors
     /// That of `stored`, with what the machine's side says about it.
     pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<Option<T>> {
+        let is_off = self.instant.as_ref().is_some_and(|instant| instant.is_off);
         let is_lost = stored.is_err() && self.machine.has_lost_its_job();
         let closed = self.machine.close(stored.is_ok());
         let stored = match is_lost {
@@ -227,7 +230,7 @@ impl LiveBackup {
                 stored
             }
             Ok(()) => stored.map_err(|error| match error.kind() {
-                ErrorKind::Io if !is_lost => error.advise(
+                ErrorKind::Io if !is_lost && !is_off => error.advise(
                     "the scratch files may have been full or too slow: make space in their \
                      folder, or name another one with --scratch DIR; or the machine's own disks fail",
                 ),

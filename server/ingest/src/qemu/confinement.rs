@@ -42,7 +42,7 @@ pub struct Confinement {
 }
 
 /// Restricts the calling thread, and every process that it starts from now on, to reading
-/// `files` and the system's programs, and to writing those of `files` that say so.
+/// `files` and the system's programs, and to writing the writable ones of `files`.
 ///
 /// If the kernel lacks a part, that part is omitted with one warning. Fails if one of
 /// `files` cannot be opened.

@@ -42,7 +42,7 @@ impl Stillness {
     /// in between, and wrote, has changed a file.
     ///
     /// # Errors
-    /// `Busy` or `Incomplete` with the reason; `ToolFailed` if libvirt does not tell: that is no proof.
+    /// `Busy` or `Incomplete` with the reason; `ToolFailed` if libvirt does not tell: it is then unproven.
     pub(crate) fn prove(&self) -> Result<()> {
         if self.domain.state()? != DomainState::Off {
             return Err(self.end(ErrorKind::Busy, "the machine was started".to_owned()));
@@ -55,7 +55,9 @@ impl Stillness {
             let path = file.path().display();
             if file.has_writer()? {
                 let text = format!("a program has opened {path} for writing");
-                return Err(self.end(ErrorKind::Busy, text));
+                return Err(self.end(ErrorKind::Busy, text).advise(
+                    "end the program; or start the machine: QEMU then reads the image for the backup",
+                ));
             }
             if !file.is_unchanged()? {
                 return Err(self.end(ErrorKind::Incomplete, format!("{path} has changed")));

@@ -120,7 +120,7 @@ pub(crate) struct Job {
     /// Backup: the machines are backed up while they run: `libvirt`, `libvirt:` and a domain's name,
     /// or `qmp:` and the absolute path of QEMU's monitor; `{machine}` stands for the name. Then `disks` names
     /// a device for each disk, or is absent for all writable disks. With libvirt `machines` can
-    /// have patterns, such as `web*`: every running domain that matches.
+    /// have patterns, such as `web*`: every domain that matches, running or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
     /// With `from` and libvirt: the hosts on which the machines are, as `coldrise host add` has named them; this host if absent.
