@@ -66,10 +66,9 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::WouldWait => StatusCode::SERVICE_UNAVAILABLE,
         // libvirtd and other programs that are asked on behalf of the client.
         ErrorKind::ToolFailed => StatusCode::BAD_GATEWAY,
-        ErrorKind::Corrupt
-        | ErrorKind::Io
-        | ErrorKind::Poisoned
-        | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorKind::Corrupt | ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Internal => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     }
 }
 
