@@ -11,8 +11,9 @@ use rustix::process::{fcntl_getlk, Flock, FlockType};
 /// 3 to change the length.
 const FIRST_WRITER_BYTE: u64 = 101;
 const WRITER_BYTES: u64 = 3;
-/// The numbers of a block device's statistics that count writes and discards, from 0.
-const WRITE_COUNTS: [usize; 4] = [4, 6, 11, 13];
+/// The numbers of a block device's statistics that count the sectors that were written and discarded, from 0. The number of
+/// writes counts flushes, too.
+const WRITE_COUNTS: [usize; 2] = [6, 13];
 
 /// A file or block device and its state when the watch began. It stays open.
 pub(super) struct WatchedFile {
