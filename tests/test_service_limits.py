@@ -185,7 +185,7 @@ def test_an_unknown_parameter_is_named(service):
     missing = service.call("GET", "schedule?count=1")
     assert missing.status == 400 and missing.json["detail"] == "missing parameter `calendar`"
     number = service.call("GET", "runs?count=many")
-    assert number.status == 400 and number.json["detail"].startswith("count: invalid digit"), number.json
+    assert number.status == 400 and number.json["detail"] == "count: not a whole number"
 
 
 def test_long_answers_are_compressed_if_accepted(service):
