@@ -68,8 +68,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Fields<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Fields<T>, Problem> {
         let found = Query::<T>::from_request_parts(parts, state).await;
         found.map(|Query(fields)| Fields(fields)).map_err(|error: QueryRejection| {
-            // Its fields are parameters. Values are not quoted.
-            let text = field_text(&error).replace(" field `", " parameter `");
+            // Its fields are parameters. Before an unknown one stands its own name.
+            let text = field_text(&error);
+            let text = match text.split_once(": unknown field `") {
+                Some((_, name)) => format!("unknown parameter `{name}"),
+                None => text.replace("invalid digit found in string", "not a whole number"),
+            };
+            let text = text.replace(" field `", " parameter `");
             Problem::new(error.status(), ErrorKind::InvalidInput, text)
         })
     }
