@@ -3,11 +3,11 @@
 import hashlib
 import io
 import os
+import random
 import tarfile
 
 import pytest
 
-from support.judge import save
 from support.sources import convert, is_same_disk, tool
 
 MIB = 1 << 20
@@ -45,6 +45,17 @@ OVF = """<?xml version="1.0" encoding="UTF-8"?>
 <vmw:Config ovf:required="false" vmw:key="firmware" vmw:value="efi"/>
 </VirtualHardwareSection></VirtualSystem></Envelope>
 """
+
+
+def save(folder, size, stored):
+    """A sparse raw file of these parts."""
+    path = folder / "disk.raw"
+    with open(path, "wb") as file:
+        file.truncate(size)
+        for offset, length in stored:
+            file.seek(offset)
+            file.write(random.Random(size + offset).randbytes(length))
+    return path
 
 
 class Machine:

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::MAX_DISKS;
 use roxmltree::{Document, Node};
 
 use super::{Controller, NetworkCard, VirtualSystem, CARD, MAX_CARDS, NETWORK, OTHER_64_BIT};
@@ -331,7 +332,7 @@ fn controller(machine: Node<'_, '_>) -> (Controller, DiskBus) {
         let id = field(disk, "Parent")?;
         items(machine).find(|item| field(*item, "InstanceID") == Some(id))
     };
-    let parents: Vec<_> = disks().filter_map(parent).collect();
+    let parents: Vec<_> = disks().take(MAX_DISKS).filter_map(parent).collect();
     let model = |item| field(item, "ResourceSubType").unwrap_or_default();
     let has_only_ide = !parents.is_empty() && parents.iter().all(|item| is(*item, resource::IDE));
     match parents.first() {
