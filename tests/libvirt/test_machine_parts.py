@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import select
 import shutil
 import time
@@ -66,11 +67,12 @@ def says(libvirt, name):
     """The word that the loader writes to the serial port."""
     with open(libvirt.virsh("ttyconsole", name), "rb", buffering=0) as port:
         said, until = b"", time.monotonic() + 120
-        while b" login: " not in said and time.monotonic() < until:
+        while not re.search(b"[a-z] login: ", said) and time.monotonic() < until:
             if select.select([port], [], [], 1)[0]:
                 said += port.read(1000)
-    assert b" login: " in said, said
-    return said.split(b" login: ")[0].split()[-1].decode()
+    found = re.search(b"([a-z]+) login: ", said)
+    assert found, said
+    return found[1].decode()
 
 
 def tpms(libvirt):
