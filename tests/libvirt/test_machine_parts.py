@@ -5,6 +5,7 @@ import os
 import re
 import select
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -79,6 +80,12 @@ def tpms(libvirt):
     return {path.name: path for path in (libvirt.folder / "lib/swtpm").iterdir()}
 
 
+def parts_of(coldrise, address):
+    """The digests of a point's parts, by kind."""
+    parts = coldrise.json("list", "--parts")["parts"]
+    return {part["kind"]: part["sha256"] for part in parts if part["address"] == address}
+
+
 def likeness(one, two):
     """How much of a TPM's state is in another state: a new TPM has other seeds."""
     pieces = [one[i:i + 16] for i in range(0, len(one) - 16, 16) if len(set(one[i:i + 16])) > 8]
@@ -106,8 +113,21 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     checked = inside.json("check-boot", "acme/latest")
     assert checked["verdict"] == "ok" and "stored login" in checked["rungs"][-1]["evidence"], checked
 
+    # boot ends with the state that the machine left.
+    booting = inside.start("boot", "acme/latest", "--name", "booted", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = ""
+    while "stored login" not in said:
+        line = booting.stdout.readline()
+        assert line, said
+        said += line
+    assert "TPM" not in said, said
+    booting.terminate()
+    booting.communicate(timeout=60)
+    kept = parts_of(inside, inside.json("unpublish", "booted")["address"])
+    assert set(kept) == {"firmware-variables", "tpm-state"} and kept["tpm-state"] != listed[1]["sha256"]
+
     # Beside the original, which runs.
-    running = recover("acme/latest", "--new-uuid", "--name", "beside")
+    running = recover(listed[1]["address"], "--new-uuid", "--name", "beside")
     assert says(libvirt, "beside") == "stored"
     assert "a copy of the original's TPM" in running.said() and "the machine starts" not in running.said(), running.said()
     [own] = (libvirt.folder / "lib/qemu/nvram").iterdir()
@@ -117,8 +137,9 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     running.end()
     assert not own.exists() and not beside.exists()
     # Its point has the variables and the TPM as it left them.
-    kept = {part["kind"]: part for part in inside.json("list", "acme", "--parts")["parts"] if "+1" in part["address"]}
-    assert set(kept) == {"firmware-variables", "tpm-state"} and kept["tpm-state"]["sha256"] != listed[1]["sha256"]
+    point = listed[1]["address"]
+    kept = parts_of(inside, f"{point}+2")
+    assert set(kept) == {"firmware-variables", "tpm-state"} and kept["tpm-state"] != listed[1]["sha256"]
 
     # In place of the original, which is off: its variables and its TPM are its own.
     libvirt.virsh("destroy", "acme")
@@ -129,7 +150,7 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     assert acme.read_bytes() == variables and (original / PERMALL).read_bytes() == state
     libvirt.virsh("undefine", "acme", "--nvram", "--tpm")
     assert not acme.exists() and not original.exists()
-    running = recover("acme/latest")
+    running = recover(listed[1]["address"])
     assert says(libvirt, "acme") == "stored"
     assert likeness(state, (original / PERMALL).read_bytes()) > 0.8
     inside.json("recover", "live/acme-1", "--undo", "--discard")
