@@ -87,6 +87,23 @@ def test_a_lost_bitmap_is_reported_and_forces_a_full_read(coldrise, domain, live
     assert all(disk["is_incremental"] for disk in live()["disks"])
 
 
+def test_exchanged_disks_are_read_whole(coldrise, domain, live, tmp_path):
+    """The bitmaps of all disks have one name: that of the backup."""
+    running = domain()
+    running.write("vda", "write -P 1 0 4M")
+    running.write("vdb", "write -P 2 0 4M")
+    live("system=vda", "data=vdb")
+    made = live("system=vdb", "data=vda")
+    assert not any(disk["is_incremental"] for disk in made["disks"])
+    for disk, image in (("system", "vdb"), ("data", "vda")):
+        assert any(f"{disk}: this is not the disk of the latest backup" in text for text in made["instant"]["remarks"])
+        coldrise.run("restore", f"{made['address']}/{disk}", tmp_path / f"{disk}.raw")
+        subprocess.run(["qemu-img", "compare", "-U", "-f", "raw", "-F", "qcow2", tmp_path / f"{disk}.raw", running.images[image]],
+                       check=True)
+    again = live("system=vdb", "data=vda")
+    assert [disk["read_bytes"] for disk in again["disks"]] == [0, 0]
+
+
 def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domain, live, tmp_path):
     """The steps of the message and of docs/recovery.md, command by command."""
     running = domain(persistent=True)

@@ -132,7 +132,8 @@ fn facts() -> Result<Facts> {
 /// Reads a regular file.
 fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let what = || format!("reading {}", path.display());
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    // A folder of a machine is not trusted: a link in it could name any file of root.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).context(what)?;
     if !file.metadata().context(what)?.is_file() {
         let text = format!("{} is not a regular file", path.display());
@@ -176,6 +177,8 @@ mod tests {
         for other in [folder.path(), Path::new("/dev/zero")] {
             assert!(read_file(other, 100).is_err());
         }
+        std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
+        assert!(read_file(&folder.path().join("link"), 100).is_err());
         assert_eq!(
             read_file(&folder.path().join("no"), 1).unwrap_err().kind(),
             ErrorKind::NotFound

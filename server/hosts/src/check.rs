@@ -32,12 +32,8 @@ pub fn check(hosts: &Hosts, host: &KnownHost) -> Result<HostReport> {
         Err(_) => hosts.seen(&host.name)?.and_then(|seen| seen.contact),
     };
     let error = report.as_ref().err().map(Error::full_message);
-    hosts.record(&host.name, &Seen { checked_at_ms: now(), error, contact })?;
+    hosts.record(&host.name, &Seen { checked_at_ms: now_ms(), error, contact })?;
     report
-}
-
-fn now() -> u64 {
-    u64::try_from(now_ms()).unwrap_or(0)
 }
 
 fn look(host: &Host) -> Result<HostReport> {
@@ -54,7 +50,7 @@ fn look(host: &Host) -> Result<HostReport> {
     let running = names(&["list", "--name"])?;
     let machines = names(&["list", "--all", "--name"])?;
     let contact = Contact {
-        at_ms: now(),
+        at_ms: now_ms(),
         libvirt: version(&versions, "Using library: libvirt"),
         qemu: version(&versions, "Running hypervisor: QEMU"),
         machines,

@@ -21,7 +21,7 @@ use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, PeriodicThread, Result};
+use coldrise_block::{now_ms, remove_abandoned_folders, Context, Error, ErrorKind, PeriodicThread, Result};
 use coldrise_host::{
     read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
     PROTOCOL_VERSION, SILENCE,
@@ -35,7 +35,7 @@ use crate::program::{Program, Step};
 use crate::ssh::{login_error, shown, SshFolder};
 
 /// How long a connection, with a copy of the program, may take.
-const START_LIMIT: Duration = Duration::from_secs(180);
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long an answer may take beyond the task's own limit.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 /// How long a server of a socket may take for its first byte.
@@ -52,6 +52,8 @@ const MAX_MESSAGES_BYTES: u64 = 16 << 10;
 /// `Forbidden` if its key has changed, `Unauthorized` if it refuses ours, `Io` if it cannot be reached; `Unsupported` if the program
 /// cannot run there.
 pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
+    // Of killed processes.
+    remove_abandoned_folders();
     let identity = hosts.identity()?;
     let ssh = SshFolder::new(host.name.as_str(), &host.address, Some(&host.key), &identity)?;
     let connection = Connection::start(host.name.as_str(), ssh)?;
@@ -84,7 +86,7 @@ pub fn add_host(
         let text = format!("{address} has the SSH key {shown} and not {wanted}: it was not added");
         return Err(Error::new(ErrorKind::Forbidden, text));
     }
-    let added_at_ms = u64::try_from(coldrise_block::now_ms()).unwrap_or(0);
+    let added_at_ms = now_ms();
     let host = KnownHost { name: name.clone(), address: address.clone(), key, added_at_ms };
     hosts.add(&host)?;
     Ok((host, refused))

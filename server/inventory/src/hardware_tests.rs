@@ -7,7 +7,7 @@ fn hardware(format: &str, text: &str) -> Result<Hardware> {
 #[test]
 fn without_a_configuration_there_is_a_default() {
     assert_eq!(Hardware::of(None).unwrap(), Hardware::default());
-    assert_eq!(hardware("ovf", "<Envelope/>").unwrap(), Hardware::default());
+    assert_eq!(hardware("plist", "<plist/>").unwrap(), Hardware::default());
     assert_eq!(Hardware::default().network, Network::None);
 }
 

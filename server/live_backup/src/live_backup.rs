@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::{default_scratch, Host};
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::{BackupRequest, BackupStart, Proof};
+use coldrise_ingest::{BackupRequest, BackupStart, Location, Proof};
 use coldrise_inventory::configured_uuid;
 use coldrise_store::{DisplayName, MachineName, Repository};
 
@@ -102,7 +103,7 @@ impl LiveBackup {
     /// Those of the hypervisor, after which nothing is left in it.
     pub fn take(
         &mut self,
-        repository: &Repository,
+        repository: &Arc<Repository>,
         request: &mut BackupRequest,
         cancel: &AtomicBool,
     ) -> Result<&Instant> {
@@ -123,6 +124,14 @@ impl LiveBackup {
             };
         };
         instant.remarks.splice(0..0, restarts);
+        for source in &mut instant.sources {
+            if let Some(why) = start.is_another_disk(repository, source, cancel)? {
+                instant.remarks.push(format!("{}: {why}: everything is read", source.disk));
+                if let Location::Live { bitmap, .. } = &mut source.location {
+                    *bitmap = None;
+                }
+            }
+        }
         if let Some(name) = self.derived_from.as_ref().filter(|_| is_new) {
             let text = format!("{name} is stored as the machine {}", request.machine);
             instant.remarks.insert(0, text);

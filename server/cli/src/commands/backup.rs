@@ -240,7 +240,7 @@ fn store_with(
         return Ok((summary, chunk_size_bytes));
     };
     loop {
-        let instant = live.take(&*writer.repository()?, request, cancel)?;
+        let instant = live.take(&writer.repository()?, request, cancel)?;
         instant.remarks.iter().for_each(|remark| invocation.remark(remark));
         request.display_name = display_name(&*writer.repository()?, request)?;
         let stored = live.read(cancel, |cancel, proof| {

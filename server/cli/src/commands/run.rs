@@ -8,7 +8,8 @@ use crate::arguments::{Arguments, GlobalOptions};
 use crate::{parse_arguments, run_record};
 
 /// Commands that are not runs of their own, but may be planned.
-const SHORT_COMMANDS: [&str; 10] = [
+const SHORT_COMMANDS: [&str; 11] = [
+    "host",
     "publish",
     "seal",
     "unpublish",

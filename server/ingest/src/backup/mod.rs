@@ -8,6 +8,7 @@
 mod pipeline;
 mod plan;
 mod rate;
+mod same_disk;
 mod shared;
 
 use std::sync::atomic::AtomicBool;

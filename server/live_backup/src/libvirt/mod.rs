@@ -46,7 +46,7 @@
 //!    old bitmap could count on, because nothing writes; but in a copy that is older than the new point it would miss changes.)
 //! 6. The new bitmap is added before the first byte is read. So whatever is written later is in it, whenever the machine
 //!    starts. It may have too much, never too little.
-//! 7. QEMU's lock for writing is held only while a bitmap is added or removed, some 10 ms each. A start of the machine in
+//! 7. QEMU's lock for writing is held only while a bitmap is added or removed, 20 to 150 ms each. A start of the machine in
 //!    that time fails.
 //!
 //! | killed | in the images | the next run |
