@@ -19,7 +19,8 @@ MIB = 1 << 20
 PACKAGES = ROOT / "build" / "schemathesis"
 # The stream never ends; targets would send to generated addresses, and hypervisors connect to them.
 LEFT_OUT = ["/api/v1/events", "/api/v1/notifications/targets", "/api/v1/notifications/targets/{id}",
-            "/api/v1/notifications/targets/{id}/test", "/api/v1/hypervisors/{name}", "/api/v1/hypervisors/{name}/test"]
+            "/api/v1/notifications/targets/{id}/test", "/api/v1/hypervisors/{name}", "/api/v1/hypervisors/{name}/test",
+            "/api/v1/kvm-hosts/{name}", "/api/v1/kvm-hosts/{name}/check"]
 
 
 @pytest.fixture

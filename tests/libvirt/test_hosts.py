@@ -188,6 +188,9 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
     other.end()
     hv2.stop()
     assert runs() == (["failed", "ok"], {"db01": 2, "web01": 2})
+    failed = next(run for run in service.get("runs")["runs"] if run["state"] == "failed")
+    assert "host hv2" in str(service.get(f"runs/{failed['id']}")), failed
+    assert not next(one for one in service.get("kvm-hosts")["hosts"] if one["name"] == "hv2")["last_check"]["is_ok"]
     assert "looking for domain web09" in refused("backup", "web09", *everywhere)[1]
     hv2.start()
 

@@ -49,7 +49,7 @@ const MAX_MESSAGES_BYTES: u64 = 16 << 10;
 /// Connects to a host of the repository.
 ///
 /// # Errors
-/// `Forbidden` if its key has changed, `Unauthorized` if it refuses ours, `Io` if it cannot be reached; `Unsupported` if the program
+/// `Forbidden` if its key has changed, `Unauthorized` if it refuses ours, `ToolFailed` if it cannot be reached; `Unsupported` if the program
 /// cannot run there.
 pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
     // Of killed processes.
@@ -72,7 +72,7 @@ pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
 /// fails, if it does.
 ///
 /// # Errors
-/// `AlreadyExists` if the name is taken, `Forbidden` for another fingerprint, `Io` if the host cannot be reached.
+/// `AlreadyExists` if the name is taken, `Forbidden` for another fingerprint, `ToolFailed` if the host cannot be reached.
 pub fn add_host(
     hosts: &Hosts,
     name: &MachineName,

@@ -178,5 +178,5 @@ pub(crate) fn login_error(name: &str, messages: &str) -> Error {
         true => "ssh ended without a message".to_owned(),
         false => shown(messages),
     };
-    error(ErrorKind::Io, &text).advise("try it by hand: ssh -v")
+    error(ErrorKind::ToolFailed, &text).advise("try it by hand: ssh -v")
 }
