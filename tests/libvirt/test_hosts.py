@@ -205,6 +205,9 @@ def test_a_host_where_the_program_cannot_run(host, refused):
     subprocess.run([*host.libvirt.inside(), *mount[:4], "size=64k", *mount[5:]], check=True)
     assert "cannot write to" in refused("host", "check", "hv1")[1]
     subprocess.run([*host.libvirt.inside(), "umount", host.cache.parent], check=True)
+    host.cache.chmod(0o777)
+    assert "cannot trust" in refused("host", "check", "hv1")[1]
+    host.cache.chmod(0o700)
     host.stop()
     assert refused("host", "check", "hv1")[0] == 1
     host.start()

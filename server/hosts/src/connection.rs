@@ -19,9 +19,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use coldrise_block::{now_ms, remove_abandoned_folders, Context, Error, ErrorKind, PeriodicThread, Result};
+use coldrise_block::{
+    now_ms, remove_abandoned_folders, Context, Error, ErrorKind, PeriodicThread, Result,
+};
 use coldrise_host::{
     read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
     PROTOCOL_VERSION, SILENCE,
@@ -154,7 +156,7 @@ impl Connection {
         };
         let told = Arc::clone(&replies);
         let reader = std::thread::spawn(move || keep_messages(messages, &told.messages));
-        let limit = Limit::new(child.id());
+        let (limit, began) = (Limit::new(child.id()), Instant::now());
         let greeted = greet(&program, &mut input, &mut output);
         drop(limit);
         let path = match greeted {
@@ -162,7 +164,16 @@ impl Connection {
             Ok(None) => {
                 let _ = child.wait();
                 let _ = reader.join();
-                return Err(login_error(name, &locked(&replies.messages)));
+                let limit_s = START_LIMIT.as_secs();
+                return Err(match began.elapsed() < START_LIMIT {
+                    true => login_error(name, &ssh.address, &locked(&replies.messages)),
+                    false => {
+                        let text = format!(
+                            "host {name}: coldrise-host has not started within {limit_s} s"
+                        );
+                        Error::new(ErrorKind::ToolFailed, text)
+                    }
+                });
             }
             Err(error) => {
                 let _ = child.kill();
@@ -355,7 +366,7 @@ fn greet(
             Some(Step::Failed(what, path)) => {
                 let text = format!("it cannot {what} {path}");
                 return Err(Error::new(ErrorKind::Unsupported, text).advise(
-                    "its user's home must have 2 MiB free and allow programs (mount option noexec); or install the package coldrise-host there",
+                    "its user's home must have 2 MiB free, allow programs (mount option noexec) and be writable for no other user; XDG_CACHE_HOME there names another folder",
                 ));
             }
         }

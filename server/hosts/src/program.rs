@@ -48,11 +48,13 @@ impl Program {
         let script = format!(
             "has() {{ [ -f \"$1\" ] && [ \"$(sha256sum < \"$1\" | cut -c 1-64)\" = {hash} ]; }}; \
              d=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/coldrise\"; p=\"$d/{NAME}-{hash:.16}\"; \
-             if has {packaged}; then p={packaged}; elif ! has \"$p\"; then \
+             if has {packaged}; then p={packaged}; else \
              umask 077; mkdir -p \"$d\" || {{ echo \"coldrise failed mkdir $d\"; exit 1; }}; \
+             [ -O \"$d/.\" ] && [ -z \"$(find \"$d/.\" -prune -perm /022)\" ] || {{ echo \"coldrise failed trust $d\"; exit 1; }}; \
+             if ! has \"$p\"; then \
              t=\"$p.$$\"; trap \"rm -f \\\"$t\\\"\" EXIT; echo \"coldrise absent $(uname -m)\"; \
              head -c {size} > \"$t\" && chmod 700 \"$t\" && has \"$t\" && mv -f \"$t\" \"$p\" \
-             || {{ echo \"coldrise failed write $d\"; exit 1; }}; fi; \
+             || {{ echo \"coldrise failed write $d\"; exit 1; }}; fi; fi; \
              \"$p\" --version > /dev/null 2>&1 || {{ echo \"coldrise failed exec $p\"; exit 1; }}; \
              echo \"coldrise ready $p\"; exec \"$p\" serve"
         );
@@ -82,6 +84,7 @@ impl Step {
             ("failed", Some(("mkdir", path))) => {
                 Some(Step::Failed("make the folder", path.to_owned()))
             }
+            ("failed", Some(("trust", path))) => Some(Step::Failed("trust", path.to_owned())),
             ("failed", Some(("write", path))) => Some(Step::Failed("write to", path.to_owned())),
             ("failed", Some(("exec", path))) => Some(Step::Failed("run", path.to_owned())),
             _ => None,

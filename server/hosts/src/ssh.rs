@@ -22,7 +22,7 @@ const MAX_SHOWN_CHARS: usize = 400;
 #[derive(Clone)]
 pub(crate) struct SshFolder {
     folder: Arc<ScratchFolder>,
-    address: HostAddress,
+    pub(crate) address: HostAddress,
     alias: String,
     accepts_any_key: bool,
 }
@@ -160,7 +160,7 @@ pub(crate) fn shown(messages: &str) -> String {
 }
 
 /// The error for ssh's messages when a login fails.
-pub(crate) fn login_error(name: &str, messages: &str) -> Error {
+pub(crate) fn login_error(name: &str, address: &HostAddress, messages: &str) -> Error {
     let error = |kind, text: &str| Error::new(kind, format!("host {name}: {text}"));
     if messages.contains("IDENTIFICATION HAS CHANGED")
         || messages.contains("Host key verification failed")
@@ -178,5 +178,5 @@ pub(crate) fn login_error(name: &str, messages: &str) -> Error {
         true => "ssh ended without a message".to_owned(),
         false => shown(messages),
     };
-    error(ErrorKind::ToolFailed, &text).advise("try it by hand: ssh -v")
+    error(ErrorKind::ToolFailed, &text).advise(format!("try it by hand: ssh -v {address}"))
 }

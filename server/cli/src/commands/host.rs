@@ -1,5 +1,7 @@
 //! `coldrise host`: hypervisors' hosts, reached over SSH.
 
+use std::collections::BTreeSet;
+
 use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
@@ -82,7 +84,9 @@ pub(crate) fn host_of(
         return Ok(Host::here());
     }
     let hosts = Hosts::of(&invocation.open()?);
-    let known = on.iter().map(|name| hosts.find(&parse_host_name(name)?));
+    // One that is named twice counts once.
+    let names: BTreeSet<&String> = on.iter().collect();
+    let known = names.into_iter().map(|name| hosts.find(&parse_host_name(name)?));
     let known = known.collect::<Result<Vec<_>>>()?;
     find_host(known.iter().map(|host| connect(&hosts, host)).collect(), uri, domain)
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::{Disk, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_ingest::{restore_ova, Ova, OvaDisk, RestoreOptions, RestoreTarget};
 use coldrise_inventory::{configured_name, find_disk, VirtualSystem};
 use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
@@ -42,6 +42,10 @@ pub(super) fn run(
     force: bool,
     cancel: &AtomicBool,
 ) -> Result<Report> {
+    if matches!(target, RestoreTarget::Path(path) if path.as_os_str() == "-") {
+        let text = "an OVA is not written to standard output: its beginning is known at its end";
+        return Err(Error::new(ErrorKind::InvalidInput, text).advise("name a file: x.ova"));
+    }
     let state = match address {
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
