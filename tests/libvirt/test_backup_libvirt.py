@@ -98,6 +98,7 @@ def test_exchanged_disks_are_read_whole(coldrise, domain, live, tmp_path):
     for disk, image in (("system", "vdb"), ("data", "vda")):
         assert any(f"{disk}: this is not the disk of the latest backup" in text for text in made["instant"]["remarks"])
         coldrise.run("restore", f"{made['address']}/{disk}", tmp_path / f"{disk}.raw")
+        running.write(image, "flush")
         subprocess.run(["qemu-img", "compare", "-U", "-f", "raw", "-F", "qcow2", tmp_path / f"{disk}.raw", running.images[image]],
                        check=True)
     again = live("system=vdb", "data=vda")
