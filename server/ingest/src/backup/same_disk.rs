@@ -12,7 +12,7 @@ use coldrise_block::Result;
 use coldrise_store::Repository;
 
 use super::BackupStart;
-use crate::source::{open_source, LivePlace, Location, Source, SourceOptions, SourceSpec};
+use crate::source::{open_source, Location, Source, SourceOptions, SourceSpec};
 
 /// The number of units that are compared, beside the first two and the last.
 const SAMPLES: u64 = 13;
@@ -31,13 +31,11 @@ impl BackupStart {
         spec: &SourceSpec,
         cancel: &AtomicBool,
     ) -> Result<Option<String>> {
-        let Location::Live { bitmap: Some(bitmap), place, .. } = &spec.location else {
+        let Location::Live { bitmap: Some(bitmap), .. } = &spec.location else {
             return Ok(None);
         };
         let base = self.latest.as_ref().and_then(|point| point.disk(&spec.disk));
-        let (Some(base), false) = (base, matches!(place, LivePlace::Qcow2(_))) else {
-            return Ok(None);
-        };
+        let Some(base) = base.filter(|_| bitmap.is_whole_disk) else { return Ok(None) };
         let options = SourceOptions {
             bitmap: Some(bitmap.name.clone()),
             follow_backing: false,

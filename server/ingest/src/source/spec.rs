@@ -137,6 +137,8 @@ pub struct LiveBitmap {
     pub name: String,
     /// The backup since which it has all changes.
     pub since: PointName,
+    /// Whether the source has what the bitmap does not mark, too. A copy that QEMU made (push) has zeroes there.
+    pub is_whole_disk: bool,
 }
 
 impl fmt::Display for Location {

@@ -337,7 +337,8 @@ impl RunningDomain {
             Mode::Pull => LivePlace::Export(nbd_uri(socket, &taken.disk.target)),
             Mode::Push => LivePlace::Qcow2(folder.join(file_name(&taken.disk))),
         };
-        let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since };
+        let is_whole_disk = self.options.mode == Mode::Pull;
+        let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since, is_whole_disk };
         SourceSpec {
             disk: taken.disk.name.clone(),
             location: Location::Live {

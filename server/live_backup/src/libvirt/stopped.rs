@@ -204,7 +204,7 @@ impl TakenDisk {
             location: Location::Live {
                 place: LivePlace::Stopped(path, format),
                 name: format!("libvirt:{domain} {}", self.disk.target),
-                bitmap: bitmap.map(|(since, name)| LiveBitmap { name, since }),
+                bitmap: bitmap.map(|(since, name)| LiveBitmap { name, since, is_whole_disk: true }),
             },
         }
     }

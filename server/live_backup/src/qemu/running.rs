@@ -322,6 +322,7 @@ fn export(
     qemu.ask("nbd-server-start", address).map_err(|error| {
         error.advise("QEMU has only one NBD server: if another program uses it, end that first")
     })?;
+    let is_whole_disk = options.mode == Mode::Pull;
     let mut sources = Vec::new();
     for (index, (disk, node)) in taken.disks.iter().zip(nodes).enumerate() {
         let bitmaps: Vec<Value> =
@@ -339,11 +340,11 @@ fn export(
             location: Location::Live {
                 place: LivePlace::Export(nbd_uri(socket, disk.live.name.as_str())),
                 name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
-                bitmap: disk
-                    .old
-                    .clone()
-                    .zip(disk.base.clone())
-                    .map(|(name, since)| LiveBitmap { name, since }),
+                bitmap: disk.old.clone().zip(disk.base.clone()).map(|(name, since)| LiveBitmap {
+                    name,
+                    since,
+                    is_whole_disk,
+                }),
             },
         });
     }
