@@ -81,7 +81,7 @@ def test_the_page_reports_an_outage_and_reconnects(service, visit):
 
 def test_each_role_sees_its_pages(service, visit):
     for role, links in {"viewer": ["Machines", "Activity", "Jobs", "Copies", "Repository", "Alarms", "About"],
-                        "admin": ["Machines", "Activity", "Jobs", "Copies", "Repository", "Access", "Alarms", "About"],
+                        "admin": ["Machines", "Activity", "Jobs", "Copies", "Repository", "Hosts", "Access", "Alarms", "About"],
                         "backup": ["Activity", "About"], "metrics": ["About"]}.items():
         service.post("users", {"name": f"bo-{role}", "role": role, "password": PASSWORD})
         visitor = visit(service)
