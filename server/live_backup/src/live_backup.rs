@@ -46,6 +46,17 @@ pub struct LiveBackup {
 /// How often a machine is taken again that is started or changed while it is read.
 const MAX_REPEATS: u32 = 3;
 
+/// An error of reading the disks, unless something else than the scratch files `is_known` as its cause.
+fn advised(error: Error, is_known: bool) -> Error {
+    match error.kind() {
+        ErrorKind::Io if !is_known => error.advise(
+            "the scratch files may have been full or too slow: make space in their \
+             folder, or name another one with --scratch DIR; or the machine's own disks fail",
+        ),
+        _ => error,
+    }
+}
+
 impl LiveBackup {
     /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
     /// else the machine's own, unless --from names another one. `disks` has DISK=DEVICE for each disk; none stands for all.
@@ -125,7 +136,8 @@ impl LiveBackup {
         };
         instant.remarks.splice(0..0, restarts);
         for source in &mut instant.sources {
-            if let Some(why) = start.is_another_disk(repository, source, cancel)? {
+            let compared = start.is_another_disk(repository, source, cancel);
+            if let Some(why) = compared.map_err(|error| advised(error, instant.is_off))? {
                 instant.remarks.push(format!("{}: {why}: everything is read", source.disk));
                 if let Location::Live { bitmap, .. } = &mut source.location {
                     *bitmap = None;
@@ -238,13 +250,7 @@ impl LiveBackup {
                 warn(&format!("warning: {}", left.full_message()));
                 stored
             }
-            Ok(()) => stored.map_err(|error| match error.kind() {
-                ErrorKind::Io if !is_lost && !is_off => error.advise(
-                    "the scratch files may have been full or too slow: make space in their \
-                     folder, or name another one with --scratch DIR; or the machine's own disks fail",
-                ),
-                _ => error,
-            }),
+            Ok(()) => stored.map_err(|error| advised(error, is_lost || is_off)),
         };
         match stored {
             Err(error) if error.kind() == ErrorKind::Incomplete => {
