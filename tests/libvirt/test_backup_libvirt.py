@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 
@@ -103,6 +104,31 @@ def test_exchanged_disks_are_read_whole(coldrise, domain, live, tmp_path):
                        check=True)
     again = live("system=vdb", "data=vda")
     assert [disk["read_bytes"] for disk in again["disks"]] == [0, 0]
+
+
+def test_a_damaged_latest_backup_does_not_end_the_next_one(libvirt, coldrise, domain, live, tmp_path):
+    """What is compared with it cannot be read."""
+    folder = libvirt.images / "web01"
+    folder.mkdir()
+    raw = tmp_path / "raw"
+    with open(raw, "wb") as file:
+        file.write(random.Random(1).randbytes(4 * MIB))
+        file.truncate(64 * MIB)
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, folder / "vda.qcow2"], check=True)
+    domain()
+    live()
+    # Not in the log, which is replayed, but in the files that it went into.
+    coldrise.json("backup", "db01", f"vda=raw:{raw}")
+    files = [path for path in (coldrise.repository / "db").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    # Each chunk, and not the index at the end.
+    for at in range(20_000, len(content) - 100_000, 20_000):
+        content[at] ^= 1
+    largest.write_bytes(content)
+    made = live()
+    assert "vda: the latest backup is damaged" in made["instant"]["remarks"][0]
+    assert [disk["is_incremental"] for disk in made["disks"]] == [False, True]
 
 
 def test_internal_snapshots_need_the_checkpoint_removed(coldrise, libvirt, domain, live, tmp_path):

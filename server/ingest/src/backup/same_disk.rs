@@ -8,7 +8,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use coldrise_store::Repository;
 
 use super::BackupStart;
@@ -21,10 +21,10 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl BackupStart {
     /// Why the source of a running machine's disk, or of one that is off, is not the disk of the latest backup, if a sample
-    /// shows it. A copy that QEMU made holds only what the bitmap marks, and is not compared.
+    /// shows it; or why the latest backup cannot be compared, because it is damaged. A copy that QEMU made holds only what the bitmap marks, and is not compared.
     ///
     /// # Errors
-    /// Errors of the source; `Corrupt` if the base cannot be read.
+    /// Errors of the source.
     pub fn is_another_disk(
         &self,
         repository: &Arc<Repository>,
@@ -57,7 +57,14 @@ impl BackupStart {
             let mut now = vec![0; usize::try_from(length_bytes).unwrap_or(0)];
             let mut before = now.clone();
             reader.read_at(&mut now, offset_bytes)?;
-            stored.read_at(&mut before, offset_bytes)?;
+            match stored.read_at(&mut before, offset_bytes) {
+                // What is read completely replaces it; a failed backup would not.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let why = error.full_message();
+                    return Ok(Some(format!("the latest backup is damaged ({why})")));
+                }
+                read => read?,
+            }
             if now != before {
                 return Ok(Some(format!(
                     "this is not the disk of the latest backup: it differs at byte {offset_bytes}, and no write there is \
