@@ -132,8 +132,8 @@ test-build: test-packages web-test-packages ganesha-deps ## Build and install wh
 	@$(MAKE) --no-print-directory -j2 test-programs web ganesha-fsal
 
 .PHONY: run-rust-tests
-run-rust-tests:
-	$(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
+run-rust-tests: ## A test that hangs is ended with the rest after 25 minutes; cargo has named it by then
+	timeout 1500 $(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
 
 .PHONY: run-python-tests
 run-python-tests:
