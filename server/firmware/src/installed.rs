@@ -1,10 +1,11 @@
-//! The UEFI firmware that is installed on this host, by the descriptors that QEMU's packages install
+//! The UEFI firmware that is installed on a host, by the descriptors that QEMU's packages install
 //! (QEMU's docs/interop/firmware.json).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::read_at_most;
+use coldrise_block::Result;
+use coldrise_host::Host;
 use serde::Deserialize;
 
 /// Where distributions and administrators describe firmware; a file in a later folder replaces one of the same name.
@@ -20,6 +21,8 @@ pub struct Uefi {
     pub code: PathBuf,
     /// The variables of a new machine.
     pub variables: PathBuf,
+    /// Their size, in bytes.
+    pub variables_bytes: u64,
     features: Vec<String>,
     machines: Vec<String>,
 }
@@ -50,24 +53,25 @@ impl Uefi {
     }
 }
 
-/// Whether a file of variables has this size, in bytes; any file has none.
-pub fn has_size(variables: &Path, bytes: Option<u64>) -> bool {
-    bytes.is_none_or(|bytes| variables.metadata().is_ok_and(|file| file.len() == bytes))
-}
-
-/// All installed UEFI firmware for x86_64 whose files exist and are raw, in the order of preference.
-pub fn installed() -> Vec<Uefi> {
+/// All installed UEFI firmware of a host for x86_64 whose files exist and are raw, in the order of preference.
+///
+/// # Errors
+/// Errors of the connection and of the host's operating system.
+pub fn installed(host: &Host) -> Result<Vec<Uefi>> {
     let mut descriptors = BTreeMap::new();
     for folder in FOLDERS {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            descriptors.insert(entry.file_name(), entry.path());
+        descriptors.extend(host.read_folder(Path::new(folder), MAX_DESCRIPTOR_BYTES)?);
+    }
+    let mut firmware = Vec::new();
+    for uefi in descriptors.into_values().filter_map(|text| parse(&text)) {
+        if let [Some(code), Some(variables)] = host.look([&uefi.code, &uefi.variables])? {
+            let variables_bytes = variables.size_bytes;
+            if code.is_file && variables.is_file {
+                firmware.push(Uefi { variables_bytes, ..uefi });
+            }
         }
     }
-    let firmware = descriptors.into_values().filter_map(|path| {
-        let file = std::fs::File::open(&path).ok()?;
-        parse(&read_at_most(file, &path, MAX_DESCRIPTOR_BYTES).ok()?)
-    });
-    firmware.filter(|uefi| uefi.code.is_file() && uefi.variables.is_file()).collect()
+    Ok(firmware)
 }
 
 #[derive(Deserialize)]
@@ -112,6 +116,7 @@ fn parse(text: &[u8]) -> Option<Uefi> {
     (is_uefi && !machines.is_empty()).then_some(Uefi {
         code: executable.filename,
         variables: nvram_template.filename,
+        variables_bytes: 0,
         features: described.features,
         machines,
     })

@@ -1,11 +1,11 @@
-//! The UEFI firmware of a machine on this host, and the variables that it starts with.
+//! The UEFI firmware of a machine on a host, and the variables that it starts with.
 //!
 //! A machine starts with its stored variables. Points without them, of an image or an older backup, hold only disks: a machine whose
 //! boot entry lay in its variables would stop in the UEFI shell. So it starts with new variables: the empty ones of the
 //! firmware's package, with a boot entry for each boot loader that lies on the machine's EFI system partitions.
 //!
 //! ```text
-//!   installed        the firmware of this host       /usr/share/qemu/firmware/*.json
+//!   installed        the firmware of a host          /usr/share/qemu/firmware/*.json
 //!   loaders          the boot loaders of a session   partitions ─▶ fat
 //!   first_variables  the stored variables, or a copy of the empty ones with boot entries
 //! ```
@@ -24,7 +24,7 @@ mod loaders;
 mod partitions;
 mod variables;
 
-pub use installed::{has_size, installed, Uefi, UefiNeeds};
+pub use installed::{installed, Uefi, UefiNeeds};
 pub use loaders::{Found, Loader};
 
 /// The first variables of a session's machine: those that are stored with it, and `None`. If there are none for firmware of this size,

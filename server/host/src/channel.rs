@@ -20,6 +20,15 @@ pub trait Channel: Send + Sync {
     /// If the way cannot be made.
     fn reach(&self, socket: &Path) -> Result<PathBuf>;
 
+    /// Lets connections to a socket `there` on the host lead to the socket `local` here.
+    ///
+    /// # Errors
+    /// If the way cannot be made.
+    fn offer(&self, local: &Path, there: &Path) -> Result<()>;
+
+    /// Whether the connection is lost, and so each further task fails.
+    fn is_lost(&self) -> bool;
+
     /// The host's name; `None` for this host.
     fn name(&self) -> Option<&str>;
 }

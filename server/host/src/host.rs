@@ -10,7 +10,7 @@ use base64::Engine;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
-use crate::messages::{Answer, Facts, Request};
+use crate::messages::{Answer, Facts, FoundFile, Request};
 use crate::tasks::HostTasks;
 
 /// A host. Copies share its connection.
@@ -37,6 +37,11 @@ impl Host {
     /// Its name; `None` for this host.
     pub fn name(&self) -> Option<&str> {
         self.0.name()
+    }
+
+    /// Whether the connection to it is lost, and so each further call fails.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
     }
 
     /// The path at which one of its Unix sockets can be connected to from here.
@@ -84,6 +89,92 @@ impl Host {
     /// Errors of the operating system there; `InvalidInput` if it is larger.
     pub fn read_file(&self, path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
         content(self.0.call(Request::ReadFile { path: path.to_owned(), max_bytes })?)
+    }
+
+    /// Names and contents of the files of a folder; those of more than `max_bytes` are left out.
+    ///
+    /// # Errors
+    /// Errors of the operating system there.
+    pub fn read_folder(&self, path: &Path, max_bytes: u64) -> Result<Vec<(String, Vec<u8>)>> {
+        match self.0.call(Request::ReadFolder { path: path.to_owned(), max_bytes })? {
+            Answer::Files(files) => {
+                let decoded = files.into_iter().map(|(name, content)| {
+                    STANDARD.decode(content).map(|content| (name, content)).map_err(|_| odd())
+                });
+                decoded.collect()
+            }
+            _ => Err(odd()),
+        }
+    }
+
+    /// What is at each of these paths; `None` where there is nothing.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn look<const N: usize>(&self, paths: [&Path; N]) -> Result<[Option<FoundFile>; N]> {
+        let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+        match self.0.call(Request::Look { paths })? {
+            Answer::Found(found) => found.try_into().map_err(|_| odd()),
+            _ => Err(odd()),
+        }
+    }
+
+    /// The size of a regular file, in bytes; `None` if there is none, or if the host does not answer.
+    pub fn file_bytes(&self, path: &Path) -> Option<u64> {
+        let [found] = self.look([path]).unwrap_or_default();
+        found.filter(|found| found.is_file).map(|found| found.size_bytes)
+    }
+
+    /// Writes a file durably and makes its folders; its own one can be closed to other users.
+    ///
+    /// # Errors
+    /// Errors of the operating system there.
+    pub fn write_file(&self, path: &Path, content: &[u8], is_private: bool) -> Result<()> {
+        let (path, content) = (path.to_owned(), STANDARD.encode(content));
+        self.0.call(Request::WriteFile { path, content, is_private }).map(drop)
+    }
+
+    /// Removes a file, if it is there.
+    ///
+    /// # Errors
+    /// Errors of the operating system there.
+    pub fn remove_file(&self, path: &Path) -> Result<()> {
+        self.0.call(Request::RemoveFile { path: path.to_owned() }).map(drop)
+    }
+
+    /// Removes the folder of a TPM's state, which has a domain's UUID.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another folder; errors of the operating system there.
+    pub fn remove_tpm(&self, folder: &Path) -> Result<()> {
+        self.0.call(Request::RemoveTpm { folder: folder.to_owned() }).map(drop)
+    }
+
+    /// The path there of a Unix socket for QEMU, as [`crate::socket_path`].
+    ///
+    /// # Errors
+    /// Those of [`crate::socket_path`].
+    pub fn socket_path(&self, name: &Path) -> Result<PathBuf> {
+        match self.0.call(Request::SocketPath { name: name.to_owned() })? {
+            Answer::Path(path) => Ok(path),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Lets QEMU on the host reach the socket `local` of this host at `there`, until the end of the connection. On
+    /// this host both are one.
+    ///
+    /// # Errors
+    /// Errors of the connection, and `Unsupported` if its sshd forbids forwarding; `InvalidInput` for an unknown owner.
+    pub fn offer(&self, local: &Path, there: &Path, uri: &str, owner: Option<&str>) -> Result<()> {
+        if self.name().is_none() {
+            return Ok(());
+        }
+        let path = || there.to_owned();
+        self.0.call(Request::PrepareSocket { path: path() })?;
+        self.0.offer(local, there)?;
+        let (uri, owner) = (uri.to_owned(), owner.map(str::to_owned));
+        self.0.call(Request::ShareSocket { path: path(), uri, owner }).map(drop)
     }
 
     /// Whether a living process holds a private folder.

@@ -9,20 +9,25 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod files;
 mod freezes;
 mod host;
 mod messages;
 mod scratch;
 mod serve;
+mod socket_access;
+mod sockets;
 mod tasks;
 mod virsh;
 
 pub use channel::Channel;
 pub use host::{Host, ScratchSpace};
 pub use messages::{
-    read_frame, write_frame, Answer, Envelope, Facts, HostError, Outcome, Reply, Request,
-    PROTOCOL_VERSION,
+    read_frame, write_frame, Answer, Envelope, Facts, FoundFile, HostError, Outcome, Reply,
+    Request, PROTOCOL_VERSION,
 };
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
+pub use socket_access::{parse_mode, SocketAccess, SocketOwner};
+pub use sockets::{default_owner, socket_path};
 pub use tasks::HostTasks;

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the messages. Both sides must have the same: the server brings the program along.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Maximum length of a frame's JSON, in bytes.
 const MAX_FRAME_BYTES: u32 = 32 << 20;
 
@@ -96,6 +96,66 @@ pub enum Request {
         /// Maximum size, in bytes.
         max_bytes: u64,
     },
+    /// The files of a folder, without those of its folders; none if there is no such folder.
+    ReadFolder {
+        /// Its path.
+        path: PathBuf,
+        /// Maximum size of each file, in bytes; larger ones are left out.
+        max_bytes: u64,
+    },
+    /// What is at these paths.
+    Look {
+        /// The paths.
+        paths: Vec<PathBuf>,
+    },
+    /// Writes a file durably and makes its folders, which other users can go through.
+    WriteFile {
+        /// Its path.
+        path: PathBuf,
+        /// Its content, as base64.
+        content: String,
+        /// Whether its own folder is closed to other users.
+        is_private: bool,
+    },
+    /// Removes a file, if it is there.
+    RemoveFile {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Removes the state of a TPM of libvirt, with the folder that has the UUID of its domain.
+    RemoveTpm {
+        /// That folder.
+        folder: PathBuf,
+    },
+    /// The path of a Unix socket for QEMU.
+    SocketPath {
+        /// Its file name, in the host's folder for sockets; or its path.
+        name: PathBuf,
+    },
+    /// Makes room for a Unix socket that SSH is about to make. One of an older connection is removed, and that connection is
+    /// ended. It is removed at the end of this connection.
+    PrepareSocket {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Gives a socket to the user as whom libvirt runs QEMU.
+    ShareSocket {
+        /// Its path.
+        path: PathBuf,
+        /// The URI of libvirt on that host.
+        uri: String,
+        /// The owner, as `USER` or `USER:GROUP`. Default: by the names of distributions.
+        owner: Option<String>,
+    },
+}
+
+/// What is at a path; links are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundFile {
+    /// Whether it is a regular file.
+    pub is_file: bool,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
 }
 
 /// The answer to a task.
@@ -114,6 +174,10 @@ pub enum Answer {
     Content(String),
     /// For [`Request::Facts`].
     Facts(Facts),
+    /// Names and contents of files, as base64.
+    Files(Vec<(String, String)>),
+    /// For [`Request::Look`].
+    Found(Vec<Option<FoundFile>>),
 }
 
 /// Facts of a host.

@@ -13,6 +13,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use crate::channel::Channel;
 use crate::messages::{read_frame, write_frame, Envelope, Outcome, Reply};
+use crate::sockets::end_connection;
 use crate::tasks::HostTasks;
 
 /// A server that says nothing for this long is gone. It asks for [`crate::Request::Facts`] more often.
@@ -39,7 +40,11 @@ fn serve_with(
 ) -> Result<()> {
     let output = Arc::new(Mutex::new(output));
     loop {
-        wait_for(&input)?;
+        if let Err(error) = wait_for(&input) {
+            // A dead line looks like a quiet one to sshd: QEMU would wait for its disks.
+            end_connection(std::process::id());
+            return Err(error);
+        }
         let Some(Envelope { number, request }) = read_frame(&mut input)? else { return Ok(()) };
         let (task, output) = (Arc::clone(tasks), Arc::clone(&output));
         let reply = move |outcome| {

@@ -1,8 +1,6 @@
 //! The tasks, done on this host.
 
 use std::collections::HashMap;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,18 +8,17 @@ use std::time::Duration;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use coldrise_block::{
-    read_at_most, remove_abandoned_folders_in, Context, Error, ErrorKind, Result, ScratchFolder,
+    remove_abandoned_folders_in, remove_if_present, Error, ErrorKind, Result, ScratchFolder,
 };
-use rustix::fs::OFlags;
 
 use crate::channel::Channel;
+use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FILE_BYTES};
 use crate::freezes::Freezes;
 use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
+use crate::sockets;
 use crate::virsh;
 
-/// Maximum size of a file that is read, in bytes.
-const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Groups that decide what a user may do with machines.
 const GROUPS: [&str; 5] = ["libvirt", "kvm", "libvirt-qemu", "qemu", "tss"];
 
@@ -30,13 +27,20 @@ const GROUPS: [&str; 5] = ["libvirt", "kvm", "libvirt-qemu", "qemu", "tss"];
 pub struct HostTasks {
     spaces: Mutex<HashMap<PathBuf, Space>>,
     freezes: Freezes,
+    /// Sockets that were made room for.
+    sockets: Mutex<Vec<PathBuf>>,
 }
 
 impl HostTasks {
-    /// Thaws the guests that were frozen, and removes the folders. For the end of a connection.
+    /// Thaws the guests that were frozen, and removes the folders and sockets. For the end of a connection.
     pub fn end(&self) {
         self.freezes.thaw_all();
         self.spaces().clear();
+        self.sockets().drain(..).for_each(|socket| sockets::remove(&socket));
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Space>> {
@@ -94,14 +98,42 @@ impl Channel for HostTasks {
                 Ok(Answer::Done)
             }
             Request::ReadFile { path, max_bytes } => {
-                let bytes = read_file(&path, max_bytes.min(MAX_FILE_BYTES))?;
-                Ok(Answer::Content(STANDARD.encode(bytes)))
+                Ok(Answer::Content(STANDARD.encode(read_file(&path, max_bytes)?)))
+            }
+            Request::ReadFolder { path, max_bytes } => {
+                read_folder(&path, max_bytes).map(Answer::Files)
+            }
+            Request::Look { paths } => {
+                Ok(Answer::Found(paths.iter().map(|path| look(path)).collect()))
+            }
+            Request::WriteFile { path, content, is_private } => {
+                let invalid = |_| Error::new(ErrorKind::InvalidInput, "the file is not base64");
+                let content = STANDARD.decode(content).map_err(invalid)?;
+                write_file(&path, &content, is_private).map(|()| Answer::Done)
+            }
+            Request::RemoveFile { path } => remove_if_present(&path).map(|_| Answer::Done),
+            Request::RemoveTpm { folder } => remove_tpm(&folder).map(|()| Answer::Done),
+            Request::PrepareSocket { path } => {
+                self.sockets().push(path.clone());
+                sockets::prepare(&path).map(|()| Answer::Done)
+            }
+            Request::SocketPath { name } => sockets::socket_path(&name).map(Answer::Path),
+            Request::ShareSocket { path, uri, owner } => {
+                sockets::share(&path, &uri, owner.as_deref()).map(|()| Answer::Done)
             }
         }
     }
 
     fn reach(&self, socket: &Path) -> Result<PathBuf> {
         Ok(socket.to_owned())
+    }
+
+    fn offer(&self, _local: &Path, _there: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_lost(&self) -> bool {
+        false
     }
 
     fn name(&self) -> Option<&str> {
@@ -129,19 +161,6 @@ fn facts() -> Result<Facts> {
     })
 }
 
-/// Reads a regular file.
-fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
-    let what = || format!("reading {}", path.display());
-    // A folder of a machine is not trusted: a link in it could name any file of root.
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).context(what)?;
-    if !file.metadata().context(what)?.is_file() {
-        let text = format!("{} is not a regular file", path.display());
-        return Err(Error::new(ErrorKind::InvalidInput, text));
-    }
-    read_at_most(file, path, max_bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,23 +184,5 @@ mod tests {
         assert!(space.join("backup.xml").exists());
         tasks.end();
         assert!(!space.exists() && parent.path().exists());
-    }
-
-    #[test]
-    fn only_small_files_are_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("vars");
-        std::fs::write(&path, vec![7; 100]).unwrap();
-        assert_eq!(read_file(&path, 100).unwrap(), vec![7; 100]);
-        assert_eq!(read_file(&path, 99).unwrap_err().kind(), ErrorKind::InvalidInput);
-        for other in [folder.path(), Path::new("/dev/zero")] {
-            assert!(read_file(other, 100).is_err());
-        }
-        std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
-        assert!(read_file(&folder.path().join("link"), 100).is_err());
-        assert_eq!(
-            read_file(&folder.path().join("no"), 1).unwrap_err().kind(),
-            ErrorKind::NotFound
-        );
     }
 }

@@ -15,7 +15,7 @@ use crate::ganesha::{self, Client, Ganesha, NfsOptions};
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use crate::qemu;
 use crate::signals::ChildSignals;
-use crate::socket_access::SocketAccess;
+use coldrise_host::SocketAccess;
 
 /// The machine keeps its disks open while it runs, also while it uses none.
 const NO_IDLE_END: Duration = Duration::from_millis(u32::MAX as u64);

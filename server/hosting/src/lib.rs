@@ -30,7 +30,6 @@ pub mod qemu;
 pub mod qemu_process;
 pub(crate) mod serial_log;
 pub mod signals;
-pub mod socket_access;
 pub mod tpm;
 pub mod uefi;
 pub mod vmx;

@@ -21,7 +21,7 @@ use crate::caller::{Caller, PASSPHRASE_COMMAND};
 use crate::child;
 use crate::installed;
 use crate::signals::ChildSignals;
-use crate::socket_access::SocketAccess;
+use coldrise_host::SocketAccess;
 
 const NAME: &str = "nbdkit";
 

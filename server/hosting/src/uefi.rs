@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_firmware::{first_variables, has_size, installed, Found, Uefi, UefiNeeds};
+use coldrise_firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
+use coldrise_host::Host;
 use coldrise_session::{update_parts, SessionDocument, SessionNotes};
 use coldrise_store::{MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, RAW};
 
@@ -35,9 +36,11 @@ pub fn plain() -> Result<Uefi> {
 
 /// The same, with variables of this size if there is such firmware.
 fn choose(bytes: Option<u64>) -> Result<Uefi> {
-    let fitting = installed().into_iter().filter(|uefi| uefi.fits(UefiNeeds::default()));
+    let installed = installed(&Host::here())?;
+    let fitting = installed.into_iter().filter(|uefi| uefi.fits(UefiNeeds::default()));
     let mut fitting: Vec<Uefi> = fitting.collect();
-    let at = fitting.iter().position(|uefi| has_size(&uefi.variables, bytes)).unwrap_or(0);
+    let takes_stored = |uefi: &Uefi| bytes.is_none_or(|bytes| uefi.variables_bytes == bytes);
+    let at = fitting.iter().position(takes_stored).unwrap_or(0);
     (at < fitting.len()).then(|| fitting.swap_remove(at)).ok_or_else(|| {
         let text = "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)";
         Error::new(ErrorKind::Unsupported, text)

@@ -28,7 +28,7 @@ use coldrise_host::{
     read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
     PROTOCOL_VERSION, SILENCE,
 };
-use coldrise_store::MachineName;
+use coldrise_store::{MachineName, Repository};
 
 use crate::address::HostAddress;
 use crate::documents::{Hosts, KnownHost};
@@ -68,6 +68,16 @@ pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     Ok(host)
+}
+
+/// A host of the repository by its name; `None` for this host.
+///
+/// # Errors
+/// `NotFound` if there is none of that name; those of [`connect`].
+pub fn host_of(repository: &Arc<Repository>, name: Option<&MachineName>) -> Result<Host> {
+    let Some(name) = name else { return Ok(Host::here()) };
+    let hosts = Hosts::of(repository);
+    connect(&hosts, &hosts.find(name)?)
 }
 
 /// Adds a host, with the key that it shows now, which must have the `fingerprint` if that is given. Also returns why the login
@@ -297,6 +307,19 @@ impl Channel for Connection {
         }
         ways.insert(socket.to_owned(), local.clone());
         Ok(local)
+    }
+
+    fn offer(&self, local: &Path, there: &Path) -> Result<()> {
+        self.ssh.forward_back(there, local).map_err(|error| {
+            let text = format!("host {}: its sshd makes no socket for the disks", self.name);
+            error.context(text).advise(
+                "allow it in its sshd_config: AllowStreamLocalForwarding yes, DisableForwarding no",
+            )
+        })
+    }
+
+    fn is_lost(&self) -> bool {
+        locked(&self.replies.waiting).is_none()
     }
 
     fn name(&self) -> Option<&str> {

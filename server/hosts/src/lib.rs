@@ -18,6 +18,6 @@ mod ssh;
 
 pub use address::HostAddress;
 pub use check::{check, HostReport};
-pub use connection::{add_host, connect};
+pub use connection::{add_host, connect, host_of};
 pub use documents::{parse_host_name, Contact, Hosts, KnownHost, Seen};
 pub use key::HostKey;

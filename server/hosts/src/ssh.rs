@@ -116,11 +116,20 @@ impl SshFolder {
 
     /// Lets a socket of this host lead to one of the other host.
     pub(crate) fn forward(&self, local: &Path, remote: &Path) -> Result<()> {
-        let mut way = local.as_os_str().to_owned();
+        self.add_way("-L", local, remote)
+    }
+
+    /// Lets a socket of the other host lead to one of this host.
+    pub(crate) fn forward_back(&self, remote: &Path, local: &Path) -> Result<()> {
+        self.add_way("-R", remote, local)
+    }
+
+    fn add_way(&self, kind: &str, from: &Path, to: &Path) -> Result<()> {
+        let mut way = from.as_os_str().to_owned();
         way.push(":");
-        way.push(remote);
+        way.push(to);
         let mut command = self.command(false);
-        command.args(["-O", "forward", "-L"]).arg(way).arg(self.destination());
+        command.args(["-O", "forward", kind]).arg(way).arg(self.destination());
         text_of(&mut command).map(drop)
     }
 

@@ -14,9 +14,9 @@ pub struct Virsh {
 }
 
 impl Virsh {
-    /// A connection on this host; nothing is started yet.
-    pub fn new(uri: impl Into<String>) -> Virsh {
-        Virsh { uri: uri.into(), host: Host::here() }
+    /// A connection by a URI that was checked before; nothing is started yet.
+    pub fn at(host: &Host, uri: impl Into<String>) -> Virsh {
+        Virsh { uri: uri.into(), host: host.clone() }
     }
 
     /// The URI that a user gave, else that of $LIBVIRT_DEFAULT_URI, else `qemu:///system`.

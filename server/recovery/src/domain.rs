@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_firmware::Uefi;
+use coldrise_host::{default_owner, Host, SocketOwner};
 use coldrise_hosting::qemu;
-use coldrise_hosting::socket_access::SocketOwner;
 use coldrise_hosting::{Caller, Origin};
+use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{
     check_tpm, default_domain, own_tpm, rewrite, Domain, DomainOptions, DomainState, DomainXml,
     NetworkChoice, RecoveryNote, VariablesPlace,
@@ -16,10 +18,9 @@ use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Hardware;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{
-    random, PointDocument, Repository, SessionName, FIRMWARE_VARIABLES, LIBVIRT_XML, TPM_STATE,
+    random, MachineName, PointDocument, Repository, SessionName, FIRMWARE_VARIABLES, LIBVIRT_XML,
+    TPM_STATE,
 };
-
-use crate::place;
 
 /// What to do about another machine of the name.
 pub(crate) const BESIDE: &str =
@@ -30,7 +31,9 @@ const TWO_TPMS: &str = "the machine has a copy of the original's TPM: whatever i
 
 /// How a point is recovered under libvirt.
 pub struct DomainRequest<'a> {
-    /// URI of libvirt on this host.
+    /// The host that runs it, by its name in the repository; `None` for this one.
+    pub host: Option<&'a MachineName>,
+    /// URI of libvirt on that host.
     pub connect: &'a str,
     /// Name of the machine, and of the session; `None` for the stored one.
     pub name: Option<&'a SessionName>,
@@ -40,23 +43,49 @@ pub struct DomainRequest<'a> {
     pub has_default_hardware: bool,
     /// Its network cards.
     pub network: &'a NetworkChoice,
-    /// Path of the NBD server's socket.
+    /// Path of the NBD server's socket on that host.
     pub socket: Option<&'a Path>,
-    /// Owner of the socket.
-    pub socket_owner: Option<SocketOwner>,
+    /// Owner of the socket there, as USER or USER:GROUP.
+    pub socket_owner: Option<&'a str>,
 }
 
 /// A session and its note. The note may not be written yet.
 pub struct Prepared {
     pub(crate) session: SessionDocument,
     pub(crate) note: RecoveryNote,
-    pub(crate) owner: Option<SocketOwner>,
+    pub(crate) host: Host,
+    pub(crate) owner: Option<String>,
     /// Published just now: it ends if the machine cannot be started.
     pub(crate) is_new: bool,
 }
 
-fn request_owner(owner: Option<SocketOwner>, connect: &str) -> Result<Option<SocketOwner>> {
-    owner.map_or_else(|| place::default_owner(connect), |owner| Ok(Some(owner)))
+/// Who may connect to the NBD server's socket on this host.
+pub(crate) fn owner_here(owner: Option<&str>, connect: &str) -> Result<Option<SocketOwner>> {
+    owner.map_or_else(|| default_owner(connect), |owner| owner.parse().map(Some))
+}
+
+/// The path of the NBD server's socket on the machine's host. Other repositories may have a session of this name there.
+fn socket_on(
+    host: &Host,
+    repository: &Repository,
+    chosen: Option<&Path>,
+    session: &SessionName,
+) -> Result<PathBuf> {
+    let id = repository.id().to_string();
+    let name = match host.name() {
+        None => format!("{session}.nbd"),
+        Some(_) => format!("{session}-{}.nbd", id.get(..8).unwrap_or(&id)),
+    };
+    host.socket_path(chosen.unwrap_or(Path::new(&name)))
+}
+
+/// libvirt on that host: of another host that of the system, whose files are known from here.
+fn virsh_on<'a>(host: &'a Host, connect: &str) -> Result<Virsh> {
+    if host.name().is_some() && !connect.contains(":///system") {
+        let text = format!("{connect}: on another host machines run under qemu:///system");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    Virsh::on(host.clone(), Some(connect))
 }
 
 impl Prepared {
@@ -71,9 +100,14 @@ impl Prepared {
         request: &DomainRequest<'_>,
         origin: &Origin,
     ) -> Result<Prepared> {
-        let owner = request_owner(request.socket_owner, request.connect)?;
+        if request.host.is_none() {
+            owner_here(request.socket_owner, request.connect)?;
+        }
+        let owner = request.socket_owner.map(str::to_owned);
         let point = origin.document();
-        let virsh = Virsh::new(request.connect);
+        let host = host_of(repository, request.host)?;
+        let virsh = virsh_on(&host, request.connect)?;
+        let on = Hypervisor::of(&host)?;
         let free = |domain: &DomainXml| check_free(&virsh, domain);
         let new_uuid = match point.part(TPM_STATE).filter(|_| request.has_new_uuid) {
             Some(_) => Some(random_uuid()?),
@@ -82,22 +116,24 @@ impl Prepared {
         let new_uuid = new_uuid.as_deref();
         // A first pass: the session has no name yet.
         let nowhere = VariablesPlace { file: PathBuf::new(), template: PathBuf::new() };
-        let first = domain(request, point, new_uuid, "x", Path::new("/x"), nowhere)?;
+        let first = domain(request, &on, point, new_uuid, "x", Path::new("/x"), nowhere)?;
         free(&first)?;
         let tpm = match first.uuid.as_ref().filter(|_| first.has_tpm) {
-            Some(uuid) => Some(own_tpm(request.connect, uuid)?),
+            Some(uuid) => Some(own_tpm(&host, request.connect, uuid)?),
             None => None,
         };
         let session = origin.publish(caller, repository, request.name.cloned())?;
-        let done = place::socket(request.socket, &session.name).and_then(|socket| {
+        let socket = socket_on(&host, repository, request.socket, &session.name);
+        let done = socket.and_then(|socket| {
             let variables = VariablesPlace::of(request.connect, &session, &socket);
             let name = session.name.as_str();
-            let domain = domain(request, point, new_uuid, name, &socket, variables)?;
+            let domain = domain(request, &on, point, new_uuid, name, &socket, variables)?;
             domain.remarks.iter().for_each(|remark| caller.remark(remark));
             if tpm.is_some() && request.has_new_uuid {
                 caller.remark(TWO_TPMS);
             }
             let note = RecoveryNote {
+                host: request.host.cloned(),
                 connect: request.connect.to_owned(),
                 name: domain.name,
                 socket,
@@ -106,13 +142,13 @@ impl Prepared {
                 tpm,
             };
             note.write(&SessionNotes::of(repository, &session.name)?)?;
-            if let Err(why) = qemu::kvm_works() {
+            if let Err(why) = &on.kvm {
                 caller.remark(&format!("without KVM the machine is slow: {why}"));
             }
             Ok(note)
         });
         match done {
-            Ok(note) => Ok(Prepared { session, note, owner, is_new: true }),
+            Ok(note) => Ok(Prepared { session, note, host, owner, is_new: true }),
             Err(error) => {
                 let _ = coldrise_session::unpublish(repository, &session.name, true);
                 Err(error)
@@ -127,7 +163,7 @@ impl Prepared {
     pub fn of_session(
         repository: &Arc<Repository>,
         name: &SessionName,
-        owner: Option<SocketOwner>,
+        owner: Option<&str>,
     ) -> Result<Prepared> {
         let state = coldrise_session::session(repository, name)?;
         if let Some(moved) = move_state(repository, name)? {
@@ -139,8 +175,8 @@ impl Prepared {
             Error::new(ErrorKind::NotFound, text)
                 .advise("recover MACHINE/POINT, or boot live/SESSION")
         })?;
-        let owner = request_owner(owner, &note.connect)?;
-        Ok(Prepared { session: state.document, note, owner, is_new: false })
+        let (host, owner) = (host_of(repository, note.host.as_ref())?, owner.map(str::to_owned));
+        Ok(Prepared { session: state.document, note, host, owner, is_new: false })
     }
 }
 
@@ -156,28 +192,47 @@ fn random_uuid() -> Result<String> {
     Ok(parts.join("-"))
 }
 
+/// What a host has for machines.
+struct Hypervisor<'a> {
+    host: &'a Host,
+    /// Whether KVM works there, else why not.
+    kvm: std::result::Result<(), &'static str>,
+    uefi: Vec<Uefi>,
+}
+
+impl Hypervisor<'_> {
+    fn of(host: &Host) -> Result<Hypervisor<'_>> {
+        let kvm = match host.name() {
+            None => qemu::kvm_works(),
+            Some(_) if host.facts()?.has_kvm => Ok(()),
+            Some(_) => Err("its host has no /dev/kvm"),
+        };
+        Ok(Hypervisor { host, kvm, uefi: coldrise_firmware::installed(host)? })
+    }
+}
+
 /// The domain of a point, on the exports of a session.
 fn domain(
     request: &DomainRequest<'_>,
+    on: &Hypervisor<'_>,
     point: &PointDocument,
     new_uuid: Option<&str>,
     session: &str,
     socket: &Path,
     variables: VariablesPlace,
 ) -> Result<DomainXml> {
-    let has_kvm = qemu::kvm_works();
-    let uefi = coldrise_firmware::installed();
     let disks = point.disks.iter();
     let options = DomainOptions {
+        host: on.host,
         name: request.name.map(SessionName::as_str),
         has_new_uuid: request.has_new_uuid,
         new_uuid,
-        tpm: check_tpm(request.connect, point.part(TPM_STATE)),
+        tpm: check_tpm(on.host, request.connect, point.part(TPM_STATE)),
         network: request.network,
         disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
         socket,
-        has_kvm: has_kvm.is_ok(),
-        uefi: &uefi,
+        has_kvm: on.kvm.is_ok(),
+        uefi: &on.uefi,
         variables_bytes: point.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes),
         variables,
     };

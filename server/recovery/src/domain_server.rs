@@ -1,5 +1,6 @@
 //! Serves the disks of a recovered machine, and lets it run on after the server was away.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,14 @@ use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;
 
-use crate::domain::{Prepared, BESIDE};
+use crate::domain::{owner_here, Prepared, BESIDE};
 use crate::RecoveryEnd;
+use coldrise_host::{socket_path, Host, SocketAccess};
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::socket_access::SocketAccess;
 use coldrise_hosting::uefi;
 use coldrise_hosting::Caller;
+use coldrise_hosts::host_of;
 
 /// Interval of looking after the server.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -82,6 +84,21 @@ fn kept(session: &SessionName) -> String {
     format!("session {session} is kept: end it with coldrise recover live/{session} --undo")
 }
 
+/// Where nbdkit listens here, and for whom: QEMU's user on this host; else SSH, which is this user's.
+fn local_socket(
+    session: &SessionDocument,
+    note: &RecoveryNote,
+    host: &Host,
+    owner: Option<&str>,
+) -> Result<(PathBuf, SocketAccess)> {
+    if host.name().is_some() {
+        let name = PathBuf::from(format!("{}.nbd", session.name));
+        return Ok((socket_path(&name)?, SocketAccess::default()));
+    }
+    let owner = owner_here(owner, &note.connect)?;
+    Ok((note.socket.clone(), SocketAccess { owner, mode: None }))
+}
+
 /// A running server and its domain.
 pub struct RecoveryServer {
     repository: Arc<Repository>,
@@ -90,7 +107,13 @@ pub struct RecoveryServer {
     /// Its note.
     pub note: RecoveryNote,
     nbdkit: Nbdkit,
+    /// nbdkit's socket here.
+    socket: PathBuf,
+    owner: Option<String>,
+    host: Host,
     domain: Domain,
+    /// Since when the host cannot be reached; `None` while it can be.
+    away_since: Option<Instant>,
 }
 
 impl RecoveryServer {
@@ -104,10 +127,11 @@ impl RecoveryServer {
         prepared: Prepared,
         signals: &mut ChildSignals,
     ) -> Result<RecoveryServer> {
-        let Prepared { session, note, owner, is_new } = prepared;
+        let Prepared { session, note, host, owner, is_new } = prepared;
+        let (socket, access) = local_socket(&session, &note, &host, owner.as_deref())?;
         let disks = session.disks.iter();
         let options = ServeOptions {
-            endpoint: Endpoint::Socket(note.socket.clone(), SocketAccess { owner, mode: None }),
+            endpoint: Endpoint::Socket(socket.clone(), access),
             tls: None,
             cache_bytes: default_cache_bytes(),
             is_read_only: false,
@@ -124,10 +148,22 @@ impl RecoveryServer {
                 Some(Ok(_)) | None => error,
             }
         })?;
-        let domain = note.domain();
+        let domain = note.domain(&host);
         let repository = Arc::clone(repository);
-        let server = RecoveryServer { repository, session, note, nbdkit, domain };
-        match server.start_domain(caller, is_new) {
+        let away_since = None;
+        let server = RecoveryServer {
+            repository,
+            session,
+            note,
+            nbdkit,
+            socket,
+            owner,
+            host,
+            domain,
+            away_since,
+        };
+        let offered = server.offer(&server.host);
+        match offered.and_then(|()| server.start_domain(caller, is_new)) {
             Ok(()) => Ok(server),
             Err(error) if is_new => Err(server.withdraw(error)),
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -142,7 +178,7 @@ impl RecoveryServer {
 
     /// Ends the session of a machine that never ran.
     fn withdraw(mut self, error: Error) -> Error {
-        let state = self.note.state(&self.session.name);
+        let state = self.state();
         let is_off = matches!(state, Ok(None | Some(DomainState::Off)));
         let name = &self.session.name;
         let ended = is_off
@@ -150,7 +186,7 @@ impl RecoveryServer {
             && coldrise_session::unpublish(&self.repository, name, true).is_ok();
         if ended {
             // There are none unless libvirt failed late.
-            let _ = self.note.remove_parts();
+            let _ = self.note.remove_parts(&self.host);
         }
         match ended {
             true if error.kind() == ErrorKind::Busy => error.advise(BESIDE),
@@ -159,11 +195,42 @@ impl RecoveryServer {
         }
     }
 
+    /// Lets QEMU reach the disks.
+    fn offer(&self, host: &Host) -> Result<()> {
+        host.offer(&self.socket, &self.note.socket, &self.note.connect, self.owner.as_deref())
+    }
+
+    /// Connects to the host again. The machine has paused meanwhile, and is resumed when it is looked at.
+    fn reconnect(&mut self, caller: &Caller) {
+        let Some(name) = &self.note.host else { return };
+        let since = *self.away_since.get_or_insert_with(|| {
+            caller.remark(&format!(
+                "host {name} is away; the machine pauses when it needs its disks, and sees no error"
+            ));
+            Instant::now()
+        });
+        let connected = host_of(&self.repository, Some(name));
+        match connected.and_then(|host| self.offer(&host).map(|()| host)) {
+            Ok(host) => {
+                self.domain = self.note.domain(&host);
+                self.host = host;
+                self.away_since = None;
+                let seconds = since.elapsed().as_secs();
+                caller.remark(&format!("host {name} is back after {seconds} s"));
+            }
+            Err(error) => tracing::warn!("{}", error.full_message()),
+        }
+    }
+
+    /// The state of the machine; see [`RecoveryNote::state`].
+    fn state(&self) -> Result<Option<DomainState>> {
+        self.note.state(&self.host, &self.session.name)
+    }
+
     fn start_domain(&self, caller: &Caller, is_new: bool) -> Result<()> {
-        let session = &self.session.name;
-        match self.note.state(session)?.ok_or_else(|| self.note.name_is_taken())? {
+        match self.state()?.ok_or_else(|| self.note.name_is_taken())? {
             DomainState::Off => self.create(caller, is_new).or_else(|error| {
-                match self.note.state(session) {
+                match self.state() {
                     // Another process has just started it.
                     Ok(None) => Err(self.note.name_is_taken()),
                     // By a recovery that was killed: libvirt ended what it had asked for.
@@ -177,14 +244,14 @@ impl RecoveryServer {
     }
 
     fn create(&self, caller: &Caller, is_new: bool) -> Result<()> {
-        let found = self.note.write_variables(&self.repository, &self.session)?;
+        let found = self.note.write_variables(&self.host, &self.repository, &self.session)?;
         // One that ran before has its variables.
         if let Some(found) = found.filter(|_| is_new) {
             uefi::tell_start(caller, &found);
         }
-        self.note.place_tpm(&self.session)?;
+        self.note.place_tpm(&self.host, &self.session)?;
         let created = self.domain.create(&self.note.xml);
-        self.note.remove_template();
+        self.note.remove_template(&self.host);
         created
     }
 
@@ -222,7 +289,7 @@ impl RecoveryServer {
 
     /// Pauses the machine, unless it is off.
     fn pause(&self) -> Result<RecoveryEnd> {
-        match self.note.state(&self.session.name)? {
+        match self.state()? {
             None | Some(DomainState::Off) => Ok(RecoveryEnd::Off),
             Some(_) => self.domain.suspend().map(|()| RecoveryEnd::Paused),
         }
@@ -276,7 +343,12 @@ impl RecoveryServer {
                         return Ok(RecoveryEnd::Off);
                     }
                     // libvirtd may restart; its domains run on.
-                    Err(error) => tracing::warn!("{}", error.full_message()),
+                    Err(error) => {
+                        tracing::warn!("{}", error.full_message());
+                        if self.host.is_lost() {
+                            self.reconnect(caller);
+                        }
+                    }
                 }
             }
             std::thread::sleep(INTERVAL);
@@ -291,7 +363,7 @@ impl RecoveryServer {
         recorded: &mut RecordedState,
     ) -> Result<Option<RecoveryEnd>> {
         let session = &self.session.name;
-        let state = self.note.state(session)?;
+        let state = self.state()?;
         recorded.change(state.clone().unwrap_or(DomainState::Off));
         match state {
             Some(DomainState::Off) => Ok(Some(RecoveryEnd::Off)),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_hosting::{uefi, Caller};
+use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::{check_no_machine, AccessOptions};
@@ -17,7 +19,7 @@ pub struct UndoRequest<'a> {
     pub discards: bool,
     /// For a machine under vCenter or ESXi: options that replace those of its note.
     pub access: &'a AccessOptions,
-    /// The server of the machine is gone for good: nothing is changed there.
+    /// The server of the machine, or its host, is gone for good: nothing is changed there.
     pub is_without_server: bool,
 }
 
@@ -59,9 +61,16 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
 pub fn keep_parts(caller: &Caller, repository: &Arc<Repository>, session: &SessionName) {
     let kept =
         SessionNotes::of(repository, session).and_then(|notes| match RecoveryNote::read(&notes)? {
-            Some(note) => note.keep_parts(repository, session),
+            Some(note) => {
+                let host = host_of(repository, note.host.as_ref())?;
+                note.keep_parts(&host, repository, session)
+            }
             None => uefi::keep_of_running(repository, session, &notes),
         });
+    warn_unless_kept(caller, kept);
+}
+
+fn warn_unless_kept(caller: &Caller, kept: Result<()>) {
     if let Err(error) = kept {
         let why = error.full_message();
         caller.remark(&format!(
@@ -77,9 +86,10 @@ pub(crate) fn remove_parts(
     repository: &Arc<Repository>,
     session: &SessionName,
     note: &RecoveryNote,
+    host: &Host,
 ) {
-    keep_parts(caller, repository, session);
-    if let Err(error) = note.remove_parts() {
+    warn_unless_kept(caller, note.keep_parts(host, repository, session));
+    if let Err(error) = note.remove_parts(host) {
         let text = error.full_message();
         caller.remark(&format!("warning: the machine's firmware variables or TPM stay: {text}"));
     }
@@ -120,11 +130,12 @@ pub fn prepare_end(
     let Ok(notes) = SessionNotes::of(repository, session) else { return Ok(None) };
     check_no_machine(repository, session)?;
     check_not_held(repository, session)?;
-    let recovered = check_no_domain_uses(caller, &notes, session)?;
-    if let Some(recovered) = recovered.as_ref().filter(|_| ends_now(repository, session)) {
-        remove_parts(caller, repository, session, recovered);
+    let Some(note) = RecoveryNote::read(&notes)? else { return Ok(None) };
+    let host = check_no_domain_uses(caller, repository, &note, session)?;
+    if let Some(host) = host.filter(|_| ends_now(repository, session)) {
+        remove_parts(caller, repository, session, &note, &host);
     }
-    Ok(recovered)
+    Ok(Some(note))
 }
 
 /// Whether a recovered machine ends with its session: the session is free, and the machine was not moved.
@@ -143,27 +154,31 @@ fn check_not_held(repository: &Arc<Repository>, session: &SessionName) -> Result
 }
 
 /// Checks that no domain of libvirt runs on the session: a killed `recover` leaves one that waits for its disks.
-/// Returns the note of the recovery.
+/// Returns its host, if that answers.
 fn check_no_domain_uses(
     caller: &Caller,
-    notes: &SessionNotes,
+    repository: &Arc<Repository>,
+    note: &RecoveryNote,
     session: &SessionName,
-) -> Result<Option<RecoveryNote>> {
-    let Some(note) = RecoveryNote::read(notes)? else { return Ok(None) };
-    match note.state(session) {
-        Ok(None | Some(DomainState::Off)) => {}
-        Ok(Some(_)) => {
+) -> Result<Option<Host>> {
+    let host = host_of(repository, note.host.as_ref());
+    let state = host.and_then(|host| Ok((note.state(&host, session)?, host)));
+    match state {
+        Ok((None | Some(DomainState::Off), host)) => Ok(Some(host)),
+        Ok((Some(_), _)) => {
             let text = format!("the domain {} of libvirt runs on session {session}", note.name);
             return Err(Error::new(ErrorKind::Busy, text).advise(format!(
                 "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
                  live/{session} --undo"
             )));
         }
-        Err(error) => caller.remark(&format!(
-            "warning: it is not known whether the domain {} still runs on the session: {}",
-            note.name,
-            error.full_message()
-        )),
+        Err(error) => {
+            caller.remark(&format!(
+                "warning: it is not known whether the domain {} still runs on the session: {}",
+                note.name,
+                error.full_message()
+            ));
+            Ok(None)
+        }
     }
-    Ok(Some(note))
 }

@@ -14,7 +14,6 @@ mod attached_disk;
 mod domain;
 mod domain_server;
 mod end;
-mod place;
 mod session_machines;
 mod undo;
 pub mod vsphere;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
@@ -36,7 +37,17 @@ pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<
         return Ok(None);
     };
     let machine = &note.name;
-    Ok(match note.state(name)? {
+    if let Some(host) = &note.host {
+        // A list does not wait for other hosts.
+        let is_moved = move_state(repository, name)?.is_some();
+        return Ok((!is_moved).then(|| {
+            format!(
+                "nothing serves the disks of {machine}, so it is paused if it is on (host {host}): coldrise recover \
+                 live/{name} --to libvirt serves them, and it runs on; coldrise recover live/{name} --undo ends it"
+            )
+        }));
+    }
+    Ok(match note.state(&Host::here(), name)? {
         None => None,
         // After a move its session is over.
         Some(DomainState::Off) if move_state(repository, name)?.is_some() => None,

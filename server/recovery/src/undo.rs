@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosting::Caller;
+use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::recovery_note;
@@ -43,9 +44,20 @@ pub fn undo(
         let advice = format!("coldrise unpublish {session} ends a session");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     };
-    let end = match note.state(session)? {
+    if let Some(host) = note.host.as_ref().filter(|_| request.is_without_server) {
+        let end = MachineEnd::Unknown(host.to_string());
+        let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
+        return Ok(Undone { machine: note.name, end, sealed });
+    }
+    let host = host_of(repository, note.host.as_ref()).map_err(|error| match &note.host {
+        Some(_) => error.advise(format!(
+            "if the host is gone for good: coldrise recover live/{session} --undo --without-server"
+        )),
+        None => error,
+    })?;
+    let end = match note.state(&host, session)? {
         Some(DomainState::Off) => MachineEnd::NotThere,
-        Some(_) => note.domain().destroy().map(|()| MachineEnd::Ended)?,
+        Some(_) => note.domain(&host).destroy().map(|()| MachineEnd::Ended)?,
         None => {
             caller.remark(&format!(
                 "the domain {} is another machine, without a disk of this session: it is left alone",
@@ -54,8 +66,8 @@ pub fn undo(
             MachineEnd::NotThere
         }
     };
-    remove_parts(caller, repository, session, &note);
+    remove_parts(caller, repository, session, &note, &host);
     let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
-    let _ = std::fs::remove_file(&note.socket);
+    let _ = host.remove_file(&note.socket);
     Ok(Undone { machine: note.name, end, sealed })
 }

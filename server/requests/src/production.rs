@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use coldrise_block::units::parse_size;
+use coldrise_hosts::parse_host_name;
 use coldrise_https::Thumbprint;
 use coldrise_hypervisors::attach::Machine;
 use coldrise_hypervisors::moves;
@@ -24,10 +25,10 @@ pub struct Recover {
     /// MACHINE/POINT; or live/SESSION, to continue with a recovered machine.
     #[arg(value_name = "MACHINE/POINT|live/SESSION", value_parser = text(Address::parse))]
     pub address: String,
-    /// The hypervisor: libvirt on the service's host; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.
+    /// The hypervisor: libvirt on the service's host or that of `on`; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.
     /// Required unless `undo` is given.
     #[arg(long, value_name = "HYPERVISOR", value_parser = text(Hypervisor::from_str), required_unless_present = "undo")]
-    #[arg(help = "libvirt on this host; vcenter:HOST or esxi:HOST, with a port if it is not 443")]
+    #[arg(help = "libvirt; vcenter:HOST or esxi:HOST, with a port if it is not 443")]
     pub to: Option<String>,
     /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
     /// unless --discard is given.
@@ -38,7 +39,10 @@ pub struct Recover {
     #[arg(long, requires = "undo")]
     #[serde(default)]
     pub discard: bool,
-    /// URI of libvirt on this host.
+    /// Under libvirt: the host that runs the machine (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name), conflicts_with = "undo")]
+    pub on: Option<String>,
+    /// URI of libvirt on that host.
     #[arg(long, value_name = "URI", default_value = "qemu:///system")]
     pub connect: Option<String>,
     /// Name of the machine, and of the session. Default: the stored name; under vCenter and ESXi with the
@@ -59,8 +63,9 @@ pub struct Recover {
     #[serde(default)]
     #[schema(max_items = 64)]
     pub hosts: Vec<String>,
-    /// With --undo: the server is gone for good, so change nothing there and only end the session.
-    #[arg(long, requires = "undo", help_heading = "vCenter and ESXi", display_order = 100)]
+    /// With --undo: the machine's host, or the server of vCenter or ESXi, is gone for good. Change nothing there and only end
+    /// the session.
+    #[arg(long, requires = "undo", display_order = 100)]
     #[serde(default)]
     pub without_server: bool,
 }

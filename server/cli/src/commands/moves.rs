@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosts::host_of;
+use coldrise_hypervisors::libvirt::RecoveryNote;
 use coldrise_hypervisors::moves::{
     move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk,
 };
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_ingest::RestoreTarget;
 use coldrise_requests::{live_session, Move};
+use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 use serde::Serialize;
 
@@ -78,10 +81,13 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         restore::refuse_inside(repository.path(), &RestoreTarget::Path(target.path().to_owned()))?;
     }
     coldrise_session::session(&repository, &session)?;
+    let recovered = RecoveryNote::read(&SessionNotes::of(&repository, &session)?)?;
+    let host = host_of(&repository, recovered.and_then(|note| note.host).as_ref())?;
     let view = ProgressView::new(invocation);
     let done = move_disks(&MoveRequest {
         repository: &repository,
         session: &session,
+        host: &host,
         targets: &targets,
         monitor: qmp,
         rate: request.rate_bytes_per_second.filter(|rate| *rate > 0),

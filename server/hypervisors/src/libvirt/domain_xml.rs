@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_store::DiskName;
 use roxmltree::{Document, Node, ParsingOptions};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub enum NetworkChoice {
 
 /// What the new domain gets.
 pub struct DomainOptions<'a> {
+    /// The host that runs it.
+    pub host: &'a Host,
     /// A new name.
     pub name: Option<&'a str>,
     /// A new UUID, and new addresses of network cards.
@@ -64,9 +67,9 @@ pub struct DomainOptions<'a> {
     pub disks: Vec<(DiskName, String)>,
     /// The NBD server's socket.
     pub socket: &'a Path,
-    /// Whether guests run under KVM here.
+    /// Whether guests run under KVM there.
     pub has_kvm: bool,
-    /// The UEFI firmware of this host.
+    /// The UEFI firmware of that host.
     pub uefi: &'a [Uefi],
     /// The size of the stored variables, in bytes, if there are any: firmware that takes them is preferred.
     pub variables_bytes: Option<u64>,
@@ -106,6 +109,7 @@ pub struct DomainXml {
 /// `InvalidInput` if it is not a domain of libvirt.
 pub fn check_domain(source: &str) -> Result<()> {
     let options = DomainOptions {
+        host: &Host::here(),
         name: None,
         has_new_uuid: false,
         new_uuid: None,

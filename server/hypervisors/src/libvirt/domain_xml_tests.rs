@@ -25,7 +25,9 @@ const XML: &str = "<domain type='kvm' id='3' xmlns:qemu='http://libvirt.org/sche
 </domain>";
 
 fn options(network: &NetworkChoice) -> DomainOptions<'_> {
+    static HERE: std::sync::LazyLock<Host> = std::sync::LazyLock::new(Host::here);
     DomainOptions {
+        host: &HERE,
         name: None,
         has_new_uuid: false,
         new_uuid: None,

@@ -30,8 +30,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_session::SessionNotes;
-use coldrise_store::SessionName;
+use coldrise_store::{MachineName, SessionName};
 use serde::{Deserialize, Serialize};
 
 use crate::virsh::Virsh;
@@ -58,11 +59,14 @@ const NAME: &str = "recovery";
 /// The document that says which domain runs on a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecoveryNote {
+    /// The host of the repository that runs it; `None` for this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<MachineName>,
     /// The URI of libvirt.
     pub connect: String,
     /// The domain's name.
     pub name: String,
-    /// The NBD server's socket.
+    /// The NBD server's socket, as the domain finds it.
     pub socket: PathBuf,
     /// For `virsh create`.
     pub xml: String,
@@ -95,8 +99,8 @@ impl RecoveryNote {
     ///
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
-    pub fn state(&self, session: &SessionName) -> Result<Option<DomainState>> {
-        let domain = self.domain();
+    pub fn state(&self, host: &Host, session: &SessionName) -> Result<Option<DomainState>> {
+        let domain = self.domain(host);
         let state = domain.state()?;
         if state == DomainState::Off {
             return Ok(Some(state));
@@ -134,8 +138,8 @@ impl RecoveryNote {
     }
 
     /// Its domain.
-    pub fn domain(&self) -> Domain {
-        Domain { virsh: Virsh::new(&self.connect), name: self.name.clone() }
+    pub fn domain(&self, host: &Host) -> Domain {
+        Domain { virsh: Virsh::at(host, &self.connect), name: self.name.clone() }
     }
 }
 

@@ -1,10 +1,9 @@
 //! The TPM of a recovered machine: its state lies in a folder of its UUID before libvirt starts swtpm there.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{write_synced, Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_inventory::LOST_TPM;
 use coldrise_session::SessionDocument;
 use coldrise_store::{MachinePart, SWTPM_PERMALL, TPM_STATE};
@@ -16,22 +15,28 @@ use super::PATIENCE;
 use crate::virsh::Virsh;
 
 /// What libvirt starts for a TPM.
-const PROGRAMS: [&str; 3] = ["swtpm", "swtpm_setup", "swtpm_ioctl"];
+const PROGRAMS: [&str; 3] = ["/usr/bin/swtpm", "/usr/bin/swtpm_setup", "/usr/bin/swtpm_ioctl"];
 
-/// Whether a machine with this stored state of a TPM can have it under libvirt.
+/// Whether a machine with this stored state of a TPM can have it under a host's libvirt.
 ///
 /// # Errors
 /// A sentence that says why not.
-pub fn check_tpm(connect: &str, part: Option<&MachinePart>) -> std::result::Result<(), String> {
+pub fn check_tpm(
+    host: &Host,
+    connect: &str,
+    part: Option<&MachinePart>,
+) -> std::result::Result<(), String> {
     let Some(part) = part else { return Err(LOST_TPM.to_owned()) };
     let without = |why: &str| Err(format!("the machine starts without its TPM: {why}"));
     if part.format != SWTPM_PERMALL {
         return without("its stored state has a format that this version does not know");
     }
-    if !PROGRAMS.iter().all(|program| Path::new("/usr/bin").join(program).is_file()) {
-        return without("swtpm is not installed here (Debian: apt install swtpm swtpm-tools)");
+    let found = host.look(PROGRAMS.map(Path::new)).unwrap_or_default();
+    if !found.iter().all(|found| found.is_some_and(|found| found.is_file)) {
+        return without("swtpm is not installed there (Debian: apt install swtpm swtpm-tools)");
     }
-    if !connect.contains(":///session") && !rustix::process::geteuid().is_root() {
+    let is_root = host.facts().is_ok_and(|facts| facts.is_root);
+    if !connect.contains(":///session") && !is_root {
         return without("only root can give its state to libvirt; run the command as root");
     }
     Ok(())
@@ -61,13 +66,13 @@ pub(super) fn element(source: &str, tpm: Node<'_, '_>) -> String {
 ///
 /// # Errors
 /// `AlreadyExists` if the folder is there: it is the original's.
-pub fn own_tpm(connect: &str, uuid: &str) -> Result<PathBuf> {
+pub fn own_tpm(host: &Host, connect: &str, uuid: &str) -> Result<PathBuf> {
     let file = tpm_state(connect, uuid);
     let folder = folder_of(&file);
-    match folder.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(file),
-        _ => {
-            let text = format!("the TPM of the original is on this host: {}", folder.display());
+    match host.look([folder])? {
+        [None] => Ok(file),
+        [Some(_)] => {
+            let text = format!("the TPM of the original is on that host: {}", folder.display());
             Err(Error::new(ErrorKind::AlreadyExists, text).advise(
                 "recover beside it with --new-uuid, which gives the machine a copy of the stored TPM; or remove that folder, if \
                  the original will never start again here",
@@ -87,7 +92,7 @@ pub(super) fn folder_of(file: &Path) -> &Path {
 /// `Busy` then; `ToolFailed` if libvirt does not answer; errors of the operating system.
 pub(super) fn remove(virsh: &Virsh, file: &Path) -> Result<()> {
     let folder = folder_of(file);
-    if matches!(folder.try_exists(), Ok(false)) {
+    if let [None] = virsh.host().look([folder])? {
         return Ok(());
     }
     let known = virsh.run(&["list", "--all", "--uuid"], PATIENCE)?;
@@ -95,22 +100,18 @@ pub(super) fn remove(virsh: &Virsh, file: &Path) -> Result<()> {
         let text = format!("{} stays: another domain has its UUID", folder.display());
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    std::fs::remove_dir_all(folder).context(|| format!("removing {}", folder.display()))
+    virsh.host().remove_tpm(folder)
 }
 
-/// Puts the state of a session's TPM there, unless the machine ran before. libvirt gives it to swtpm's user.
+/// Puts the state of a session's TPM there, unless the machine ran before. libvirt gives it to swtpm's user, who goes through the
+/// folders above.
 ///
 /// # Errors
-/// Errors of the operating system.
-pub(super) fn place(session: &SessionDocument, file: &Path) -> Result<()> {
-    let Some(part) = session.part(TPM_STATE).filter(|_| !file.exists()) else { return Ok(()) };
-    let what = || format!("writing the TPM's state {}", file.display());
-    let inner = file.parent().unwrap_or(file);
-    let outer = folder_of(file);
-    let all = outer.parent().unwrap_or(outer);
-    // swtpm's user goes through the outer ones.
-    for (folder, mode) in [(all, 0o711), (outer, 0o711), (inner, 0o700)] {
-        DirBuilder::new().mode(mode).recursive(true).create(folder).context(what)?;
+/// Errors of the host's operating system.
+pub(super) fn place(host: &Host, session: &SessionDocument, file: &Path) -> Result<()> {
+    let Some(part) = session.part(TPM_STATE) else { return Ok(()) };
+    match host.look([file])? {
+        [None] => host.write_file(file, &part.content()?, true),
+        [Some(_)] => Ok(()),
     }
-    write_synced(file, &part.content()?).context(what)
 }

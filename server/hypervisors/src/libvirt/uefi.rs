@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{read_small_file, remove_if_present, Context, Result};
+use coldrise_block::Result;
 use coldrise_host::Host;
 use coldrise_session::{update_parts, SessionDocument};
 use coldrise_store::{
@@ -22,7 +22,7 @@ use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace
 use super::part_files::variables_folder;
 use super::tpm;
 use super::{RecoveryNote, PATIENCE};
-use coldrise_firmware::{first_variables, has_size, Found, Uefi, UefiNeeds};
+use coldrise_firmware::{first_variables, Found, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
@@ -45,7 +45,7 @@ impl Boot {
         Boot { text: format!("<os>{parts}</os>"), variables: None }
     }
 
-    /// The settings from a stored `<os>`. Firmware is kept where this host has it. A kernel outside the disks is not: its files are not
+    /// The settings from a stored `<os>`. Firmware is kept where the host has it. A kernel outside the disks is not: its files are not
     /// in the backup.
     pub(super) fn stored(
         source: &str,
@@ -65,7 +65,7 @@ impl Boot {
         }
         let loader = child(node, "loader");
         let path = loader.and_then(|loader| loader.text()).unwrap_or_default().trim();
-        let is_here = is_firmware(path) && Path::new(path).exists();
+        let is_here = is_firmware(path) && options.host.file_bytes(Path::new(path)).is_some();
         if !path.is_empty() && !is_here {
             let why = match is_firmware(path) {
                 true => "is not here",
@@ -102,7 +102,7 @@ impl Boot {
         Boot::uefi(parts, kept, needs, options)
     }
 
-    /// `kept`: the stored firmware, which this host has, and the stored name of its empty variables.
+    /// `kept`: the stored firmware, which the host has, and the stored name of its empty variables.
     fn uefi(
         parts: String,
         kept: Option<(&Path, Option<&str>)>,
@@ -110,23 +110,25 @@ impl Boot {
         options: &DomainOptions<'_>,
     ) -> Boot {
         let stored = kept.and_then(|(code, template)| {
-            let empty = empty_variables(code, template, options.uefi)?;
-            Some((code.to_owned(), empty))
+            let (empty, bytes) = empty_variables(code, template, options)?;
+            Some((code.to_owned(), empty, bytes))
         });
         // The keys of Secure Boot lie in the variables: with stored ones any firmware of their size does.
         let any_keys = UefiNeeds { enrolled_keys: !needs.enrolled_keys, ..needs };
         let fitting = [needs, any_keys]
             .into_iter()
             .flat_map(|needs| options.uefi.iter().filter(move |uefi| uefi.fits(needs)));
-        let fitting = fitting.map(|uefi| (uefi.code.clone(), uefi.variables.clone()));
-        let candidates: Vec<(PathBuf, PathBuf)> = stored.into_iter().chain(fitting).collect();
-        let takes_stored =
-            |(_, empty): &&(PathBuf, PathBuf)| has_size(empty, options.variables_bytes);
+        let fitting =
+            fitting.map(|uefi| (uefi.code.clone(), uefi.variables.clone(), uefi.variables_bytes));
+        let candidates: Vec<(PathBuf, PathBuf, u64)> = stored.into_iter().chain(fitting).collect();
+        let takes_stored = |(_, _, bytes): &&(PathBuf, PathBuf, u64)| {
+            options.variables_bytes.is_none_or(|stored| stored == *bytes)
+        };
         let chosen = candidates.iter().find(takes_stored).or(candidates.first()).cloned();
         let shown = |path: &Path| escaped(&path.display().to_string());
         let file = shown(&options.variables.file);
         let place = options.variables.clone();
-        let Some((code, empty)) = chosen else {
+        let Some((code, empty, _)) = chosen else {
             // libvirt reports it if it finds none either.
             let text = format!("<os firmware='efi'>{parts}<nvram>{file}</nvram></os>");
             return Boot { text, variables: Some(NotedVariables { empty: None, place }) };
@@ -142,15 +144,21 @@ impl Boot {
     }
 }
 
-/// The empty variables for firmware of this host: by the stored XML, by the firmware's descriptor, or by its name.
-fn empty_variables(code: &Path, template: Option<&str>, installed: &[Uefi]) -> Option<PathBuf> {
+/// The empty variables for firmware of the host, and their size in bytes: by the stored XML, by the firmware's descriptor,
+/// or by its name.
+fn empty_variables(
+    code: &Path,
+    template: Option<&str>,
+    options: &DomainOptions<'_>,
+) -> Option<(PathBuf, u64)> {
     let stored = template.filter(|template| is_firmware(template)).map(PathBuf::from);
-    let described = installed.iter().find(|uefi| uefi.code == code);
+    let described = options.uefi.iter().find(|uefi| uefi.code == code);
     let described = described.map(|uefi| uefi.variables.clone());
     let name = code.file_name()?.to_str()?.replace("_CODE", "_VARS");
     let beside = code.with_file_name(name);
     let candidates = [stored, described, Some(beside)].into_iter().flatten();
-    candidates.filter(|path| path != code).find(|path| path.is_file())
+    let mut others = candidates.filter(|path| path != code);
+    others.find_map(|path| options.host.file_bytes(&path).map(|bytes| (path, bytes)))
 }
 
 fn is_firmware(path: &str) -> bool {
@@ -182,9 +190,10 @@ impl RecoveryNote {
     /// disks, which are returned. libvirt uses it only if the machine has no variables yet.
     ///
     /// # Errors
-    /// Errors of the operating system.
+    /// Errors of the host's operating system.
     pub fn write_variables(
         &self,
+        host: &Host,
         repository: &Arc<Repository>,
         session: &SessionDocument,
     ) -> Result<Option<Found>> {
@@ -194,36 +203,41 @@ impl RecoveryNote {
                 vec!["libvirt chooses the firmware, which has no descriptor here".to_owned()];
             return Ok(Some(Found { unread, has_fallback: true, ..Found::default() }));
         };
-        let empty = read_small_file(empty, MAX_VARIABLES_BYTES)?;
+        let empty = host.read_file(empty, MAX_VARIABLES_BYTES)?;
         let (template, found) = first_variables(repository, session, empty);
-        let writing = || format!("writing {}", place.template.display());
-        std::fs::write(&place.template, template).context(writing)?;
+        host.write_file(&place.template, &template, false)?;
         Ok(found)
     }
 
     /// Puts the state of the machine's TPM where libvirt expects it, unless it ran before.
     ///
     /// # Errors
-    /// Errors of the operating system.
-    pub fn place_tpm(&self, session: &SessionDocument) -> Result<()> {
-        self.tpm.as_deref().map_or(Ok(()), |file| tpm::place(session, file))
+    /// Errors of the host's operating system.
+    pub fn place_tpm(&self, host: &Host, session: &SessionDocument) -> Result<()> {
+        self.tpm.as_deref().map_or(Ok(()), |file| tpm::place(host, session, file))
     }
 
     /// Keeps the variables and the TPM's state of the machine with its session: the next seal takes them over.
     ///
     /// # Errors
     /// Those of the operating system for one of them; the other is kept.
-    pub fn keep_parts(&self, repository: &Repository, session: &SessionName) -> Result<()> {
+    pub fn keep_parts(
+        &self,
+        host: &Host,
+        repository: &Repository,
+        session: &SessionName,
+    ) -> Result<()> {
         let variables = self.variables.as_ref().map(|noted| noted.place.file.as_path());
         let files =
             [(FIRMWARE_VARIABLES, RAW, variables), (TPM_STATE, SWTPM_PERMALL, self.tpm.as_deref())];
         let (mut parts, mut failed) = (Vec::new(), Ok(()));
         for (kind, format, file) in files {
             // There is none before the machine's first start.
-            let Some(file) = file.filter(|file| !matches!(file.try_exists(), Ok(false))) else {
+            let Some(file) = file else { continue };
+            if let [None] = host.look([file])? {
                 continue;
-            };
-            match Host::here()
+            }
+            match host
                 .read_file(file, MAX_PART_BYTES)
                 .and_then(|content| MachinePart::new(kind, format, &content))
             {
@@ -235,9 +249,9 @@ impl RecoveryNote {
     }
 
     /// Removes the template; the machine has its variables.
-    pub fn remove_template(&self) {
+    pub fn remove_template(&self, host: &Host) {
         if let Some(noted) = &self.variables {
-            let _ = remove_if_present(&noted.place.template);
+            let _ = host.remove_file(&noted.place.template);
         }
     }
 
@@ -245,18 +259,18 @@ impl RecoveryNote {
     /// variables, and it does so with a domain: one is defined for that, and never started.
     ///
     /// # Errors
-    /// `ToolFailed` if libvirt does not do so; errors of the operating system.
-    pub fn remove_parts(&self) -> Result<()> {
+    /// `ToolFailed` if libvirt does not do so; errors of the host's operating system.
+    pub fn remove_parts(&self, host: &Host) -> Result<()> {
         let removed = match &self.tpm {
-            Some(file) => tpm::remove(&self.domain().virsh, file),
+            Some(file) => tpm::remove(&self.domain(host).virsh, file),
             None => Ok(()),
         };
-        self.remove_variables().and(removed)
+        self.remove_variables(host).and(removed)
     }
 
-    fn remove_variables(&self) -> Result<()> {
+    fn remove_variables(&self, host: &Host) -> Result<()> {
         let Some(noted) = &self.variables else { return Ok(()) };
-        self.remove_template();
+        self.remove_template(host);
         let file = &noted.place.file;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         let name = format!("coldrise-{stem}");
@@ -266,7 +280,7 @@ impl RecoveryNote {
              <features><acpi/></features></domain>",
             escaped(&file.display().to_string())
         );
-        let virsh = self.domain().virsh;
+        let virsh = self.domain(host).virsh;
         // A removal that was killed leaves it defined.
         let defined = virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE);
         let removed = virsh.run(&["undefine", "--nvram", &name], PATIENCE);

@@ -12,6 +12,7 @@
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
+use coldrise_host::Host;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::DiskName;
 
@@ -51,7 +52,7 @@ pub(super) fn move_domain(
     recovered: &RecoveryNote,
     targets: &[Target],
 ) -> Result<MoveReport> {
-    let domain = recovered.domain();
+    let domain = recovered.domain(request.host);
     let live = live_disks(&domain)?;
     let device = |disk: &DiskName| {
         let export = format!("live/{}/{disk}", session.name);
@@ -277,11 +278,12 @@ impl DomainMove<'_> {
 
 /// Ends a move that a killed process left; as `settle::settle`.
 pub(super) fn settle_domain(
+    host: &Host,
     notes: &SessionNotes,
     recovered: &RecoveryNote,
     note: &mut MoveNote,
 ) -> Result<bool> {
-    let domain = recovered.domain();
+    let domain = recovered.domain(host);
     let state = domain.state()?;
     let live = if state == DomainState::Off { Vec::new() } else { live_disks(&domain)? };
     // Its disks are still the session's, or already the targets.

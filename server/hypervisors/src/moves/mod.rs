@@ -46,6 +46,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Progress, Result};
+use coldrise_host::Host;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{Repository, SessionName};
 
@@ -64,6 +65,8 @@ pub struct MoveRequest<'a> {
     pub repository: &'a Arc<Repository>,
     /// The session whose disks are moved.
     pub session: &'a SessionName,
+    /// The host of a machine that was recovered under libvirt, and of its targets; else this host.
+    pub host: &'a Host,
     /// A target for each disk, or one folder. Empty to settle an interrupted move.
     pub targets: &'a [Target],
     /// QEMU's monitor; `None` for that of the machine that `boot` started.

@@ -33,7 +33,7 @@ pub(super) fn settle(
     }
     let recovered = RecoveryNote::read(notes)?.filter(|_| note.monitor.is_none());
     if let (Some(recovered), true) = (&recovered, note.phase != MovePhase::Settled) {
-        if !domain::settle_domain(notes, recovered, &mut note)? {
+        if !domain::settle_domain(request.host, notes, recovered, &mut note)? {
             return Ok(None);
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn settle(
         MovePhase::Settled => {}
     }
     if let Some(recovered) = recovered.filter(|_| note.is_held) {
-        domain::release(&recovered.domain(), &mut note);
+        domain::release(&recovered.domain(request.host), &mut note);
         note.write(notes)?;
     }
     if note.point.is_none() {
@@ -172,7 +172,7 @@ pub(super) fn seal(
     note: &mut MoveNote,
 ) -> Result<()> {
     let kept = RecoveryNote::read(notes).and_then(|recovered| match recovered {
-        Some(recovered) => recovered.keep_parts(request.repository, request.session),
+        Some(recovered) => recovered.keep_parts(request.host, request.repository, request.session),
         None => Ok(()),
     });
     if let Err(error) = kept {

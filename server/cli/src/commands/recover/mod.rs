@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosts::parse_host_name;
 use coldrise_hypervisors::libvirt::NetworkChoice;
-use coldrise_hypervisors::virsh::Virsh;
 use coldrise_recovery::{DomainRequest, Prepared, RecoveryEnd, RecoveryServer};
 use coldrise_requests::{parse_network, Hypervisor, Recover};
 use coldrise_session::check_offered;
-use coldrise_store::{Address, SessionName};
+use coldrise_store::{Address, MachineName, SessionName};
 use serde::Serialize;
 use serde_json::json;
 
@@ -20,7 +20,6 @@ use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::units::show_duration;
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::socket_access::SocketOwner;
 use coldrise_hosting::Origin;
 
 /// Run a machine from its backup under its own hypervisor, in seconds.
@@ -49,13 +48,13 @@ pub(crate) struct RecoverArguments {
     #[arg(long, display_order = 6)]
     default_hardware: bool,
 
-    /// Path of the NBD server's socket. Default: in /run/coldrise, or in the user's runtime folder.
+    /// Path of the NBD server's socket on the machine's host. Default: in /run/coldrise, or in the user's runtime folder.
     #[arg(long, value_name = "PATH", conflicts_with = "undo")]
     socket: Option<PathBuf>,
 
     /// Owner of the socket. Default for root: libvirt-qemu or qemu, if there is such a user.
     #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "undo")]
-    socket_owner: Option<SocketOwner>,
+    socket_owner: Option<String>,
 
     #[command(flatten)]
     vsphere: vsphere::VsphereOptions,
@@ -76,6 +75,9 @@ impl RecoverArguments {
 struct Recovered<'a> {
     session: &'a str,
     domain: &'a str,
+    /// The host of --on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a str>,
     connect: &'a str,
     /// `off`, `paused` or `moved`.
     state: &'static str,
@@ -92,7 +94,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         return vsphere::run(invocation, &server, &address, &arguments);
     }
     let connect = arguments.request.connect.as_deref().unwrap_or_default();
-    Virsh::local(Some(connect))?;
+    let host = arguments.request.on.as_deref().map(parse_host_name).transpose()?;
     let mut signals = ChildSignals::catch()?;
     let (repository, caller) = (invocation.open()?, invocation.caller()?);
     let prepared = match &address {
@@ -101,18 +103,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
             check_offered(origin.document().clone())?;
             let (name, network) = (arguments.name()?, arguments.network()?);
             let request = DomainRequest {
+                host: host.as_ref(),
                 connect,
                 name: name.as_ref(),
                 has_new_uuid: arguments.request.new_uuid,
                 has_default_hardware: arguments.default_hardware,
                 network: &network,
                 socket: arguments.socket.as_deref(),
-                socket_owner: arguments.socket_owner,
+                socket_owner: arguments.socket_owner.as_deref(),
             };
             Prepared::publish(caller, &repository, &request, &origin)?
         }
         Address::Live { session, disk: None } => {
-            Prepared::of_session(&repository, session, arguments.socket_owner)?
+            Prepared::of_session(&repository, session, arguments.socket_owner.as_deref())?
         }
         other => return Err(no_single_disk(other)),
     };
@@ -123,6 +126,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let recovered = Recovered {
         session: session.as_str(),
         domain: &note.name,
+        host: note.host.as_ref().map(MachineName::as_str),
         connect: &note.connect,
         state: state.word(),
         elapsed_ms: invocation.elapsed_ms(),
@@ -157,16 +161,17 @@ fn no_single_disk(address: &Address) -> Error {
 fn tell_running(invocation: &Invocation, server: &RecoveryServer) {
     let (note, session) = (&server.note, &server.session.name);
     let event = json!({ "event": "running", "session": session.as_str(), "domain": note.name,
-                        "connect": note.connect, "elapsed_ms": invocation.elapsed_ms() });
+                        "host": note.host, "connect": note.connect, "elapsed_ms": invocation.elapsed_ms() });
     if invocation.is_json() {
         print_line(&event.to_string());
         return;
     }
     print_line(&format!(
-        "{} runs from {}/{} as session {session}, after {} (transient; this command serves its disks)\n  \
+        "{}{} runs from {}/{} as session {session}, after {} (transient; this command serves its disks)\n  \
          when calm   coldrise move live/{session} FOLDER\n  undo        coldrise recover \
          live/{session} --undo",
         note.name,
+        note.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default(),
         server.session.machine,
         server.session.point,
         show_duration(invocation.elapsed())

@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::invocation::Invocation;
 use crate::report::{print_line, Report};
 use crate::units::parse_size;
+use coldrise_host::{parse_mode, SocketAccess, SocketOwner};
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::socket_access::{parse_mode, SocketAccess, SocketOwner};
 
 /// The default address.
 pub(crate) const DEFAULT_ADDRESS: &str = "127.0.0.1:10809";

@@ -1,0 +1,134 @@
+//! Small files of a host's machines and firmware.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine;
+use coldrise_block::{read_at_most, write_synced, Context, Error, ErrorKind, Result};
+use rustix::fs::OFlags;
+
+use crate::messages::FoundFile;
+
+/// Maximum size of a file that is read, in bytes.
+pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
+/// Maximum number of files of a folder.
+const MAX_FILES: usize = 1000;
+/// libvirt's folder of TPMs has this name in each place where it may be.
+const TPMS: &str = "swtpm";
+
+/// Reads a regular file.
+pub(crate) fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let what = || format!("reading {}", path.display());
+    // A folder of a machine is not trusted: a link in it could name any file of root.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).context(what)?;
+    if !file.metadata().context(what)?.is_file() {
+        let text = format!("{} is not a regular file", path.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    read_at_most(file, path, max_bytes.min(MAX_FILE_BYTES))
+}
+
+/// Names and contents of the files of a folder, as base64.
+pub(crate) fn read_folder(path: &Path, max_bytes: u64) -> Result<Vec<(String, String)>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.context(|| format!("reading {}", path.display()))?,
+    };
+    // Firmware descriptors may be links.
+    let read = |path: &Path| {
+        let file = std::fs::File::open(path).ok()?;
+        let is_file = file.metadata().ok()?.is_file();
+        is_file.then(|| read_at_most(file, path, max_bytes.min(MAX_FILE_BYTES)).ok())?
+    };
+    let files = entries.flatten().take(MAX_FILES).filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some((name, STANDARD.encode(read(&entry.path())?)))
+    });
+    Ok(files.collect())
+}
+
+/// What is at a path; `None` if there is nothing.
+pub(crate) fn look(path: &Path) -> Option<FoundFile> {
+    path.symlink_metadata().ok()?;
+    // A link that leads nowhere is something, too.
+    let found = path.metadata().ok();
+    Some(FoundFile {
+        is_file: found.as_ref().is_some_and(std::fs::Metadata::is_file),
+        size_bytes: found.map_or(0, |found| found.len()),
+    })
+}
+
+/// Writes a file durably.
+pub(crate) fn write_file(path: &Path, content: &[u8], is_private: bool) -> Result<()> {
+    let what = || format!("writing {}", path.display());
+    let folder = path.parent().unwrap_or(path);
+    let make = |folder: &Path, mode| DirBuilder::new().mode(mode).recursive(true).create(folder);
+    if is_private {
+        make(folder.parent().unwrap_or(folder), 0o711).context(what)?;
+    }
+    make(folder, if is_private { 0o700 } else { 0o711 }).context(what)?;
+    coldrise_block::remove_if_present(path)?;
+    write_synced(path, content).context(what)
+}
+
+/// Removes libvirt's folder of a TPM.
+pub(crate) fn remove_tpm(folder: &Path) -> Result<()> {
+    let is_uuid = |name: &str| {
+        name.len() == 36 && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+    };
+    let name = folder.file_name().and_then(|name| name.to_str());
+    let parent = folder.parent().and_then(Path::file_name);
+    if !name.is_some_and(is_uuid) || parent.is_none_or(|parent| parent != TPMS) {
+        let text = format!("{} is not the folder of a TPM", folder.display());
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context(|| format!("removing {}", folder.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vars");
+        std::fs::write(&path, vec![7; 100]).unwrap();
+        assert_eq!(read_file(&path, 100).unwrap(), vec![7; 100]);
+        assert_eq!(read_file(&path, 99).unwrap_err().kind(), ErrorKind::InvalidInput);
+        for other in [folder.path(), Path::new("/dev/zero")] {
+            assert!(read_file(other, 100).is_err());
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(read_file(&link, 100).is_err());
+        let absent = folder.path().join("no");
+        assert_eq!(read_file(&absent, 1).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!((look(&absent), look(&link).unwrap().size_bytes), (None, 100));
+        assert!(!look(folder.path()).unwrap().is_file);
+        assert_eq!(read_folder(folder.path(), 100).unwrap().len(), 2);
+        assert_eq!(read_folder(folder.path(), 99).unwrap(), []);
+        assert_eq!(read_folder(&absent, 99).unwrap(), []);
+    }
+
+    #[test]
+    fn only_the_folder_of_a_tpm_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let uuid = "6a1f0b62-1111-4222-8333-abcdefabcdef";
+        let file = folder.path().join("swtpm").join(uuid).join("tpm2/state");
+        write_file(&file, b"x", true).unwrap();
+        for other in [folder.path().join("swtpm"), file.clone(), folder.path().join("x").join(uuid)]
+        {
+            assert_eq!(remove_tpm(&other).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"x");
+        remove_tpm(&folder.path().join("swtpm").join(uuid)).unwrap();
+        assert!(!file.exists());
+    }
+}
