@@ -9,7 +9,8 @@ use base64::Engine;
 use coldrise_block::{read_at_most, write_synced, Context, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
 
-use crate::messages::FoundFile;
+use crate::disk_file::is_device;
+use crate::messages::{FileKind, FoundFile};
 
 /// Maximum size of a file that is read, in bytes.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -55,10 +56,13 @@ pub(crate) fn look(path: &Path) -> Option<FoundFile> {
     path.symlink_metadata().ok()?;
     // A link that leads nowhere is something, too.
     let found = path.metadata().ok();
-    Some(FoundFile {
-        is_file: found.as_ref().is_some_and(std::fs::Metadata::is_file),
-        size_bytes: found.map_or(0, |found| found.len()),
-    })
+    let kind = match &found {
+        Some(found) if found.is_file() => FileKind::File,
+        Some(found) if found.is_dir() => FileKind::Folder,
+        Some(found) if is_device(found) => FileKind::BlockDevice,
+        Some(_) | None => FileKind::Other,
+    };
+    Some(FoundFile { kind, size_bytes: found.map_or(0, |found| found.len()) })
 }
 
 /// Writes a file durably.
@@ -111,7 +115,7 @@ mod tests {
         let absent = folder.path().join("no");
         assert_eq!(read_file(&absent, 1).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!((look(&absent), look(&link).unwrap().size_bytes), (None, 100));
-        assert!(!look(folder.path()).unwrap().is_file);
+        assert_eq!(look(folder.path()).unwrap().kind, FileKind::Folder);
         assert_eq!(read_folder(folder.path(), 100).unwrap().len(), 2);
         assert_eq!(read_folder(folder.path(), 99).unwrap(), []);
         assert_eq!(read_folder(&absent, 99).unwrap(), []);

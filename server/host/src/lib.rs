@@ -9,9 +9,11 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod disk_file;
 mod files;
 mod freezes;
 mod host;
+mod kvm;
 mod messages;
 mod scratch;
 mod serve;
@@ -21,10 +23,12 @@ mod tasks;
 mod virsh;
 
 pub use channel::Channel;
+pub use disk_file::{discard_disk_file, open_disk_file, DiskFacts};
 pub use host::{Host, ScratchSpace};
+pub use kvm::{has_virtualisation, kvm_works};
 pub use messages::{
-    read_frame, write_frame, Answer, Envelope, Facts, FoundFile, HostError, Outcome, Reply,
-    Request, PROTOCOL_VERSION,
+    read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
+    Reply, Request, PROTOCOL_VERSION,
 };
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};

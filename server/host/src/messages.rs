@@ -14,6 +14,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::disk_file::DiskFacts;
+
 /// The version of the messages. Both sides must have the same: the server brings the program along.
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Maximum length of a frame's JSON, in bytes.
@@ -117,6 +119,31 @@ pub enum Request {
         /// Whether its own folder is closed to other users.
         is_private: bool,
     },
+    /// Opens a file or block device for a disk, and creates the file, empty. It stays open until the end of the connection.
+    OpenDisk {
+        /// Its path.
+        path: PathBuf,
+        /// The size of the disk, in bytes.
+        size_bytes: u64,
+        /// Overwrite what is there.
+        force: bool,
+    },
+    /// Checks that [`Request::OpenDisk`] would work.
+    CheckDisk {
+        /// Its path.
+        path: PathBuf,
+        /// The size of the disk, in bytes.
+        size_bytes: u64,
+        /// Overwrite what is there.
+        force: bool,
+    },
+    /// Removes a file that was created for a disk, if it is still that one.
+    DiscardDisk {
+        /// Its path.
+        path: PathBuf,
+        /// Its device and inode.
+        made: (u64, u64),
+    },
     /// Removes a file, if it is there.
     RemoveFile {
         /// Its path.
@@ -152,10 +179,24 @@ pub enum Request {
 /// What is at a path; links are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundFile {
-    /// Whether it is a regular file.
-    pub is_file: bool,
+    /// Its kind.
+    pub kind: FileKind,
     /// Its size, in bytes.
     pub size_bytes: u64,
+}
+
+/// A kind of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A block device.
+    BlockDevice,
+    /// Anything else, and a link that leads nowhere.
+    Other,
 }
 
 /// The answer to a task.
@@ -176,6 +217,8 @@ pub enum Answer {
     Facts(Facts),
     /// Names and contents of files, as base64.
     Files(Vec<(String, String)>),
+    /// For [`Request::OpenDisk`].
+    Disk(DiskFacts),
     /// For [`Request::Look`].
     Found(Vec<Option<FoundFile>>),
 }
@@ -193,8 +236,8 @@ pub struct Facts {
     pub scratch: PathBuf,
     /// Its free space, in bytes.
     pub scratch_free_bytes: u64,
-    /// Whether QEMU can use KVM: /dev/kvm is there.
-    pub has_kvm: bool,
+    /// Why QEMU cannot use KVM; `None` if it can.
+    pub lacks_kvm: Option<String>,
 }
 
 /// A numbered request.

@@ -1,6 +1,7 @@
 //! The tasks, done on this host.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,8 +13,10 @@ use coldrise_block::{
 };
 
 use crate::channel::Channel;
+use crate::disk_file::{check_disk_file, discard_disk_file, open_disk_file};
 use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FILE_BYTES};
 use crate::freezes::Freezes;
+use crate::kvm::kvm_works;
 use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
@@ -29,6 +32,8 @@ pub struct HostTasks {
     freezes: Freezes,
     /// Sockets that were made room for.
     sockets: Mutex<Vec<PathBuf>>,
+    /// Files and block devices that take a disk.
+    disks: Mutex<Vec<File>>,
 }
 
 impl HostTasks {
@@ -111,6 +116,18 @@ impl Channel for HostTasks {
                 let content = STANDARD.decode(content).map_err(invalid)?;
                 write_file(&path, &content, is_private).map(|()| Answer::Done)
             }
+            Request::OpenDisk { path, size_bytes, force } => {
+                let (file, facts) = open_disk_file(&path, size_bytes, 0, force)?;
+                self.disks.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                Ok(Answer::Disk(facts))
+            }
+            Request::CheckDisk { path, size_bytes, force } => {
+                check_disk_file(&path, size_bytes, force).map(|()| Answer::Done)
+            }
+            Request::DiscardDisk { path, made } => {
+                discard_disk_file(&path, made);
+                Ok(Answer::Done)
+            }
             Request::RemoveFile { path } => remove_if_present(&path).map(|_| Answer::Done),
             Request::RemoveTpm { folder } => remove_tpm(&folder).map(|()| Answer::Done),
             Request::PrepareSocket { path } => {
@@ -157,7 +174,7 @@ fn facts() -> Result<Facts> {
         groups: groups.collect(),
         scratch_free_bytes: free_bytes(&scratch)?,
         scratch,
-        has_kvm: Path::new("/dev/kvm").exists(),
+        lacks_kvm: kvm_works().err().map(str::to_owned),
     })
 }
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use coldrise_block::{Error, ErrorKind, Result};
+pub use coldrise_host::kvm_works;
 use serde_json::{json, Value};
 
 use crate::uefi::{self, Flash};
@@ -37,20 +38,6 @@ const MAX_SATA_DISKS: usize = 6;
 pub fn program_path() -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).map(|folder| folder.join(PROGRAM)).find(|path| path.is_file())
-}
-
-/// Whether guests really run under KVM here. An accessible /dev/kvm is not enough, and
-/// QEMU's own fallback checks no more: without the processor's feature such guests only
-/// crawl.
-pub fn kvm_works() -> std::result::Result<(), &'static str> {
-    if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
-        return Err("/dev/kvm cannot be opened");
-    }
-    if coldrise_inventory::has_virtualisation() {
-        Ok(())
-    } else {
-        Err("the processor does not offer virtualisation (vmx or svm)")
-    }
 }
 
 fn accelerator() -> [&'static str; 2] {

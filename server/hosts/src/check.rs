@@ -93,8 +93,8 @@ fn shortcomings(facts: &Facts) -> Vec<String> {
             facts.scratch.display()
         ));
     }
-    if !facts.has_kvm {
-        found.push("there is no /dev/kvm: machines are slow".to_owned());
+    if let Some(why) = &facts.lacks_kvm {
+        found.push(format!("machines are slow there: {why}"));
     }
     found
 }

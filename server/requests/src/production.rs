@@ -189,6 +189,9 @@ pub struct Attach {
     /// SESSION-DISK, cut to 20 characters.
     #[arg(long = "as", value_name = "NAME", display_order = 10)]
     pub name: Option<String>,
+    /// With libvirt: the host on which the machine runs (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name))]
+    pub on: Option<String>,
     /// How the guest sees the disk.
     #[arg(long, value_name = "KIND", default_value = "virtio", display_order = 11)]
     pub device: Option<AttachedAs>,
@@ -204,4 +207,7 @@ pub struct Detach {
     /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor.
     #[arg(long, value_name = "MACHINE", value_parser = text(Machine::from_str))]
     pub from: String,
+    /// With libvirt: the host on which the machine runs (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name))]
+    pub on: Option<String>,
 }

@@ -1,6 +1,7 @@
 //! The move of a machine's disks by QEMU's mirror jobs; see the module for the invariants.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ pub(super) struct MirrorRun<'a> {
     pub(super) note: MoveNote,
     pub(super) machine: QemuMachine,
     pub(super) sources: Vec<Source>,
-    pub(super) targets: Vec<OpenTarget>,
+    pub(super) targets: Vec<(OpenTarget, File)>,
     pub(super) pace: Pace,
 }
 
@@ -69,13 +70,13 @@ impl MirrorRun<'_> {
 
     /// Copies until all jobs are ready. Returns the copied bytes.
     fn copy(&mut self) -> Result<u64> {
-        for (disk, target) in self.note.disks.iter_mut().zip(&self.targets) {
-            disk.made = target.made;
+        for (disk, (target, _)) in self.note.disks.iter_mut().zip(&self.targets) {
+            disk.made = target.facts.made;
         }
         self.note.write(self.notes)?;
         let ids = self.ids();
-        for ((id, source), target) in ids.iter().zip(&self.sources).zip(&self.targets) {
-            self.machine.add_target(id, target, source.size_bytes)?;
+        for ((id, source), (target, file)) in ids.iter().zip(&self.sources).zip(&self.targets) {
+            self.machine.add_target(id, target, file, source.size_bytes)?;
         }
         let disks = u64::try_from(ids.len()).unwrap_or(u64::MAX).max(1);
         let rate = self.request.rate.map_or(0, |rate| (rate / disks).max(1));
@@ -233,7 +234,7 @@ impl MirrorRun<'_> {
                 return error.context(settle::STILL_IN_SESSION);
             }
         }
-        self.targets.iter().for_each(OpenTarget::discard);
+        self.targets.iter().for_each(|(target, _)| target.discard(self.request.host));
         match MoveNote::remove(self.notes) {
             Ok(()) => error.context(settle::STILL_IN_SESSION),
             Err(also) => also,
