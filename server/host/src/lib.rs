@@ -12,17 +12,19 @@ mod channel;
 mod freezes;
 mod host;
 mod messages;
+mod programs;
 mod scratch;
 mod serve;
 mod tasks;
 mod virsh;
 
 pub use channel::Channel;
-pub use host::{Host, ScratchSpace};
+pub use host::{Host, HostProgram, ScratchSpace};
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, HostError, Outcome, Reply, Request,
     PROTOCOL_VERSION,
 };
+pub use programs::{ProgramEnd, ProgramStart, ProgramState};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use tasks::HostTasks;
