@@ -15,6 +15,7 @@ mod freezes;
 mod host;
 mod kvm;
 mod messages;
+mod programs;
 mod scratch;
 mod serve;
 mod socket_access;
@@ -24,12 +25,13 @@ mod virsh;
 
 pub use channel::Channel;
 pub use disk_file::{discard_disk_file, open_disk_file, DiskFacts};
-pub use host::{Host, ScratchSpace};
+pub use host::{Host, HostProgram, ScratchSpace};
 pub use kvm::{has_virtualisation, kvm_works};
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
     Reply, Request, PROTOCOL_VERSION,
 };
+pub use programs::{ProgramEnd, ProgramStart, ProgramState};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use socket_access::{parse_mode, SocketAccess, SocketOwner};
