@@ -93,6 +93,40 @@ fn open_device(path: &Path, size_bytes: u64, force: bool) -> Result<(File, DiskF
     Ok((file, DiskFacts { made: None, device_bytes: Some(device_bytes), is_direct: true }))
 }
 
+/// Opens a block device for this process alone, as long as it is open; `None` for a file that no loop device shows.
+///
+/// # Errors
+/// `Busy` if it is in use; errors of the operating system.
+pub(crate) fn hold_disk_file(path: &Path) -> Result<Option<File>> {
+    let what = || format!("opening {}", path.display());
+    let in_use = |how: &str| {
+        Error::new(ErrorKind::Busy, format!("{} is in use ({how})", path.display()))
+            .advise("stop the machine, or detach or unmount the disk first")
+    };
+    if !is_device(&std::fs::metadata(path).context(what)?) {
+        return match loop_device(path) {
+            Some(device) => Err(in_use(&format!("attached as {device}"))),
+            None => Ok(None),
+        };
+    }
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(OFlags::EXCL.bits() as i32).open(path);
+    file.map(Some).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => in_use("mounted, or part of another device"),
+        _ => Error::io(what(), error),
+    })
+}
+
+/// The loop device that shows the file, if there is one.
+pub fn loop_device(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    std::fs::read_dir("/sys/block").ok()?.flatten().find_map(|device| {
+        let backing = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let is_same = Path::new(backing.trim_end_matches('\n')) == path;
+        is_same.then(|| format!("/dev/{}", device.file_name().to_string_lossy()))
+    })
+}
+
 /// Checks whether the file or block device could be opened, as far as that is known before.
 ///
 /// # Errors

@@ -152,6 +152,14 @@ impl Host {
         }
     }
 
+    /// Holds a block device against mounts until the end of the connection, and checks that a file is no loop device.
+    ///
+    /// # Errors
+    /// `Busy` if it is in use; errors of the operating system there.
+    pub fn hold_disk(&self, path: &Path) -> Result<()> {
+        self.0.call(Request::HoldDisk { path: path.to_owned() }).map(drop)
+    }
+
     /// Checks that [`Host::open_disk`] would work, as far as that is known before.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ mod tasks;
 mod virsh;
 
 pub use channel::Channel;
-pub use disk_file::{discard_disk_file, open_disk_file, DiskFacts};
+pub use disk_file::{discard_disk_file, loop_device, open_disk_file, DiskFacts};
 pub use host::{Host, HostProgram, ScratchSpace};
 pub use kvm::{has_virtualisation, kvm_works};
 pub use messages::{

@@ -152,6 +152,11 @@ pub enum Request {
         /// Overwrite what is there.
         force: bool,
     },
+    /// Holds a block device against mounts until the end of the connection.
+    HoldDisk {
+        /// Its path, or that of a file.
+        path: PathBuf,
+    },
     /// Checks that [`Request::OpenDisk`] would work.
     CheckDisk {
         /// Its path.

@@ -13,7 +13,7 @@ use coldrise_block::{
 };
 
 use crate::channel::Channel;
-use crate::disk_file::{check_disk_file, discard_disk_file, open_disk_file};
+use crate::disk_file::{check_disk_file, discard_disk_file, hold_disk_file, open_disk_file};
 use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FILE_BYTES};
 use crate::freezes::Freezes;
 use crate::kvm::kvm_works;
@@ -45,6 +45,10 @@ impl HostTasks {
         let spaces = std::mem::take(&mut *self.spaces());
         spaces.values().for_each(|space| space.stop_programs());
         self.sockets().drain(..).for_each(|socket| sockets::remove(&socket));
+    }
+
+    fn disks(&self) -> MutexGuard<'_, Vec<File>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sockets(&self) -> MutexGuard<'_, Vec<PathBuf>> {
@@ -133,8 +137,12 @@ impl Channel for HostTasks {
             }
             Request::OpenDisk { path, size_bytes, force } => {
                 let (file, facts) = open_disk_file(&path, size_bytes, 0, force)?;
-                self.disks.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                self.disks().push(file);
                 Ok(Answer::Disk(facts))
+            }
+            Request::HoldDisk { path } => {
+                self.disks().extend(hold_disk_file(&path)?);
+                Ok(Answer::Done)
             }
             Request::CheckDisk { path, size_bytes, force } => {
                 check_disk_file(&path, size_bytes, force).map(|()| Answer::Done)

@@ -138,6 +138,9 @@ pub struct Rollback {
     /// image file, or the NBD URI of a writable export.
     #[arg(long, value_name = "TARGET", value_parser = text(RestoreTarget::parse), conflicts_with = "disks")]
     pub onto: Option<String>,
+    /// The host of the targets, which are absolute paths there (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name), conflicts_with = "since")]
+    pub on: Option<String>,
     /// The targets export a dirty bitmap with all writes since this point of the machine.
     ///
     /// Only these writes and the differences between the points are then read. Without it, the

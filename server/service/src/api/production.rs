@@ -159,6 +159,7 @@ pub(super) fn rollback(request: Rollback, service: &Service, caller: &Identity) 
     for target in disks.clone().map(|(_, target)| target).chain(request.onto.as_deref()) {
         check_in_place(service, target)?;
     }
+    check_host(service, request.on.as_deref())?;
     for (disk, _) in disks {
         disk.parse::<DiskName>()?;
     }
