@@ -3,12 +3,14 @@
 import contextlib
 import glob
 import json
+import os
+import socket
 import subprocess
 
 import pytest
 
 from support import counting_machine
-from support.counting_machine import count
+from support.counting_machine import MIB, count
 from support.domain import Domain
 from support.nbdserver import wait_until
 from support.running import TICKING_SECTOR, counter_in_use
@@ -84,6 +86,14 @@ def grows(coldrise, tmp_path):
         wait_until(lambda: count(coldrise, "live/web01-1", tmp_path) > before, "the machine writes")
 
     return check
+
+
+def connects(path):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as near:
+        near.connect(str(path))
+        near.settimeout(60)
+        return near.recv(10) == b'{"QMP": {"'
+    return False
 
 
 def sockets():
@@ -189,3 +199,28 @@ def test_a_disk_is_attached_to_a_machine_of_a_host(coldrise, host, address):
     running.goes_on()
     for command in (["attach", address, "--to", "qmp:/x", "--on", "hv1"], ["attach", address, "--to", "libvirt:no", "--on", "hv1"]):
         assert coldrise.run(*command).returncode in (1, 2, 4), command
+
+
+def test_disks_of_a_host_are_rolled_back(coldrise, host, tmp_path):
+    path, content = host.libvirt.images / "db01.raw", bytearray(os.urandom(4 * MIB))
+    path.write_bytes(content)
+    good = coldrise.json("backup", "db01", f"vda=raw:{path}")["address"]
+    bad = bytes(content[:MIB]) + b"encrypted" * 1000 + bytes(content[MIB + 9000:])
+    path.write_bytes(bad)
+    rollback = ["rollback", good, "--onto", path, "--on", "hv1"]
+    holder = ["qemu-system-x86_64", "-S", "-display", "none", "-drive", f"file={path},format=raw,if=virtio",
+              "-qmp", f"unix:{tmp_path}/held,server=on,wait=off"]
+    with subprocess.Popen(holder) as held:
+        wait_until(lambda: connects(tmp_path / "held"), "the lock of QEMU")
+        refused = coldrise.run(*rollback)
+        held.terminate()
+    assert refused.returncode == 11 and "is in use (open in QEMU)" in refused.stderr, refused.stderr
+    assert path.read_bytes() == bad
+    done = coldrise.json(*rollback)
+    assert done["disks"][0]["target"] == f"hv1:{path}" and 0 < done["differing_bytes"] < MIB
+    assert path.read_bytes() == content
+    coldrise.json("rollback", done["safety_point"], "--onto", path, "--on", "hv1")
+    assert path.read_bytes() == bad
+    for target, said in (("relative.raw", "absolute path"), ("/nonexistent/x.raw", "No such file"), (tmp_path / "x.qcow2", "qcow2 image")):
+        refused = coldrise.run("rollback", good, "--onto", target, "--on", "hv1")
+        assert refused.returncode not in (0, 101) and said in refused.stderr, refused.stderr

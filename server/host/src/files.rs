@@ -1,7 +1,7 @@
 //! Small files of a host's machines and firmware.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use base64::engine::general_purpose::STANDARD;
@@ -16,6 +16,8 @@ use crate::messages::{FileKind, FoundFile};
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Maximum number of files of a folder.
 const MAX_FILES: usize = 1000;
+/// The mode of a folder that others can go through.
+const ENTERED: u32 = 0o711;
 /// libvirt's folder of TPMs has this name in each place where it may be.
 const TPMS: &str = "swtpm";
 
@@ -69,13 +71,19 @@ pub(crate) fn look(path: &Path) -> Option<FoundFile> {
 pub(crate) fn write_file(path: &Path, content: &[u8], is_private: bool) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let folder = path.parent().unwrap_or(path);
-    let make = |folder: &Path, mode| DirBuilder::new().mode(mode).recursive(true).create(folder);
-    if is_private {
-        make(folder.parent().unwrap_or(folder), 0o711).context(what)?;
-    }
-    make(folder, if is_private { 0o700 } else { 0o711 }).context(what)?;
+    make_folder(folder, if is_private { 0o700 } else { ENTERED }).context(what)?;
     coldrise_block::remove_if_present(path)?;
     write_synced(path, content).context(what)
+}
+
+/// Makes a folder with that mode, whatever this process's umask is, and those above it, which others can go through.
+fn make_folder(folder: &Path, mode: u32) -> std::io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), |parent| make_folder(parent, ENTERED))?;
+    DirBuilder::new().mode(mode).create(folder)?;
+    std::fs::set_permissions(folder, Permissions::from_mode(mode))
 }
 
 /// Removes libvirt's folder of a TPM.
@@ -132,6 +140,9 @@ mod tests {
             assert_eq!(remove_tpm(&other).unwrap_err().kind(), ErrorKind::InvalidInput);
         }
         assert_eq!(std::fs::read(&file).unwrap(), b"x");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let inner = file.parent().unwrap();
+        assert_eq!((mode(inner), mode(inner.parent().unwrap())), (0o700, 0o711));
         remove_tpm(&folder.path().join("swtpm").join(uuid)).unwrap();
         assert!(!file.exists());
     }
