@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 
 use crate::channel::Channel;
 use crate::freezes::Freezes;
-use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
+use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::virsh;
 
@@ -62,6 +62,12 @@ impl Channel for HostTasks {
                 self.freezes.before(&uri, &words);
                 let patience = Duration::from_millis(patience_ms);
                 virsh::run(&uri, &words, input.as_deref(), patience).map(Answer::Text)
+            }
+            Request::AskVirsh { uri, commands, patience_ms } => {
+                let patience = Duration::from_millis(patience_ms);
+                let answers = virsh::ask(&uri, &commands, patience).into_iter();
+                let outcome = |answer: Result<String>| Outcome::from(answer.map(Answer::Text));
+                Ok(Answer::Each(answers.map(outcome).collect()))
             }
             Request::MakeSpace { parent, group } => {
                 let space = Space::new(&parent.unwrap_or_else(default_scratch), group)?;
