@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 
-from support.libvirt import Libvirt
-from support.nbdserver import DEADLINE_S, wait_until
-from support.ports import free_port
+from .libvirt import Libvirt
+from .nbdserver import DEADLINE_S, wait_until
+from .ports import free_port
 
 CONFIG = """
 Port {port}
