@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from support.nbdserver import DEADLINE_S, wait_until
+from .nbdserver import DEADLINE_S, wait_until
 
 # The number of the user in the private list of users.
 QEMU_USER = 64055

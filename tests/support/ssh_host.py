@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 
-from support.libvirt import Libvirt
-from support.nbdserver import DEADLINE_S, wait_until
-from support.ports import free_port
+from .libvirt import Libvirt
+from .nbdserver import DEADLINE_S, wait_until
+from .ports import free_port
 
 CONFIG = """
 Port {port}
@@ -21,9 +21,11 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv XDG_CACHE_HOME={folder}/cache-of-root TMPDIR={folder}/scratch
+SetEnv HOME={folder}/home-of-root XDG_CACHE_HOME={folder}/cache-of-root TMPDIR={folder}/scratch
 {more}
 """
+
+# HOME is empty: a login shell's own settings of this machine's root take time.
 
 # sshd wants it, and init makes it only where the unit runs.
 SSHD = 'mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f "$1"'
@@ -37,6 +39,7 @@ class SshHost:
         self.folder = self.libvirt.folder
         self.scratch = self.folder / "scratch"
         self.scratch.mkdir()
+        (self.folder / "home-of-root").mkdir()
         self.keys = self.folder / "authorized_keys"
         self.keys.touch()
         self.cache = self.folder / "cache-of-root" / "coldrise"

@@ -11,7 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
 use crate::disk_file::DiskFacts;
-use crate::messages::{Answer, Facts, FileKind, FoundFile, Request};
+use crate::messages::{Answer, Facts, FileKind, FoundFile, Outcome, Request};
 use crate::programs::{ProgramStart, ProgramState};
 use crate::tasks::HostTasks;
 
@@ -75,6 +75,31 @@ impl Host {
         let request = Request::Virsh { uri: uri.to_owned(), words, input, patience_ms };
         match self.0.call(request)? {
             Answer::Text(text) => Ok(text),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Runs commands of virsh that change nothing, each within `patience`. The results are in the order of the commands.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn ask_virsh(
+        &self,
+        uri: &str,
+        commands: Vec<Vec<String>>,
+        patience: Duration,
+    ) -> Result<Vec<Result<String>>> {
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let count = commands.len();
+        let request = Request::AskVirsh { uri: uri.to_owned(), commands, patience_ms };
+        let text = |outcome: Outcome| match Result::from(outcome)? {
+            Answer::Text(text) => Ok(text),
+            _ => Err(odd()),
+        };
+        match self.0.call(request)? {
+            Answer::Each(outcomes) if outcomes.len() == count => {
+                Ok(outcomes.into_iter().map(text).collect())
+            }
             _ => Err(odd()),
         }
     }

@@ -39,6 +39,15 @@ pub enum Request {
         /// The time limit, in milliseconds.
         patience_ms: u64,
     },
+    /// Commands of virsh that change nothing.
+    AskVirsh {
+        /// The URI of libvirt on that host.
+        uri: String,
+        /// The commands and their arguments.
+        commands: Vec<Vec<String>>,
+        /// The time limit of each, in milliseconds.
+        patience_ms: u64,
+    },
     /// A private folder for scratch files. It vanishes with the connection.
     MakeSpace {
         /// Its parent. Default: $TMPDIR, else /var/tmp.
@@ -238,6 +247,8 @@ pub enum Answer {
     Flag(bool),
     /// What virsh has written.
     Text(String),
+    /// The results of several commands.
+    Each(Vec<Outcome>),
     /// A path on the host.
     Path(PathBuf),
     /// The content of a file, as base64.

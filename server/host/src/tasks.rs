@@ -17,7 +17,7 @@ use crate::disk_file::{check_disk_file, discard_disk_file, hold_disk_file, open_
 use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FILE_BYTES};
 use crate::freezes::Freezes;
 use crate::kvm::kvm_works;
-use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
+use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
 use crate::virsh;
@@ -78,6 +78,12 @@ impl Channel for HostTasks {
                 self.freezes.before(&uri, &words);
                 let patience = Duration::from_millis(patience_ms);
                 virsh::run(&uri, &words, input.as_deref(), patience).map(Answer::Text)
+            }
+            Request::AskVirsh { uri, commands, patience_ms } => {
+                let patience = Duration::from_millis(patience_ms);
+                let answers = virsh::ask(&uri, &commands, patience).into_iter();
+                let outcome = |answer: Result<String>| Outcome::from(answer.map(Answer::Text));
+                Ok(Answer::Each(answers.map(outcome).collect()))
             }
             Request::MakeSpace { parent, group } => {
                 let space = Space::new(&parent.unwrap_or_else(default_scratch), group)?;

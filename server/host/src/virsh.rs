@@ -1,11 +1,12 @@
-//! One command of libvirt's program `virsh`.
+//! Commands of libvirt's program `virsh`.
 //!
 //! A call has a time limit and reads a bounded answer, because libvirtd may hang and passes on texts of hostile
 //! guests. A killed virsh leaves no trace: libvirtd ends or finishes its request by itself. So callers ask
 //! for the state after an error, and never conclude it from the error.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,75 @@ pub(crate) fn run(
     input: Option<&str>,
     patience: Duration,
 ) -> Result<String> {
+    let Output { status, answer, messages } = call(uri, words, input, patience)?;
+    let name = words.first().map_or("", String::as_str);
+    if !status.success() {
+        let text = format!("virsh {name} failed: {}", shown(&messages));
+        return Err(Error::new(ErrorKind::ToolFailed, text));
+    }
+    if answer.len() as u64 > MAX_ANSWER_BYTES {
+        let text = format!("virsh {name} answers more than {MAX_ANSWER_BYTES} bytes");
+        return Err(Error::new(ErrorKind::ToolFailed, text));
+    }
+    Ok(answer)
+}
+
+/// Runs commands that change nothing, each within `patience`. The results are in the order of the commands.
+///
+/// One virsh runs them all: most of the time of a short command is virsh's start. If that one reports any error, each command
+/// runs by itself, so that each has its own result.
+pub(crate) fn ask(uri: &str, commands: &[Vec<String>], patience: Duration) -> Vec<Result<String>> {
+    if let Some(answers) = ask_together(uri, commands, patience) {
+        return answers.into_iter().map(Ok).collect();
+    }
+    commands.iter().map(|words| run(uri, words, None, patience)).collect()
+}
+
+/// The answers of all commands, if none of them wrote a message.
+fn ask_together(uri: &str, commands: &[Vec<String>], patience: Duration) -> Option<Vec<String>> {
+    if commands.len() < 2 {
+        return None;
+    }
+    // No guest can put a line into its texts that it does not know.
+    let mark = format!("coldrise-{:016x}", RandomState::new().hash_one(uri));
+    let quoted: Vec<String> = commands.iter().map(|words| quoted(words)).collect();
+    let script = quoted.join(&format!("; echo {mark}; "));
+    let output = call(uri, &[script], None, patience).ok()?;
+    let is_whole = output.answer.len() as u64 <= MAX_ANSWER_BYTES;
+    if !output.status.success() || !is_whole || !output.messages.trim().is_empty() {
+        return None;
+    }
+    let answers = split(&output.answer, &mark);
+    (answers.len() == commands.len()).then_some(answers)
+}
+
+/// A command for virsh's own parser, which knows the quotes of a shell.
+fn quoted(words: &[String]) -> String {
+    let quoted = words.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''")));
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+/// The texts between lines that are the mark.
+fn split(text: &str, mark: &str) -> Vec<String> {
+    let mut answers = vec![String::new()];
+    for line in text.split_inclusive('\n') {
+        match (line.trim_end() == mark, answers.last_mut()) {
+            (false, Some(answer)) => answer.push_str(line),
+            _ => answers.push(String::new()),
+        }
+    }
+    answers
+}
+
+/// What virsh has written until its end.
+struct Output {
+    status: ExitStatus,
+    /// One byte longer than allowed, at most.
+    answer: String,
+    messages: String,
+}
+
+fn call(uri: &str, words: &[String], input: Option<&str>, patience: Duration) -> Result<Output> {
     let name = words.first().map_or("", String::as_str);
     let mut command = Command::new("virsh");
     command.args(["--quiet", "--connect", uri]).args(words);
@@ -50,19 +120,10 @@ pub(crate) fn run(
         let _ = writer.join();
     }
     let (answer, messages) = (joined(answer), joined(messages));
-    let status = status?;
-    if !status.success() {
-        let text = format!("virsh {name} failed: {}", shown(&messages));
-        return Err(Error::new(ErrorKind::ToolFailed, text));
-    }
-    if answer.len() as u64 > MAX_ANSWER_BYTES {
-        let text = format!("virsh {name} answers more than {MAX_ANSWER_BYTES} bytes");
-        return Err(Error::new(ErrorKind::ToolFailed, text));
-    }
-    Ok(answer)
+    Ok(Output { status: status?, answer, messages })
 }
 
-fn wait(child: &mut Child, name: &str, patience: Duration) -> Result<std::process::ExitStatus> {
+fn wait(child: &mut Child, name: &str, patience: Duration) -> Result<ExitStatus> {
     let waiting = || "waiting for virsh";
     let start = Instant::now();
     let mut is_said = false;
@@ -112,7 +173,15 @@ fn shown(messages: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::shown;
+    use super::{quoted, shown, split};
+
+    #[test]
+    fn answers_are_told_apart() {
+        assert_eq!(split("a\nb\nM\nM\nc", "M"), ["a\nb\n", "", "c"]);
+        assert_eq!(split("", "M"), [""]);
+        let words = ["dumpxml".to_owned(), "it's; \"x\"".to_owned()];
+        assert_eq!(quoted(&words), r#"'dumpxml' 'it'\''s; "x"'"#);
+    }
 
     #[test]
     fn messages_become_one_line() {

@@ -259,6 +259,11 @@ impl Channel for Connection {
             Request::Virsh { patience_ms, .. } => {
                 ANSWER_LIMIT + Duration::from_millis(*patience_ms)
             }
+            // Together, and then each by itself.
+            Request::AskVirsh { patience_ms, commands, .. } => {
+                let count = u32::try_from(commands.len() + 1).unwrap_or(u32::MAX);
+                ANSWER_LIMIT + Duration::from_millis(*patience_ms).saturating_mul(count)
+            }
             _ => ANSWER_LIMIT,
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);

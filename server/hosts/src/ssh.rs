@@ -12,6 +12,7 @@ use coldrise_block::{
 };
 
 use crate::address::HostAddress;
+use crate::cipher;
 use crate::key::HostKey;
 
 /// Longest path of a folder in which ssh can make its control socket, in bytes.
@@ -25,6 +26,8 @@ pub(crate) struct SshFolder {
     pub(crate) address: HostAddress,
     alias: String,
     accepts_any_key: bool,
+    /// See [`cipher::preferred`].
+    ciphers: Option<String>,
 }
 
 impl SshFolder {
@@ -40,8 +43,16 @@ impl SshFolder {
         let parent = if is_short { temporary } else { PathBuf::from("/tmp") };
         let folder = Arc::new(ScratchFolder::new_in(&parent, ScratchKind::Host)?);
         let alias = format!("coldrise-{name}");
-        let ssh =
-            SshFolder { folder, address: address.clone(), alias, accepts_any_key: key.is_none() };
+        let asking = |more: &[&str]| {
+            let mut command = Command::new("ssh");
+            command.arg("-G").args(more);
+            add_place(&mut command, address);
+            command.arg(&address.host);
+            command
+        };
+        let ciphers = cipher::preferred(asking(&[]), asking(&["-F", "none"]));
+        let accepts_any_key = key.is_none();
+        let ssh = SshFolder { folder, address: address.clone(), alias, accepts_any_key, ciphers };
         let write = |name: &str, content: &[u8]| {
             let path = ssh.path(name);
             let written = create_private(&path).and_then(|mut file| file.write_all(content));
@@ -98,12 +109,10 @@ impl SshFolder {
         for (name, file) in paths {
             command.arg("-o").arg(option(name, self.path(file).as_os_str()));
         }
-        if let Some(user) = &self.address.user {
-            command.args(["-l", user]);
+        if let Some(ciphers) = &self.ciphers {
+            command.arg("-o").arg(option("Ciphers", OsStr::new(ciphers)));
         }
-        if let Some(port) = self.address.port {
-            command.args(["-p", &port.to_string()]);
-        }
+        add_place(&mut command, &self.address);
         // Ctrl-C of a terminal is for us: we end what was begun on the host first.
         command.process_group(0).env("LC_ALL", "C");
         command
@@ -143,6 +152,16 @@ impl SshFolder {
         let text = std::fs::read_to_string(self.path("known_hosts")).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(&self.alias))?;
         HostKey::parse(line).ok()
+    }
+}
+
+/// The options for an address beside its host.
+fn add_place(command: &mut Command, address: &HostAddress) {
+    if let Some(user) = &address.user {
+        command.args(["-l", user]);
+    }
+    if let Some(port) = address.port {
+        command.args(["-p", &port.to_string()]);
     }
 }
 
