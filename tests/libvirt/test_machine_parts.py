@@ -55,6 +55,10 @@ def start_acme(inside, libvirt, tmp_path):
     again = inside.run("restore", "first/latest", "--parts", tmp_path / "parts")
     assert again.returncode != 0 and "is there already" in again.stderr, again.stderr
     assert sorted(os.listdir(tmp_path / "parts")) == ["configuration.xml", "firmware-variables.raw"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    inside.json("restore", "first/latest", "--parts", tmp_path / "link")
+    assert sorted(os.listdir(tmp_path / "empty")) == sorted(os.listdir(tmp_path / "parts"))
 
     disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
                        "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
@@ -174,6 +178,10 @@ def test_a_part_that_cannot_be_read_is_named(coldrise, libvirt, acme):
     assert [part["kind"] for part in coldrise.json("list", "acme", "--parts")["parts"]] == ["firmware-variables"]
     shown = coldrise.run("show", "acme/latest").stdout
     assert "firmware-variables" in shown and "tpm" not in shown
+    os.truncate(acme, 0)
+    made = coldrise.run("backup", "acme", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch)
+    assert made.returncode == 0 and "firmware variables: " in made.stderr and "is empty" in made.stderr, made.stderr
+    assert "firmware-variables" not in coldrise.run("show", "acme/latest").stdout
 
 
 def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):

@@ -76,13 +76,14 @@ fn shortcomings(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     if !facts.is_root {
         found.push(
-            "its user is not root: what only root may read, such as the state of a TPM, is in no backup"
+            "its user is not root: what only root may read, such as firmware variables and the state of a TPM, is in no backup"
                 .to_owned(),
         );
-        for group in ["libvirt", "kvm"] {
-            if !facts.groups.iter().any(|own| own == group) {
-                found.push(format!("its user is not in the group {group}"));
-            }
+        let is_in = |group: &&str| facts.groups.iter().any(|own| own == group);
+        let lacking = ["libvirt", "kvm"].into_iter().filter(|group| !is_in(group));
+        found.extend(lacking.map(|group| format!("its user is not in the group {group}")));
+        if !["libvirt-qemu", "qemu"].iter().any(is_in) {
+            found.push("its user is in neither of the groups libvirt-qemu and qemu, which QEMU's files need".to_owned());
         }
     }
     if facts.scratch_free_bytes < LITTLE_BYTES {

@@ -34,7 +34,7 @@ use crate::address::HostAddress;
 use crate::documents::{Hosts, KnownHost};
 use crate::key::HostKey;
 use crate::program::{Program, Step};
-use crate::ssh::{login_error, shown, SshFolder};
+use crate::ssh::{is_session_refused, login_error, shown, SshFolder, SESSIONS_ADVICE};
 
 /// How long a connection, with a copy of the program, may take.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -167,16 +167,19 @@ impl Connection {
         let told = Arc::clone(&replies);
         let reader = std::thread::spawn(move || keep_messages(messages, &told.messages));
         let (limit, began) = (Limit::new(child.id()), Instant::now());
-        let greeted = greet(&program, &mut input, &mut output);
+        let mut said = String::new();
+        let greeted = greet(&program, &mut input, &mut output, &mut said);
         drop(limit);
         let path = match greeted {
             Ok(Some(path)) => path,
             Ok(None) => {
-                let _ = child.wait();
+                let code = child.wait().ok().and_then(|status| status.code());
                 let _ = reader.join();
                 let limit_s = START_LIMIT.as_secs();
                 return Err(match began.elapsed() < START_LIMIT {
-                    true => login_error(name, &ssh.address, &locked(&replies.messages)),
+                    true => {
+                        login_error(name, &ssh.address, &locked(&replies.messages), &said, code)
+                    }
                     false => {
                         let text = format!(
                             "host {name}: coldrise-host has not started within {limit_s} s"
@@ -236,15 +239,23 @@ impl Connection {
             let output = OwnedFd::from(stream.try_clone()?);
             let mut command = ssh.command(false);
             command.arg(ssh.destination()).arg(&words);
-            command.stdin(OwnedFd::from(stream)).stdout(output).stderr(Stdio::null()).spawn()
+            command.stdin(OwnedFd::from(stream)).stdout(output).stderr(Stdio::piped()).spawn()
         };
-        let own = self.own.clone();
+        let (own, replies) = (self.own.clone(), Arc::clone(&self.replies));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // The end of the connection connects, too.
                 let (Ok(stream), Some(connection)) = (stream, own.upgrade()) else { break };
+                // The other end of the stream sees its end after ssh's messages are kept.
+                let held = stream.try_clone();
                 match start(&connection.ssh, stream) {
-                    Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
+                    Ok(child) => {
+                        let replies = Arc::clone(&replies);
+                        std::thread::spawn(move || {
+                            wait_for(child, &replies.messages);
+                            drop(held);
+                        });
+                    }
                     Err(error) => tracing::warn!("starting ssh: {error}"),
                 }
             }
@@ -307,7 +318,10 @@ impl Channel for Connection {
                     self.name,
                     socket.display()
                 );
-                error.context(text)
+                match is_session_refused(&locked(&self.replies.messages)) {
+                    true => error.context(text).advise(SESSIONS_ADVICE),
+                    false => error.context(text),
+                }
             })?;
         }
         ways.insert(socket.to_owned(), local.clone());
@@ -355,18 +369,30 @@ fn greets(socket: &Path) -> Result<()> {
     stream.read_exact(&mut [0; 8]).context(what)
 }
 
-/// Sends the program if it is asked for. Returns its path there, or `None` if ssh has ended.
+/// Waits for the end of a session's ssh, and keeps its messages.
+fn wait_for(mut child: Child, messages: &Mutex<String>) {
+    if let Some(from) = child.stderr.take() {
+        keep_messages(from, messages);
+    }
+    let _ = child.wait();
+}
+
+/// Sends the program if it is asked for. Returns its path there, or `None` if ssh has ended. `said` gets the login shell's last line.
 fn greet(
     program: &Program,
     input: &mut ChildStdin,
     output: &mut ChildStdout,
+    said: &mut String,
 ) -> Result<Option<String>> {
     let (mut line, mut bytes) = (Vec::new(), 0);
     let mut byte = [0];
     loop {
         match output.read(&mut byte) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Ok(0) | Err(_) => return Ok(None),
+            Ok(0) | Err(_) => {
+                keep_line(said, &line);
+                return Ok(None);
+            }
             Ok(_) => line.push(byte[0]),
         }
         bytes += 1;
@@ -377,8 +403,9 @@ fn greet(
         if byte[0] != b'\n' {
             continue;
         }
-        match Step::parse(&String::from_utf8_lossy(&std::mem::take(&mut line))) {
-            None => {}
+        let whole = std::mem::take(&mut line);
+        match Step::parse(&String::from_utf8_lossy(&whole)) {
+            None => keep_line(said, &whole),
             Some(Step::Absent(processor)) if processor != ARCH => {
                 let own = ARCH;
                 let text = format!(
@@ -398,6 +425,13 @@ fn greet(
                 ));
             }
         }
+    }
+}
+
+fn keep_line(kept: &mut String, line: &[u8]) {
+    let line = shown(&String::from_utf8_lossy(line));
+    if !line.is_empty() {
+        *kept = line;
     }
 }
 

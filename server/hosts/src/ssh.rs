@@ -187,8 +187,23 @@ pub(crate) fn shown(messages: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
-/// The error for ssh's messages when a login fails.
-pub(crate) fn login_error(name: &str, address: &HostAddress, messages: &str) -> Error {
+pub(crate) const SESSIONS_ADVICE: &str =
+    "sshd there allows no further session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
+     AllowStreamLocalForwarding";
+
+/// Whether ssh says that MaxSessions is reached.
+pub(crate) fn is_session_refused(messages: &str) -> bool {
+    messages.contains("Session open refused by peer")
+}
+
+/// The error for ssh's messages when a login fails. `said` is the login shell's last line, `code` ssh's exit code.
+pub(crate) fn login_error(
+    name: &str,
+    address: &HostAddress,
+    messages: &str,
+    said: &str,
+    code: Option<i32>,
+) -> Error {
     let error = |kind, text: &str| Error::new(kind, format!("host {name}: {text}"));
     if messages.contains("IDENTIFICATION HAS CHANGED")
         || messages.contains("Host key verification failed")
@@ -202,9 +217,23 @@ pub(crate) fn login_error(name: &str, address: &HostAddress, messages: &str) -> 
             "append the line that coldrise host key shows to ~/.ssh/authorized_keys of its user",
         );
     }
-    let text = match messages.trim().is_empty() {
-        true => "ssh ended without a message".to_owned(),
-        false => shown(messages),
+    if messages.contains("kex_exchange_identification") {
+        return error(ErrorKind::ToolFailed, &format!("it ended the connection before the login: {}", shown(messages))).advise(
+            "its sshd may have too many connections before their login: wait, or raise MaxStartups in its sshd_config; its log says more",
+        );
+    }
+    let said = Some(said).filter(|said| !said.is_empty());
+    let said = said.map(|said| format!("its login shell says: {said}"));
+    let said: Vec<String> = [Some(shown(messages)), said]
+        .into_iter()
+        .flatten()
+        .filter(|text| !text.is_empty())
+        .collect();
+    let text = match (said.is_empty(), code) {
+        (false, _) => said.join("; "),
+        // ssh's own code, after a login.
+        (true, Some(255)) => "it opens no session (MaxSessions 0 in its sshd_config?)".to_owned(),
+        (true, _) => "ssh ended without a message".to_owned(),
     };
     error(ErrorKind::ToolFailed, &text).advise(format!("try it by hand: ssh -v {address}"))
 }

@@ -114,7 +114,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
         Action::Remove { name } => {
             hosts.remove(&name)?;
             let text = format!(
-                "removed {name}. There: delete the line of coldrise from ~/.ssh/authorized_keys"
+                "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"
             );
             Ok(Report::done(&json!({ "name": name }), text))
         }

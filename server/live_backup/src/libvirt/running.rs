@@ -143,6 +143,8 @@ impl LiveMachine for RunningDomain {
         });
         let (is_quiesced, sources) = begun.map_err(|error| match self.close(false) {
             Ok(()) => error,
+            // Both have one cause, such as a lost connection.
+            Err(left) if left.message().ends_with(&error.message()) => left,
             Err(left) => error.context(left.message()),
         })?;
         let space = self.taken.as_ref().map(|taken| &taken.space);
@@ -166,12 +168,21 @@ impl LiveMachine for RunningDomain {
         is_named_by_another(&self.virsh, &self.uuid, name)
     }
 
-    /// Whether the job that offers the disks has ended, although it was not closed: by `virsh domjobabort`, or with
-    /// the machine.
-    fn has_lost_its_job(&self) -> bool {
+    /// By `virsh domjobabort`, with the machine, or because its host cannot be asked any more.
+    fn why_disks_are_lost(&self) -> Option<(String, &'static str)> {
         let is_read_live = self.options.mode == Mode::Pull;
-        let taken = self.taken.as_ref().filter(|_| is_read_live);
-        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
+        let taken = self.taken.as_ref().filter(|_| is_read_live)?;
+        match self.job().is_of(taken.space.folder()) {
+            Ok(true) => None,
+            Err(error) if error.kind() != ErrorKind::ToolFailed => {
+                Some((error.message(), "the machine was not changed: back up again"))
+            }
+            // Also if libvirt does not know the machine any more.
+            Ok(false) | Err(_) => Some((
+                "libvirt's backup job ended before everything was read".to_owned(),
+                "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
+            )),
+        }
     }
 
     fn close(&mut self, is_stored: bool) -> Result<()> {
