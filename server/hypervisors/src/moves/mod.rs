@@ -30,13 +30,13 @@
 //!
 //! One process at a time moves a session: it holds the lock of the notes.
 
-mod courtesy;
 mod domain;
 mod domain_disks;
 mod mirror;
 mod note;
 mod pace;
 mod qemu_machine;
+mod rate_limit;
 mod settle;
 mod target;
 

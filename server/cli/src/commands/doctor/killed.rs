@@ -44,7 +44,7 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
                 rolled_back(&folder, run, &mut settled).map(Ok)
             }
             ("attach", State::Running) => {
-                settled.extend(note(&folder, run, "machine").map(|begun| seat(&begun)));
+                settled.extend(note(&folder, run, "machine").map(|begun| place(&begun)));
                 continue;
             }
             ("attach", State::Lost) => attached(repository, &folder, run, &mut settled),
@@ -121,7 +121,7 @@ fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, Stri
 }
 
 /// Names the place of an attached disk.
-fn seat(begun: &Value) -> String {
+fn place(begun: &Value) -> String {
     format!("{} {}", text(begun, "machine"), text(begun, "name"))
 }
 
@@ -132,7 +132,7 @@ fn attached(
     settled: &mut HashSet<String>,
 ) -> Option<Result<(String, String)>> {
     let begun = note(folder, run, "machine")?;
-    if !settled.insert(seat(&begun)) {
+    if !settled.insert(place(&begun)) {
         return None;
     }
     let (machine, name) = (text(&begun, "machine"), text(&begun, "name"));
