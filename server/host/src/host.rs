@@ -177,7 +177,7 @@ impl Host {
         }
     }
 
-    /// Holds a block device against mounts until the end of the connection, and checks that a file is no loop device.
+    /// Holds a block device against mounts until the end of the connection, and checks that no loop device shows a file.
     ///
     /// # Errors
     /// `Busy` if it is in use; errors of the operating system there.

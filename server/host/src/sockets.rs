@@ -1,7 +1,7 @@
 //! Unix sockets on a host through which its QEMU reaches disks of the backup server.
 //!
 //! sshd makes them and leaves them when it ends, so they are removed here: at the end of the connection, and before a new
-//! connection makes the same one. A connection that was cut may live on here until its packets are given up, and with
+//! connection makes the same one. A connection that was cut may live on here until its packets time out, and with
 //! it QEMU's: the program of each connection is noted beside the socket, so that the next one can end it.
 
 use std::fs::{DirBuilder, Permissions};
