@@ -181,8 +181,11 @@ pub(crate) fn text_of(command: &mut Command) -> Result<String> {
 
 /// The last lines of a program's messages on one line, without control characters.
 pub(crate) fn shown(messages: &str) -> String {
-    let lines: Vec<&str> =
-        messages.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> = messages
+        .lines()
+        .map(|line| line.trim().trim_end_matches('.'))
+        .filter(|line| !line.is_empty())
+        .collect();
     let text = lines[lines.len().saturating_sub(3)..].join("; ");
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
