@@ -46,28 +46,40 @@ pub(crate) fn run(
 /// One virsh runs them all: most of the time of a short command is virsh's start. If that one reports any error, each command
 /// runs by itself, so that each has its own result.
 pub(crate) fn ask(uri: &str, commands: &[Vec<String>], patience: Duration) -> Vec<Result<String>> {
-    if let Some(answers) = ask_together(uri, commands, patience) {
-        return answers.into_iter().map(Ok).collect();
-    }
-    commands.iter().map(|words| run(uri, words, None, patience)).collect()
+    let started = Instant::now();
+    let (is_late, why) = match ask_together(uri, commands, patience) {
+        Ok(Some(answers)) => return answers.into_iter().map(Ok).collect(),
+        Ok(None) => (false, String::new()),
+        Err(error) => (started.elapsed() >= patience, error.full_message()),
+    };
+    let result = |words: &Vec<String>| match is_late {
+        // A libvirtd that hangs is not asked again.
+        true => Err(Error::new(ErrorKind::ToolFailed, why.clone())),
+        false => run(uri, words, None, patience),
+    };
+    commands.iter().map(result).collect()
 }
 
 /// The answers of all commands, if none of them wrote a message.
-fn ask_together(uri: &str, commands: &[Vec<String>], patience: Duration) -> Option<Vec<String>> {
+fn ask_together(
+    uri: &str,
+    commands: &[Vec<String>],
+    patience: Duration,
+) -> Result<Option<Vec<String>>> {
     if commands.len() < 2 {
-        return None;
+        return Ok(None);
     }
-    // No guest can put a line into its texts that it does not know.
+    // A guest cannot have it in its texts: it does not know it.
     let mark = format!("coldrise-{:016x}", RandomState::new().hash_one(uri));
     let quoted: Vec<String> = commands.iter().map(|words| quoted(words)).collect();
     let script = quoted.join(&format!("; echo {mark}; "));
-    let output = call(uri, &[script], None, patience).ok()?;
+    let output = call(uri, &[script], None, patience)?;
     let is_whole = output.answer.len() as u64 <= MAX_ANSWER_BYTES;
     if !output.status.success() || !is_whole || !output.messages.trim().is_empty() {
-        return None;
+        return Ok(None);
     }
     let answers = split(&output.answer, &mark);
-    (answers.len() == commands.len()).then_some(answers)
+    Ok((answers.len() == commands.len()).then_some(answers))
 }
 
 /// A command for virsh's own parser, which knows the quotes of a shell.
@@ -76,16 +88,10 @@ fn quoted(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// The texts between lines that are the mark.
+/// The texts between the marks. virsh may end the line behind a mark or not.
 fn split(text: &str, mark: &str) -> Vec<String> {
-    let mut answers = vec![String::new()];
-    for line in text.split_inclusive('\n') {
-        match (line.trim_end() == mark, answers.last_mut()) {
-            (false, Some(answer)) => answer.push_str(line),
-            _ => answers.push(String::new()),
-        }
-    }
-    answers
+    let answers = text.split(mark);
+    answers.map(|answer| answer.strip_prefix('\n').unwrap_or(answer).to_owned()).collect()
 }
 
 /// What virsh has written until its end.
@@ -97,7 +103,8 @@ struct Output {
 }
 
 fn call(uri: &str, words: &[String], input: Option<&str>, patience: Duration) -> Result<Output> {
-    let name = words.first().map_or("", String::as_str);
+    // Of several commands the first.
+    let name = words.first().and_then(|word| word.split(';').next()).unwrap_or_default();
     let mut command = Command::new("virsh");
     command.args(["--quiet", "--connect", uri]).args(words);
     // Its messages are compared by people only; numbers and states are parsed.
@@ -177,7 +184,8 @@ mod tests {
 
     #[test]
     fn answers_are_told_apart() {
-        assert_eq!(split("a\nb\nM\nM\nc", "M"), ["a\nb\n", "", "c"]);
+        assert_eq!(split("a\nb\nMMc", "M"), ["a\nb\n", "", "c"]);
+        assert_eq!(split("a\nM\nc\nM\n", "M"), ["a\n", "c\n", ""]);
         assert_eq!(split("", "M"), [""]);
         let words = ["dumpxml".to_owned(), "it's; \"x\"".to_owned()];
         assert_eq!(quoted(&words), r#"'dumpxml' 'it'\''s; "x"'"#);
