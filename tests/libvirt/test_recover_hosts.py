@@ -152,11 +152,21 @@ def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host
         done = coldrise.run("recover", address, "--to", "libvirt", *options)
         assert done.returncode not in (0, 101) and said in done.stderr, done.stderr
         assert coldrise.json("sessions")["sessions"] == [], options
+
+
+def test_a_machine_of_a_host_that_forbids_forwarding(coldrise, host, recover, grows, address):
     host.stop()
-    host.start("AllowStreamLocalForwarding no")
-    done = coldrise.run("recover", address, "--to", "libvirt", "--on", "hv1")
-    assert done.returncode == 1 and "AllowStreamLocalForwarding yes" in done.stderr, done.stderr
-    assert coldrise.json("sessions")["sessions"] == [] and host.libvirt.domains() == [] and not sockets()
+    host.start("DisableForwarding yes")
+    running = recover(address, "--on", "hv1")
+    grows()
+    host.stop()
+    wait_until(lambda: host.libvirt.state("web01") == "paused (I/O error)", "the pause")
+    host.start("DisableForwarding yes")
+    wait_until(lambda: host.libvirt.state("web01").startswith("running"), "the machine runs on")
+    grows()
+    coldrise.json("recover", "live/web01-1", "--undo")
+    running.end()
+    wait_until(lambda: not sockets(), "the end of the program on the host")
     host.stop()
     host.start()
 

@@ -16,6 +16,7 @@ mod host;
 mod kvm;
 mod messages;
 mod programs;
+mod relay;
 mod scratch;
 mod serve;
 mod socket_access;

@@ -203,6 +203,16 @@ pub enum Request {
         /// Its path.
         path: PathBuf,
     },
+    /// Listens at a socket that was prepared, in place of SSH.
+    Listen {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// The private socket of the next connection to such a socket; [`Answer::Done`] if there was none for 1 s.
+    NextConnection {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// Gives a socket to the user as whom libvirt runs QEMU.
     ShareSocket {
         /// Its path.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FIL
 use crate::freezes::Freezes;
 use crate::kvm::kvm_works;
 use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
+use crate::relay;
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
 use crate::virsh;
@@ -34,6 +36,8 @@ pub struct HostTasks {
     freezes: Freezes,
     /// Sockets that were made room for.
     sockets: Mutex<Vec<PathBuf>>,
+    /// Connections to sockets at which this program listens.
+    relays: Mutex<HashMap<PathBuf, Arc<Mutex<Receiver<PathBuf>>>>>,
     /// Files and block devices that take a disk.
     disks: Mutex<Vec<File>>,
 }
@@ -48,15 +52,15 @@ impl HostTasks {
     }
 
     fn disks(&self) -> MutexGuard<'_, Vec<File>> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.disks)
     }
 
     fn sockets(&self) -> MutexGuard<'_, Vec<PathBuf>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.sockets)
     }
 
     fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Space>>> {
-        self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.spaces)
     }
 
     /// Does something with a folder that was made through this connection: no other one is touched.
@@ -68,6 +72,10 @@ impl HostTasks {
         })?;
         act(&space)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Channel for HostTasks {
@@ -162,6 +170,19 @@ impl Channel for HostTasks {
             Request::PrepareSocket { path } => {
                 self.sockets().push(path.clone());
                 sockets::prepare(&path).map(|()| Answer::Done)
+            }
+            Request::Listen { path } => {
+                let connections = Arc::new(Mutex::new(relay::listen(&path)?));
+                locked(&self.relays).insert(path, connections);
+                Ok(Answer::Done)
+            }
+            Request::NextConnection { path } => {
+                let connections = locked(&self.relays).get(&path).cloned();
+                let connections = connections.ok_or_else(|| {
+                    Error::new(ErrorKind::InvalidInput, "this program does not listen there")
+                })?;
+                let next = relay::next(&locked(&connections))?;
+                Ok(next.map_or(Answer::Done, Answer::Path))
             }
             Request::SocketPath { name } => sockets::socket_path(&name).map(Answer::Path),
             Request::ShareSocket { path, uri, owner } => {

@@ -232,31 +232,57 @@ impl Connection {
     fn bridge(&self, local: &Path, remote: &Path) -> Result<()> {
         let listener =
             UnixListener::bind(local).context(|| format!("making {}", local.display()))?;
-        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-        let words =
-            format!("exec {} connect {}", quoted(&self.program), quoted(&remote.to_string_lossy()));
-        let start = move |ssh: &SshFolder, stream: UnixStream| -> std::io::Result<Child> {
-            let output = OwnedFd::from(stream.try_clone()?);
-            let mut command = ssh.command(false);
-            command.arg(ssh.destination()).arg(&words);
-            command.stdin(OwnedFd::from(stream)).stdout(output).stderr(Stdio::piped()).spawn()
-        };
-        let (own, replies) = (self.own.clone(), Arc::clone(&self.replies));
+        let remote = remote.to_owned();
+        let own = self.own.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // The end of the connection connects, too.
                 let (Ok(stream), Some(connection)) = (stream, own.upgrade()) else { break };
-                // The other end of the stream sees its end after ssh's messages are kept.
-                let held = stream.try_clone();
-                match start(&connection.ssh, stream) {
-                    Ok(child) => {
-                        let replies = Arc::clone(&replies);
-                        std::thread::spawn(move || {
-                            wait_for(child, &replies.messages);
-                            drop(held);
-                        });
-                    }
-                    Err(error) => tracing::warn!("starting ssh: {error}"),
+                connection.start_session(stream, &remote);
+            }
+        });
+        Ok(())
+    }
+
+    /// Joins a stream with a socket there, by a session of its own.
+    fn start_session(&self, stream: UnixStream, remote: &Path) {
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+        let words =
+            format!("exec {} connect {}", quoted(&self.program), quoted(&remote.to_string_lossy()));
+        // The other end of the stream sees its end after ssh's messages are kept.
+        let held = stream.try_clone();
+        let started = stream.try_clone().and_then(|output| {
+            let mut command = self.ssh.command(false);
+            command.arg(self.ssh.destination()).arg(&words);
+            command.stdin(OwnedFd::from(stream)).stdout(OwnedFd::from(output));
+            command.stderr(Stdio::piped()).spawn()
+        });
+        match started {
+            Ok(child) => {
+                let replies = Arc::clone(&self.replies);
+                std::thread::spawn(move || {
+                    wait_for(child, &replies.messages);
+                    drop(held);
+                });
+            }
+            Err(error) => tracing::warn!("starting ssh: {error}"),
+        }
+    }
+
+    /// The program there listens, and a session is started for each connection.
+    fn relay(&self, local: &Path, there: &Path) -> Result<()> {
+        self.call(Request::Listen { path: there.to_owned() })?;
+        let (own, local, there) = (self.own.clone(), local.to_owned(), there.to_owned());
+        std::thread::spawn(move || {
+            // Until the connection ends.
+            while let Some(connection) = own.upgrade() {
+                match connection.call(Request::NextConnection { path: there.clone() }) {
+                    Ok(Answer::Path(private)) => match UnixStream::connect(&local) {
+                        Ok(stream) => connection.start_session(stream, &private),
+                        Err(error) => tracing::warn!("connecting to the disks: {error}"),
+                    },
+                    Ok(_) => {}
+                    Err(_) => break,
                 }
             }
         });
@@ -329,11 +355,9 @@ impl Channel for Connection {
     }
 
     fn offer(&self, local: &Path, there: &Path) -> Result<()> {
-        self.ssh.forward_back(there, local).map_err(|error| {
-            let text = format!("host {}: its sshd makes no socket for the disks", self.name);
-            error.context(text).advise(
-                "allow it in its sshd_config: AllowStreamLocalForwarding yes, DisableForwarding no",
-            )
+        self.ssh.forward_back(there, local).or_else(|error| {
+            tracing::debug!("no forwarding: {}", error.full_message());
+            self.relay(local, there)
         })
     }
 
