@@ -147,7 +147,10 @@ def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host
     for options, said in (
         (["--on", "hv9"], "there is no host hv9"),
         (["--on", "hv1", "--connect", "qemu:///session"], "qemu:///system"),
-        (["--on", "hv1", "--socket-owner", "no-such-user"], "there is no user"),
+        (["--on", "hv1", "--socket-owner", "no-such-user"], "host hv1: there is no user"),
+        (["--on", "hv1", "--socket", "/tmp/a b.nbd"], "no spaces and colons"),
+        (["--on", "hv1", "--network", "lost"], "virsh net-list"),
+        (["--host", "esx1"], "--on"),
     ):
         done = coldrise.run("recover", address, "--to", "libvirt", *options)
         assert done.returncode not in (0, 101) and said in done.stderr, done.stderr
@@ -186,6 +189,11 @@ def test_a_machine_moves_to_files_of_its_host(coldrise, host, recover, grows, ad
     assert settled.returncode == 0 and "withdrawn" in settled.stdout, settled.stderr
     assert not target.exists()
     wait_until(lambda: host.libvirt.state("web01").startswith("running"), "the machine runs on")
+    grows()
+    for refused, word in (("relative.qcow2", "absolute path"), ("/dev/no-such-device", "no device"), ("/images/new\nline", "control"),
+                          ("/nonexistent/x.qcow2", "does not exist")):
+        done = coldrise.run("move", "live/web01-1", f"vda={refused}")
+        assert done.returncode not in (0, 101) and word in done.stderr, done.stderr
     grows()
     moved = coldrise.json("move", "live/web01-1", host.libvirt.images)
     assert moved["disks"][0]["target"] == str(target) and running.end()["state"] == "moved"

@@ -40,6 +40,9 @@ pub fn open_disk_file(
     if found.as_ref().is_some_and(is_device) {
         return open_device(path, size_bytes, force);
     }
+    if found.is_none() {
+        check_folder(path)?;
+    }
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
     let file = match found.is_some() && force {
@@ -136,12 +139,21 @@ pub(crate) fn check_disk_file(path: &Path, size_bytes: u64, force: bool) -> Resu
         Ok(found) if is_device(&found) => open_device(path, size_bytes, force).map(drop),
         Ok(_) if force => Ok(()),
         Ok(_) => Err(exists_already(path)),
-        Err(_) if path.parent().is_some_and(Path::is_dir) => Ok(()),
-        Err(_) => {
-            let text = format!("the folder of {} does not exist there", path.display());
-            Err(Error::new(ErrorKind::NotFound, text).advise("create it, or choose another"))
-        }
+        Err(_) => check_folder(path),
     }
+}
+
+/// Checks that a new file can be made at this path. Below /dev it would lie in memory: the name of a device has a typing error.
+fn check_folder(path: &Path) -> Result<()> {
+    if path.starts_with("/dev") {
+        let text = format!("there is no device {}", path.display());
+        return Err(Error::new(ErrorKind::NotFound, text).advise("lsblk shows the devices"));
+    }
+    if path.parent().is_some_and(Path::is_dir) {
+        return Ok(());
+    }
+    let text = format!("the folder of {} does not exist", path.display());
+    Err(Error::new(ErrorKind::NotFound, text).advise("create it, or choose another"))
 }
 
 /// Removes the file if it is still the one that was made.

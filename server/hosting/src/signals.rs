@@ -8,7 +8,19 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// The signals that ask the program to end.
-const ENDINGS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+static ENDINGS: LazyLock<Vec<i32>> = LazyLock::new(|| {
+    let mut endings = vec![SIGINT, SIGTERM];
+    endings.extend((!ignores_hangup()).then_some(SIGHUP));
+    endings
+});
+
+/// Whether this process was started by `nohup`: then a closed terminal ends nothing.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
+}
 
 /// Whether this program handles them.
 static ARE_CAUGHT: AtomicBool = AtomicBool::new(false);
@@ -30,7 +42,7 @@ static IS_ANSWERED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// `Io` if a handler cannot be installed or no thread can be started.
 pub fn answer_signals(answer: impl Fn() + Send + 'static) -> Result<()> {
-    let mut signals = Signals::new(ENDINGS).context(|| "catching signals")?;
+    let mut signals = Signals::new(&*ENDINGS).context(|| "catching signals")?;
     let code = i32::from(coldrise_runs::exit_code(ErrorKind::Interrupted));
     let wait = move || {
         for _ in signals.forever() {
@@ -69,7 +81,7 @@ pub fn cancel_flag() -> Result<Arc<AtomicBool>> {
     // Not `CANCEL`: the thread of `answer_signals` sets that at any time.
     let is_second = Arc::new(AtomicBool::new(false));
     let code = i32::from(coldrise_runs::exit_code(ErrorKind::Interrupted));
-    for signal in ENDINGS {
+    for signal in ENDINGS.iter().copied() {
         // The order matters: the conditional shutdown checks the flag before it is
         // set again.
         signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&is_second))
@@ -91,8 +103,8 @@ impl ChildSignals {
     /// # Errors
     /// `Io` if a handler cannot be installed.
     pub fn catch() -> Result<ChildSignals> {
-        let [int, term, hup] = ENDINGS;
-        let caught = Signals::new([int, term, hup, SIGCHLD]).context(|| "catching signals")?;
+        let signals = ENDINGS.iter().copied().chain([SIGCHLD]);
+        let caught = Signals::new(signals).context(|| "catching signals")?;
         ARE_CAUGHT.store(true, Ordering::SeqCst);
         Ok(ChildSignals(caught))
     }

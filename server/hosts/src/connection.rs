@@ -317,7 +317,12 @@ impl Channel for Connection {
             return Err(self.lost());
         }
         match receiver.recv_timeout(limit) {
-            Ok(outcome) => outcome.into(),
+            Ok(outcome) => {
+                Result::from(outcome).map_err(|error| match error.message().contains(&self.name) {
+                    true => error,
+                    false => error.context(format!("host {}", self.name)),
+                })
+            }
             Err(RecvTimeoutError::Disconnected) => Err(self.lost()),
             Err(RecvTimeoutError::Timeout) => {
                 let text = format!("host {} has not answered for {} s", self.name, limit.as_secs());

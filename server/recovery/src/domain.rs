@@ -75,6 +75,13 @@ fn socket_on(
         None => format!("{session}.nbd"),
         Some(_) => format!("{session}-{}.nbd", id.get(..8).unwrap_or(&id)),
     };
+    let is_odd = |path: &Path| {
+        path.to_string_lossy().contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())
+    };
+    if host.name().is_some() && chosen.is_some_and(is_odd) {
+        let text = "a socket on another host has no spaces and colons in its path: SSH takes none";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
     host.socket_path(chosen.unwrap_or(Path::new(&name)))
 }
 

@@ -84,6 +84,11 @@ fn kept(session: &SessionName) -> String {
     format!("session {session} is kept: end it with coldrise recover live/{session} --undo")
 }
 
+/// Where nbdkit listens here for a machine on another host.
+pub(crate) fn socket_on_way(session: &SessionName) -> Result<PathBuf> {
+    socket_path(&PathBuf::from(format!("{session}.nbd")))
+}
+
 /// Where nbdkit listens here, and for whom: QEMU's user on this host; else SSH, which is this user's.
 fn local_socket(
     session: &SessionDocument,
@@ -92,8 +97,7 @@ fn local_socket(
     owner: Option<&str>,
 ) -> Result<(PathBuf, SocketAccess)> {
     if host.name().is_some() {
-        let name = PathBuf::from(format!("{}.nbd", session.name));
-        return Ok((socket_path(&name)?, SocketAccess::default()));
+        return Ok((socket_on_way(&session.name)?, SocketAccess::default()));
     }
     let owner = owner_here(owner, &note.connect)?;
     Ok((note.socket.clone(), SocketAccess { owner, mode: None }))
@@ -145,6 +149,11 @@ impl RecoveryServer {
                 is_new.then(|| coldrise_session::unpublish(repository, &session.name, true));
             match withdrawn {
                 Some(Err(_)) => error.advise(kept(&session.name)),
+                None if error.kind() == ErrorKind::Busy => Error::new(
+                    ErrorKind::Busy,
+                    format!("session {} is served already: {}", session.name, error.message()),
+                )
+                .advise("coldrise runs shows the command that serves it"),
                 Some(Ok(_)) | None => error,
             }
         })?;

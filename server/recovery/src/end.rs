@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::domain_server::socket_on_way;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_hosting::{uefi, Caller};
@@ -93,6 +94,15 @@ pub(crate) fn remove_parts(
         let text = error.full_message();
         caller.remark(&format!("warning: the machine's firmware variables or TPM stay: {text}"));
     }
+}
+
+/// Removes the socket of a session's NBD server, which a killed server leaves.
+pub fn remove_socket(session: &SessionName, note: &RecoveryNote) {
+    let socket = match &note.host {
+        None => Ok(note.socket.clone()),
+        Some(_) => socket_on_way(session),
+    };
+    let _ = socket.map(std::fs::remove_file);
 }
 
 /// Ends a session. Its server closes it when the machine is gone, within `patience`.

@@ -22,7 +22,7 @@ mod vsphere_server;
 pub use attached_disk::{default_disk_name, AttachedDiskServer};
 pub use domain::{DomainRequest, Prepared};
 pub use domain_server::RecoveryServer;
-pub use end::{keep_parts, prepare_end, MachineEnd, UndoRequest, Undone};
+pub use end::{keep_parts, prepare_end, remove_socket, MachineEnd, UndoRequest, Undone};
 pub use session_machines::{startable_session, unserved};
 pub use undo::undo;
 

@@ -12,7 +12,9 @@ use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 
-use crate::end::{check_can_seal, end_session, remove_parts, MachineEnd, UndoRequest, Undone};
+use crate::end::{
+    check_can_seal, end_session, remove_parts, remove_socket, MachineEnd, UndoRequest, Undone,
+};
 use crate::vsphere;
 
 /// How long the server of an ended machine may take to close the session.
@@ -47,6 +49,7 @@ pub fn undo(
     if let Some(host) = note.host.as_ref().filter(|_| request.is_without_server) {
         let end = MachineEnd::Unknown(host.to_string());
         let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
+        remove_socket(session, &note);
         return Ok(Undone { machine: note.name, end, sealed });
     }
     let host = host_of(repository, note.host.as_ref()).map_err(|error| match &note.host {
@@ -69,5 +72,6 @@ pub fn undo(
     remove_parts(caller, repository, session, &note, &host);
     let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
     let _ = host.remove_file(&note.socket);
+    remove_socket(session, &note);
     Ok(Undone { machine: note.name, end, sealed })
 }

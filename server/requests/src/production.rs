@@ -26,9 +26,9 @@ pub struct Recover {
     #[arg(value_name = "MACHINE/POINT|live/SESSION", value_parser = text(Address::parse))]
     pub address: String,
     /// The hypervisor: libvirt on the service's host or that of `on`; vcenter:NAME or esxi:NAME, a server of GET /hypervisors.
-    /// Required unless `undo` is given.
-    #[arg(long, value_name = "HYPERVISOR", value_parser = text(Hypervisor::from_str), required_unless_present = "undo")]
-    #[arg(help = "libvirt; vcenter:HOST or esxi:HOST, with a port if it is not 443")]
+    /// Required for a point.
+    #[arg(long, value_name = "HYPERVISOR", value_parser = text(Hypervisor::from_str))]
+    #[arg(help = "For a point: libvirt; vcenter:HOST or esxi:HOST, with a port if it is not 443")]
     pub to: Option<String>,
     /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
     /// unless --discard is given.

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_recovery::prepare_end;
+use coldrise_recovery::{prepare_end, remove_socket};
 use coldrise_requests::{session_name, Unpublish};
 use coldrise_session::SkippedFile;
 use coldrise_store::advise_room;
@@ -42,8 +42,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
     if let Some(recovered) = recovered {
-        // A killed server leaves its socket.
-        let _ = std::fs::remove_file(&recovered.socket);
+        remove_socket(session, &recovered);
     }
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),

@@ -223,6 +223,8 @@ impl Domain {
                 "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)"
             } else if message.contains("already defined with uuid") {
                 "the original is defined on this host: recover the machine under its name, or with --new-uuid"
+            } else if message.contains("etwork not found") {
+                "choose another --network: virsh net-list --all shows those of the host"
             } else {
                 "to start it with plain hardware in place of the stored: --default-hardware"
             };

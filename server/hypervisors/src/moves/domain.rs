@@ -360,8 +360,9 @@ fn note_sides(
 ) -> Result<()> {
     let live = live_disks(domain)?;
     for (device, disk) in devices.iter().zip(&mut note.disks) {
-        let target = disk.target.to_string_lossy();
-        disk.is_moved = live.iter().any(|live| live.device == *device && live.source == target);
+        // An export of the session is not a path.
+        let is_path = |live: &LiveDisk| live.device == *device && live.source.starts_with('/');
+        disk.is_moved = live.iter().any(is_path);
     }
     if note.disks.iter().any(|disk| disk.is_moved) {
         settled(notes, note)?;

@@ -146,7 +146,7 @@ fn session_and_targets(
     if targets.is_empty() {
         let text =
             format!("no move of session {name} was interrupted: name a target for its disks");
-        return Err(Error::new(ErrorKind::InvalidInput, text));
+        return Err(Error::new(ErrorKind::NotFound, text));
     }
     if !session.is_served {
         let text =

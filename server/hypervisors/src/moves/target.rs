@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::{open_disk_file, DiskFacts, FileKind, Host};
 use coldrise_session::SessionDocument;
 use coldrise_store::DiskName;
@@ -34,7 +34,7 @@ impl ImageFormat {
 pub struct Target {
     /// The disk.
     pub(super) disk: DiskName,
-    /// An absolute path.
+    /// Absolute when it is the target of a disk.
     pub(super) path: PathBuf,
     /// The chosen format; `None` for the one that the path suggests.
     format: Option<ImageFormat>,
@@ -53,18 +53,23 @@ pub fn parse_target(text: &str) -> Result<Target> {
             format!("{text:?} {why}: give DISK=PATH, DISK=qcow2:PATH, DISK=raw:PATH or a folder");
         Error::new(ErrorKind::InvalidInput, text)
     };
-    let absolute = |path: &str| std::path::absolute(path).map_err(|_| refused("names no file"));
-    let Some((disk, path)) = text.split_once('=') else {
-        let (path, disk) = (absolute(text)?, DiskName::parse("all")?);
+    let path = |path: &str| match path {
+        "" => Err(refused("names no file")),
+        // libvirt drops some of them.
+        path if path.chars().any(char::is_control) => Err(refused("has a control character")),
+        path => Ok(PathBuf::from(path)),
+    };
+    let Some((disk, place)) = text.split_once('=') else {
+        let (path, disk) = (path(text)?, DiskName::parse("all")?);
         return Ok(Target { disk, path, format: None, is_folder: true });
     };
     let disk = DiskName::parse(disk)?;
-    let (format, path) = match path.split_once(':') {
-        Some(("qcow2", path)) => (Some(ImageFormat::Qcow2), path),
-        Some(("raw", path)) => (Some(ImageFormat::Raw), path),
-        _ => (None, path),
+    let (format, place) = match place.split_once(':') {
+        Some(("qcow2", place)) => (Some(ImageFormat::Qcow2), place),
+        Some(("raw", place)) => (Some(ImageFormat::Raw), place),
+        _ => (None, place),
     };
-    Ok(Target { disk, path: absolute(path)?, format, is_folder: false })
+    Ok(Target { disk, path: path(place)?, format, is_folder: false })
 }
 
 impl Target {
@@ -77,6 +82,13 @@ impl Target {
 
     /// The target of a disk, after a look at what is there.
     fn of(mut self, host: &Host, session: &SessionDocument, disk: &DiskName) -> Result<Target> {
+        if host.name().is_none() {
+            let path = std::path::absolute(&self.path);
+            self.path = path.context(|| format!("finding {}", self.path.display()))?;
+        } else if self.path.is_relative() {
+            let text = format!("{:?}: give an absolute path of the host", self.path);
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
         let [found] = host.look([&self.path])?;
         let kind = found.map(|found| found.kind);
         let why = match (self.is_folder, kind) {
@@ -207,7 +219,7 @@ mod tests {
             assert_eq!(parse_target(text).unwrap().format(), format, "{text}");
         }
         assert_eq!(parse_target("vda=raw:/x/a=b:c").unwrap().path, Path::new("/x/a=b:c"));
-        for text in ["", "=/x", "vda="] {
+        for text in ["", "=/x", "vda=", "vda=/a\nb", "/a\tb"] {
             assert_eq!(parse_target(text).unwrap_err().kind(), ErrorKind::InvalidInput, "{text}");
         }
         assert!(parse_target("/tmp").unwrap().is_folder);

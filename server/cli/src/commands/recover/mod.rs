@@ -9,6 +9,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::parse_host_name;
 use coldrise_hypervisors::libvirt::NetworkChoice;
+use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::{DomainRequest, Prepared, RecoveryEnd, RecoveryServer};
 use coldrise_requests::{parse_network, Hypervisor, Recover};
 use coldrise_session::check_offered;
@@ -90,8 +91,17 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         return undo::run(invocation, &address, &arguments);
     }
     let to = arguments.request.to.as_deref().map(str::parse).transpose()?;
+    let to = match to {
+        Some(to) => Some(to),
+        None => known_hypervisor(invocation, &address)?,
+    };
     if let Some(Hypervisor::Vsphere(server)) = to {
         return vsphere::run(invocation, &server, &address, &arguments);
+    }
+    if !arguments.request.hosts.is_empty() || arguments.request.without_server {
+        let text =
+            "--host goes with vcenter and esxi (libvirt: --on), --without-server with --undo";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let connect = arguments.request.connect.as_deref().unwrap_or_default();
     let host = arguments.request.on.as_deref().map(parse_host_name).transpose()?;
@@ -151,6 +161,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         ),
     };
     Ok(Report::done(&recovered, text))
+}
+
+/// Where the machine of a session runs; `None` for libvirt.
+fn known_hypervisor(invocation: &Invocation, address: &Address) -> Result<Option<Hypervisor>> {
+    let Address::Live { session, .. } = address else {
+        let text = "name the hypervisor: --to libvirt, --to vcenter:HOST or --to esxi:HOST";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    };
+    let note = recovery_note(&invocation.open()?, session)?;
+    Ok(note.map(|note| Hypervisor::Vsphere(note.access.server)))
 }
 
 fn no_single_disk(address: &Address) -> Error {
