@@ -239,6 +239,8 @@ def test_disks_of_a_host_are_rolled_back(coldrise, host, tmp_path):
     assert path.read_bytes() == content
     coldrise.json("rollback", done["safety_point"], "--onto", path, "--on", "hv1")
     assert path.read_bytes() == bad
-    for target, said in (("relative.raw", "absolute path"), ("/nonexistent/x.raw", "No such file"), (tmp_path / "x.qcow2", "qcow2 image")):
+    short = host.libvirt.images / "short.raw"
+    short.write_bytes(bytes(MIB))
+    for target, said in ((short, f"hv1:{short}"), ("relative.raw", "absolute path"), ("/nonexistent/x.raw", "No such file"), (tmp_path / "x.qcow2", "qcow2 image")):
         refused = coldrise.run("rollback", good, "--onto", target, "--on", "hv1")
         assert refused.returncode not in (0, 101) and said in refused.stderr, refused.stderr

@@ -63,17 +63,22 @@ pub(crate) fn owner_here(owner: Option<&str>, connect: &str) -> Result<Option<So
     owner.map_or_else(|| default_owner(connect), |owner| owner.parse().map(Some))
 }
 
-/// The path of the NBD server's socket on the machine's host. Other repositories may have a session of this name there.
+/// The name of a socket for a session. Other repositories may have a session of this name.
+pub(crate) fn own_socket_name(repository: &Repository, session: &SessionName) -> String {
+    let id = repository.id().to_string();
+    format!("{session}-{}.nbd", id.get(..8).unwrap_or(&id))
+}
+
+/// The path of the NBD server's socket on the machine's host.
 fn socket_on(
     host: &Host,
     repository: &Repository,
     chosen: Option<&Path>,
     session: &SessionName,
 ) -> Result<PathBuf> {
-    let id = repository.id().to_string();
     let name = match host.name() {
         None => format!("{session}.nbd"),
-        Some(_) => format!("{session}-{}.nbd", id.get(..8).unwrap_or(&id)),
+        Some(_) => own_socket_name(repository, session),
     };
     let is_odd = |path: &Path| {
         path.to_string_lossy().contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())

@@ -1,6 +1,6 @@
 //! Serves the disks of a recovered machine, and lets it run on after the server was away.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use coldrise_session::SessionDocument;
 use coldrise_store::{default_cache_bytes, Repository, SessionName};
 use serde_json::json;
 
-use crate::domain::{owner_here, Prepared, BESIDE};
+use crate::domain::{own_socket_name, owner_here, Prepared, BESIDE};
 use crate::RecoveryEnd;
 use coldrise_host::{socket_path, Host, SocketAccess};
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
@@ -85,19 +85,20 @@ fn kept(session: &SessionName) -> String {
 }
 
 /// Where nbdkit listens here for a machine on another host.
-pub(crate) fn socket_on_way(session: &SessionName) -> Result<PathBuf> {
-    socket_path(&PathBuf::from(format!("{session}.nbd")))
+pub(crate) fn socket_on_way(repository: &Repository, session: &SessionName) -> Result<PathBuf> {
+    socket_path(Path::new(&own_socket_name(repository, session)))
 }
 
 /// Where nbdkit listens here, and for whom: QEMU's user on this host; else SSH, which is this user's.
 fn local_socket(
+    repository: &Repository,
     session: &SessionDocument,
     note: &RecoveryNote,
     host: &Host,
     owner: Option<&str>,
 ) -> Result<(PathBuf, SocketAccess)> {
     if host.name().is_some() {
-        return Ok((socket_on_way(&session.name)?, SocketAccess::default()));
+        return Ok((socket_on_way(repository, &session.name)?, SocketAccess::default()));
     }
     let owner = owner_here(owner, &note.connect)?;
     Ok((note.socket.clone(), SocketAccess { owner, mode: None }))
@@ -132,7 +133,7 @@ impl RecoveryServer {
         signals: &mut ChildSignals,
     ) -> Result<RecoveryServer> {
         let Prepared { session, note, host, owner, is_new } = prepared;
-        let (socket, access) = local_socket(&session, &note, &host, owner.as_deref())?;
+        let (socket, access) = local_socket(repository, &session, &note, &host, owner.as_deref())?;
         let disks = session.disks.iter();
         let options = ServeOptions {
             endpoint: Endpoint::Socket(socket.clone(), access),

@@ -97,10 +97,10 @@ pub(crate) fn remove_parts(
 }
 
 /// Removes the socket of a session's NBD server, which a killed server leaves.
-pub fn remove_socket(session: &SessionName, note: &RecoveryNote) {
+pub fn remove_socket(repository: &Repository, session: &SessionName, note: &RecoveryNote) {
     let socket = match &note.host {
         None => Ok(note.socket.clone()),
-        Some(_) => socket_on_way(session),
+        Some(_) => socket_on_way(repository, session),
     };
     let _ = socket.map(std::fs::remove_file);
 }

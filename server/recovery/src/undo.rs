@@ -49,7 +49,7 @@ pub fn undo(
     if let Some(host) = note.host.as_ref().filter(|_| request.is_without_server) {
         let end = MachineEnd::Unknown(host.to_string());
         let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
-        remove_socket(session, &note);
+        remove_socket(repository, session, &note);
         return Ok(Undone { machine: note.name, end, sealed });
     }
     let host = host_of(repository, note.host.as_ref()).map_err(|error| match &note.host {
@@ -72,6 +72,6 @@ pub fn undo(
     remove_parts(caller, repository, session, &note, &host);
     let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
     let _ = host.remove_file(&note.socket);
-    remove_socket(session, &note);
+    remove_socket(repository, session, &note);
     Ok(Undone { machine: note.name, end, sealed })
 }

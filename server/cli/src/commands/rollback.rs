@@ -127,7 +127,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let view = ProgressView::new(invocation);
     let done = rollback(&repository, &mut point, &disks, &options, &before_writing, &view, &cancel);
     drop(view);
-    let mut summary = done?;
+    let mut summary = done.map_err(|error| match host.name() {
+        Some(_) => named(error, &disks, &targets),
+        None => error,
+    })?;
     if host.name().is_some() {
         for (done, target) in summary.disks.iter_mut().zip(&targets) {
             done.target = RestoreTarget::Path(target.into());
@@ -156,6 +159,15 @@ fn disks(
         }
         (None, None) => arguments.disks.iter().map(|text| RollbackDisk::parse(text)).collect(),
     }
+}
+
+/// The error with the names that the user gave in place of those of exports.
+fn named(error: Error, disks: &[RollbackDisk], targets: &[String]) -> Error {
+    let pairs = disks.iter().zip(targets);
+    let text = pairs.fold(error.full_message(), |text, (disk, target)| {
+        text.replace(&disk.target.to_string(), target)
+    });
+    Error::new(error.kind(), text)
 }
 
 fn method(method: Method) -> &'static str {

@@ -42,7 +42,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &UnpublishArguments) -> Re
     leftovers::remove(&repository);
     let sealed = sealed.map_err(advise_room)?;
     if let Some(recovered) = recovered {
-        remove_socket(session, &recovered);
+        remove_socket(&repository, session, &recovered);
     }
     let (point, left_out) = match sealed {
         Some(sealed) => (Some(sealed.point), sealed.left_out),

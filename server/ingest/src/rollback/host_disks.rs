@@ -28,6 +28,8 @@ impl HostDisks {
     /// `InvalidInput` for a target that is not the path of a raw disk; `Busy` for one in use; `ToolFailed` if qemu-nbd refuses it;
     /// errors of the connection.
     pub fn export(host: &Host, disks: &mut [RollbackDisk]) -> Result<HostDisks> {
+        // Of killed rollbacks.
+        host.remove_abandoned(None)?;
         let space = ScratchSpace::new(host, None, None)?;
         let mut programs = Vec::new();
         for (number, disk) in disks.iter_mut().enumerate() {
@@ -47,7 +49,7 @@ impl HostDisks {
             }
             host.hold_disk(path)?;
             let socket = number.to_string();
-            let words = ["--persistent", "--format=raw", "--discard=unmap", "--cache=none"];
+            let words = ["--persistent", "--format=raw", "--discard=unmap"];
             let mut words: Vec<String> = words.map(str::to_owned).to_vec();
             words.extend([format!("--shared={MAX_CLIENTS}"), "--".to_owned()]);
             words.push(path.to_string_lossy().into_owned());
