@@ -11,6 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
 use crate::messages::{Answer, Facts, FoundFile, Request};
+use crate::programs::{ProgramStart, ProgramState};
 use crate::tasks::HostTasks;
 
 /// A host. Copies share its connection.
@@ -251,6 +252,18 @@ impl ScratchSpace {
         Ok(self.file(name))
     }
 
+    /// Starts a program in the folder. It ends when the answer is dropped, with the folder, or with the connection.
+    ///
+    /// # Errors
+    /// `ToolFailed` if it cannot be started there.
+    pub fn start(&self, start: ProgramStart) -> Result<HostProgram> {
+        let (host, space) = (self.host.clone(), self.folder.clone());
+        match host.0.call(Request::StartProgram { space: space.clone(), start })? {
+            Answer::Number(number) => Ok(HostProgram { host, space, number }),
+            _ => Err(odd()),
+        }
+    }
+
     /// The content of a small qcow2 image, of at most `max_bytes`; a backing file counts as none.
     ///
     /// # Errors
@@ -276,6 +289,36 @@ impl ScratchSpace {
         let bitmap = bitmap.map(str::to_owned);
         let request = Request::AddImage { space, name, size_bytes, cluster_bytes, bitmap };
         self.host.0.call(request).map(drop)
+    }
+}
+
+/// A program on a host. Dropping it ends it.
+pub struct HostProgram {
+    host: Host,
+    space: PathBuf,
+    number: u64,
+}
+
+impl HostProgram {
+    /// Its state, after its end or after `patience`, of at most 60 s.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn state(&self, patience: Duration) -> Result<ProgramState> {
+        let (space, number) = (self.space.clone(), self.number);
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        match self.host.0.call(Request::ProgramState { space, number, patience_ms })? {
+            Answer::Program(state) => Ok(state),
+            _ => Err(odd()),
+        }
+    }
+}
+
+impl Drop for HostProgram {
+    fn drop(&mut self) {
+        let (space, number) = (self.space.clone(), self.number);
+        // If this fails, it ends with the connection.
+        let _ = self.host.0.call(Request::StopProgram { space, number });
     }
 }
 

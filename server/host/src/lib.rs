@@ -13,6 +13,7 @@ mod files;
 mod freezes;
 mod host;
 mod messages;
+mod programs;
 mod scratch;
 mod serve;
 mod socket_access;
@@ -21,11 +22,12 @@ mod tasks;
 mod virsh;
 
 pub use channel::Channel;
-pub use host::{Host, ScratchSpace};
+pub use host::{Host, HostProgram, ScratchSpace};
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, FoundFile, HostError, Outcome, Reply,
     Request, PROTOCOL_VERSION,
 };
+pub use programs::{ProgramEnd, ProgramStart, ProgramState};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use socket_access::{parse_mode, SocketAccess, SocketOwner};

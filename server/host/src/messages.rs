@@ -14,6 +14,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::programs::{ProgramStart, ProgramState};
+
 /// The version of the messages. Both sides must have the same: the server brings the program along.
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Maximum length of a frame's JSON, in bytes.
@@ -88,6 +90,29 @@ pub enum Request {
     RemoveAbandoned {
         /// Their parent. Default: as for `MakeSpace`.
         parent: Option<PathBuf>,
+    },
+    /// Starts a program, which ends with its folder and with the connection.
+    StartProgram {
+        /// The folder.
+        space: PathBuf,
+        /// The program.
+        start: ProgramStart,
+    },
+    /// The state of a program.
+    ProgramState {
+        /// The folder.
+        space: PathBuf,
+        /// Its number.
+        number: u64,
+        /// How long to wait for its end, in milliseconds; at most 60,000.
+        patience_ms: u64,
+    },
+    /// Ends a program.
+    StopProgram {
+        /// The folder.
+        space: PathBuf,
+        /// Its number.
+        number: u64,
     },
     /// The content of a file.
     ReadFile {
@@ -172,6 +197,10 @@ pub enum Answer {
     Path(PathBuf),
     /// The content of a file, as base64.
     Content(String),
+    /// The number of a program.
+    Number(u64),
+    /// For [`Request::ProgramState`].
+    Program(ProgramState),
     /// For [`Request::Facts`].
     Facts(Facts),
     /// Names and contents of files, as base64.

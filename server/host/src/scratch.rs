@@ -1,9 +1,11 @@
 //! Scratch files that cannot become full.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{chown, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
     read_small_file, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
@@ -12,8 +14,12 @@ use rustix::fs::{fallocate, statvfs, FallocateFlags};
 use rustix::io::Errno;
 use serde_json::json;
 
+use crate::programs::{Program, ProgramStart};
+
 /// Longest path of a socket, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
+/// Maximum number of programs that run in a folder.
+const MAX_PROGRAMS: usize = 300;
 /// qcow2's own tables, in bytes, beyond a thousandth of the content.
 pub const TABLES_BYTES: u64 = 4 << 20;
 
@@ -24,6 +30,8 @@ pub fn default_scratch() -> PathBuf {
 
 /// A private folder of [`crate::ScratchSpace`], on the host itself.
 pub(crate) struct Space {
+    /// By their numbers. They end before the folder is removed.
+    programs: Mutex<HashMap<u64, Arc<Program>>>,
     folder: ScratchFolder,
     parent: PathBuf,
     group: Option<u32>,
@@ -34,7 +42,7 @@ impl Space {
         let parent = std::path::absolute(parent).context(|| parent.display().to_string())?;
         let folder = ScratchFolder::new_in(&parent, ScratchKind::Backup)
             .map_err(|error| error.advise("name another folder with --scratch DIR"))?;
-        let space = Space { folder, parent, group };
+        let space = Space { programs: Mutex::default(), folder, parent, group };
         let inner = space.folder().join("qemu");
         std::fs::create_dir(&inner).context(|| format!("making {}", inner.display()))?;
         space.share(space.folder(), 0o710)?;
@@ -59,6 +67,43 @@ impl Space {
             (Some(Component::Normal(_)), None) => Ok(self.folder().join(name)),
             _ => Err(Error::new(ErrorKind::InvalidInput, format!("{name:?} is not a file's name"))),
         }
+    }
+
+    fn programs(&self) -> MutexGuard<'_, HashMap<u64, Arc<Program>>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a program. Returns its number.
+    pub(crate) fn start(&self, start: &ProgramStart) -> Result<u64> {
+        start.socket.as_ref().map(|socket| self.path(socket)).transpose()?;
+        let mut programs = self.programs();
+        if programs.len() >= MAX_PROGRAMS {
+            let text = format!("{MAX_PROGRAMS} programs run for this backup already");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let program = Program::start(start, self.folder())?;
+        let number = programs.keys().max().map_or(1, |number| number + 1);
+        programs.insert(number, Arc::new(program));
+        Ok(number)
+    }
+
+    pub(crate) fn program(&self, number: u64) -> Result<Arc<Program>> {
+        self.programs().get(&number).cloned().ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("no program {number} runs for this backup"))
+        })
+    }
+
+    pub(crate) fn stop(&self, number: u64) -> Result<()> {
+        let program = self.programs().remove(&number);
+        // Another task may wait for its end.
+        program.inspect(|program| program.kill());
+        Ok(())
+    }
+
+    /// Ends all programs.
+    pub(crate) fn stop_programs(&self) {
+        let programs = std::mem::take(&mut *self.programs());
+        programs.values().for_each(|program| program.kill());
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::engine::general_purpose::STANDARD;
@@ -19,23 +19,26 @@ use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
 use crate::virsh;
 
+/// How long a task waits for the end of a program.
+const MAX_PATIENCE: Duration = Duration::from_secs(60);
 /// Groups that decide what a user may do with machines.
 const GROUPS: [&str; 5] = ["libvirt", "kvm", "libvirt-qemu", "qemu", "tss"];
 
 /// This host. Dropping it removes the folders that were made through it.
 #[derive(Default)]
 pub struct HostTasks {
-    spaces: Mutex<HashMap<PathBuf, Space>>,
+    spaces: Mutex<HashMap<PathBuf, Arc<Space>>>,
     freezes: Freezes,
     /// Sockets that were made room for.
     sockets: Mutex<Vec<PathBuf>>,
 }
 
 impl HostTasks {
-    /// Thaws the guests that were frozen, and removes the folders and sockets. For the end of a connection.
+    /// Thaws the guests that were frozen, ends the programs and removes the folders and sockets. For the end of a connection.
     pub fn end(&self) {
         self.freezes.thaw_all();
-        self.spaces().clear();
+        let spaces = std::mem::take(&mut *self.spaces());
+        spaces.values().for_each(|space| space.stop_programs());
         self.sockets().drain(..).for_each(|socket| sockets::remove(&socket));
     }
 
@@ -43,18 +46,18 @@ impl HostTasks {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Space>> {
+    fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Space>>> {
         self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with a folder that was made through this connection: no other one is touched.
     fn with_space<T>(&self, path: &Path, act: impl FnOnce(&Space) -> Result<T>) -> Result<T> {
-        let spaces = self.spaces();
-        let space = spaces.get(path).ok_or_else(|| {
+        let space = self.spaces().get(path).cloned();
+        let space = space.ok_or_else(|| {
             let text = format!("{} is not a folder of this backup", path.display());
             Error::new(ErrorKind::InvalidInput, text)
         })?;
-        act(space)
+        act(&space)
     }
 }
 
@@ -70,7 +73,7 @@ impl Channel for HostTasks {
             Request::MakeSpace { parent, group } => {
                 let space = Space::new(&parent.unwrap_or_else(default_scratch), group)?;
                 let folder = space.folder().to_owned();
-                self.spaces().insert(folder.clone(), space);
+                self.spaces().insert(folder.clone(), Arc::new(space));
                 Ok(Answer::Path(folder))
             }
             Request::AddImage { space, name, size_bytes, cluster_bytes, bitmap } => {
@@ -89,8 +92,20 @@ impl Channel for HostTasks {
                 Ok(Answer::Content(STANDARD.encode(raw)))
             }
             Request::RemoveSpace { space } => {
-                drop(self.spaces().remove(&space));
+                let removed = self.spaces().remove(&space);
+                removed.inspect(|space| space.stop_programs());
                 Ok(Answer::Done)
+            }
+            Request::StartProgram { space, start } => {
+                self.with_space(&space, |space| space.start(&start)).map(Answer::Number)
+            }
+            Request::ProgramState { space, number, patience_ms } => {
+                let program = self.with_space(&space, |space| space.program(number))?;
+                let patience = Duration::from_millis(patience_ms).min(MAX_PATIENCE);
+                Ok(Answer::Program(program.state(patience)))
+            }
+            Request::StopProgram { space, number } => {
+                self.with_space(&space, |space| space.stop(number)).map(|()| Answer::Done)
             }
             Request::IsInUse { space } => Ok(Answer::Flag(ScratchFolder::is_in_use(&space))),
             Request::RemoveAbandoned { parent } => {
