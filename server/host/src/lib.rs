@@ -9,11 +9,13 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+pub mod confinement;
 mod files;
 mod freezes;
 mod host;
 mod messages;
 mod programs;
+mod qemu;
 mod scratch;
 mod serve;
 mod socket_access;
@@ -28,6 +30,7 @@ pub use messages::{
     Request, PROTOCOL_VERSION,
 };
 pub use programs::{ProgramEnd, ProgramStart, ProgramState};
+pub use qemu::{has_virtualisation, installed_program, kvm_works, QemuFacts, QEMU};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use socket_access::{parse_mode, SocketAccess, SocketOwner};

@@ -159,13 +159,6 @@ impl Hardware {
     }
 }
 
-/// Whether the processor offers virtualisation (vmx or svm): without it guests under KVM only crawl.
-pub fn has_virtualisation() -> bool {
-    let described = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = described.lines().find_map(|line| line.strip_prefix("flags"));
-    flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"))
-}
-
 fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, text)
 }

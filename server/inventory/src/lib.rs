@@ -53,7 +53,7 @@ pub use hardware::ovf::{
     VirtualSystem,
 };
 pub use hardware::{
-    has_tpm, has_virtualisation, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES,
+    has_tpm, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES,
 };
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};

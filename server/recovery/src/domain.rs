@@ -203,7 +203,7 @@ struct Hypervisor<'a> {
 impl Hypervisor<'_> {
     fn of(host: &Host) -> Result<Hypervisor<'_>> {
         let kvm = match host.name() {
-            None => qemu::kvm_works(),
+            None => coldrise_host::kvm_works(),
             Some(_) if host.facts()?.has_kvm => Ok(()),
             Some(_) => Err("its host has no /dev/kvm"),
         };

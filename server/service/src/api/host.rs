@@ -2,7 +2,8 @@
 
 use axum::extract::State;
 use axum::Json;
-use coldrise_inventory::{has_virtualisation, QEMU_BYTES};
+use coldrise_host::has_virtualisation;
+use coldrise_inventory::QEMU_BYTES;
 use coldrise_store::{available_memory_bytes, memory_limit_bytes};
 use serde::Serialize;
 use utoipa_axum::router::OpenApiRouter;
