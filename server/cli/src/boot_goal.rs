@@ -117,21 +117,13 @@ impl GoalOptions {
     }
 }
 
-/// The host that runs the machines. Says so if they are slow there.
+/// The host that runs the machines: this one, or a host of the repository.
 ///
 /// # Errors
 /// `NotFound` if there is no such host; errors of the connection.
-pub(crate) fn qemu_host(
-    invocation: &Invocation,
-    repository: &Arc<Repository>,
-    on: Option<&str>,
-) -> Result<QemuHost> {
+pub(crate) fn qemu_host(repository: &Arc<Repository>, on: Option<&str>) -> Result<QemuHost> {
     let name = on.map(parse_host_name).transpose()?;
-    let qemu = QemuHost::of(host_of(repository, name.as_ref())?)?;
-    if let Some(why) = qemu.without_kvm() {
-        invocation.remark(&format!("without KVM machines are slow: {why}"));
-    }
-    Ok(qemu)
+    QemuHost::of(host_of(repository, name.as_ref())?)
 }
 
 /// Prints a stage that a machine has reached. `label` is its point, where several boot at once.

@@ -246,6 +246,7 @@ fn reap(child: &Mutex<Option<Child>>) -> Option<ExitStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::confinement::{can_confine, NetworkReach};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -273,6 +274,28 @@ mod tests {
         let absent = ProgramStart { program: "no-such-program".to_owned(), ..Default::default() };
         let error = Program::start(&absent, folder.path()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::ToolFailed);
+    }
+
+    #[test]
+    fn a_confined_program_reaches_its_folder_only() {
+        assert!(can_confine(), "this test needs Landlock");
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let script = "echo x >own && cat own && ! echo x >$0/own && ! ls $0";
+        let start = ProgramStart {
+            program: "sh".to_owned(),
+            words: ["-c", script, other.path().to_str().unwrap()].map(str::to_owned).to_vec(),
+            socket: None,
+            reach: Some(Reach {
+                program: None,
+                files: Vec::new(),
+                folders: vec![folder.path().to_owned()],
+                network: NetworkReach::Port(None),
+            }),
+        };
+        let state = Program::start(&start, folder.path()).unwrap().state(LONG);
+        assert_eq!((state.end, &*state.output), (Some(ProgramEnd::Code(0)), "x\n"), "{state:?}");
+        // This process stays as it is.
+        std::fs::write(other.path().join("own"), "x").unwrap();
     }
 
     #[test]

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde_json::{json, Value};
 
-use crate::uefi::Flash;
+use crate::qemu_host::QemuHost;
+use crate::uefi::{self, Flash};
 use coldrise_host::{kvm_works, QEMU};
-use coldrise_inventory::{DiskBus, Hardware, Network};
+use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
 
 /// The program.
 pub const PROGRAM: &str = QEMU;
@@ -61,11 +62,26 @@ pub enum Console {
     Observed,
 }
 
-/// Checks that the bus takes so many disks.
+/// Checks the requirements before anything is published or started.
 ///
 /// # Errors
-/// `Unsupported`.
-pub(crate) fn check_bus(bus: DiskBus, disks: usize) -> Result<()> {
+/// `Unsupported` for more disks than the bus takes and if UEFI is not installed on the host,
+/// `ToolFailed` if QEMU is not installed.
+pub fn check(on: &QemuHost, hardware: &Hardware, disks: usize) -> Result<()> {
+    check_bus(hardware.disk_bus, disks)?;
+    if hardware.firmware == Firmware::Uefi {
+        uefi::plain(&on.host)?;
+    }
+    if on.facts.program.is_none() {
+        let prefix = on.prefix();
+        let text =
+            format!("{prefix}{PROGRAM} is not installed (Debian: apt install qemu-system-x86)");
+        return Err(Error::new(ErrorKind::ToolFailed, text));
+    }
+    Ok(())
+}
+
+fn check_bus(bus: DiskBus, disks: usize) -> Result<()> {
     let most = match bus {
         DiskBus::Ide => MAX_IDE_DISKS,
         DiskBus::Sata => MAX_SATA_DISKS,

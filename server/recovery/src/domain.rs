@@ -6,7 +6,6 @@ use std::sync::Arc;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_firmware::Uefi;
 use coldrise_host::{default_owner, Host, SocketOwner};
-use coldrise_hosting::qemu;
 use coldrise_hosting::{Caller, Origin};
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{

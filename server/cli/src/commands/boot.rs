@@ -183,9 +183,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     let repository = invocation.open()?;
     let subject = Subject::find(invocation, &repository, &arguments)?;
     let hardware = hardware(invocation, &subject, &arguments, is_alone)?;
-    let qemu = QemuHost::here()?;
-    qemu.check(&hardware, subject.disk_count())?;
-    check_memory(invocation, &arguments, &qemu, &hardware)?;
+    let on = QemuHost::here()?;
+    qemu::check(&on, &hardware, subject.disk_count())?;
+    check_memory(invocation, &arguments, &on, &hardware)?;
     leftovers::remove(&repository);
     let scratch = ScratchFolder::new(ScratchKind::Boot)?;
     let sockets = match arguments.headless {
@@ -245,10 +245,10 @@ impl Place<'_> {
 fn check_memory(
     invocation: &Invocation,
     arguments: &BootArguments,
-    qemu: &QemuHost,
+    on: &QemuHost,
     hardware: &Hardware,
 ) -> Result<()> {
-    match lacking_memory(qemu, hardware, 1)? {
+    match lacking_memory(on, hardware, 1)? {
         Some(text) if arguments.headless => {
             Err(Error::new(ErrorKind::Incomplete, format!("not booted: {text}")))
         }
@@ -293,8 +293,7 @@ fn boot(
     let flash = uefi::prepare(caller, repository, session, hardware, &qemu_place)?;
     let kvm = kvm_works();
     let (stops, flash) = (session.is_coming(), flash.as_ref());
-    let mut words =
-        qemu::arguments(hardware, kvm.is_ok(), console, disks.collect(), stops, flash);
+    let mut words = qemu::arguments(hardware, kvm.is_ok(), console, disks.collect(), stops, flash);
     let tpm = Tpm::start(caller, session, &qemu_place)?;
     words.extend(tpm.iter().flat_map(Tpm::words));
     words.extend(move_monitor(repository, session, &place)?);

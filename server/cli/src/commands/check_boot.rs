@@ -84,12 +84,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
     let point = &find(invocation, repository, &arguments.request.address.parse()?)?;
-    let qemu = &qemu_host(invocation, repository, arguments.request.on.as_deref())?;
+    let qemu = &qemu_host(repository, arguments.request.on.as_deref())?;
     let hardware = isolated_hardware(invocation, &arguments.hardware, point, qemu)?;
     check_memory(qemu, &hardware, 1)?;
     if let Some(path) = &arguments.screenshot {
         // Now, not after the boot.
         write_private(path, &[], true)?;
+    }
+    if let Some(why) = qemu.without_kvm() {
+        invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
     let goal = goal.goal(point, &hardware, qemu)?;
     let trial = Trial {

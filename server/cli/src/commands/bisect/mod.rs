@@ -7,8 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{
-    BootCheckDocument, BootVerdict, MachineName, PointDocument,
-    PointSelector, Repository,
+    BootCheckDocument, BootVerdict, MachineName, PointDocument, PointSelector, Repository,
 };
 use serde::Serialize;
 
@@ -93,13 +92,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: &BisectArguments) -> Resul
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
     let points = range(repository, arguments)?;
-    let qemu = &qemu_host(invocation, repository, arguments.on.as_deref())?;
+    let qemu = &qemu_host(repository, arguments.on.as_deref())?;
     let mut machines = Vec::with_capacity(points.len());
     for point in &points {
         machines.push((point, isolated_hardware(invocation, &arguments.hardware, point, qemu)?));
     }
     let largest = machines.iter().map(|(_, hardware)| *hardware).max_by_key(needed_bytes);
     let parallel = parallel(arguments, qemu, &largest.unwrap_or_default())?;
+    if let Some(why) = qemu.without_kvm() {
+        invocation.remark(&format!("without KVM the machines are slow: {why}"));
+    }
     let mut search = known(repository, arguments, &points, until);
     let goal = &arguments.goal;
     let boots = Boots { invocation, repository, qemu, machines: &machines, goal };
@@ -177,11 +179,7 @@ fn range(
 }
 
 /// As many machines as the host carries.
-fn parallel(
-    arguments: &BisectArguments,
-    qemu: &QemuHost,
-    hardware: &Hardware,
-) -> Result<usize> {
+fn parallel(arguments: &BisectArguments, qemu: &QemuHost, hardware: &Hardware) -> Result<usize> {
     if let Some(parallel) = arguments.parallel {
         check_memory(qemu, hardware, u64::from(parallel))?;
         return Ok(usize::from(parallel));
