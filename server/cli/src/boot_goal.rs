@@ -1,13 +1,16 @@
 //! The options of commands that boot points to judge them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosts::{host_of, parse_host_name};
 use coldrise_requests::CheckBoot;
-use coldrise_store::PointDocument;
+use coldrise_store::{PointDocument, Repository};
 
 use coldrise_hosting::boot_check::{BootStage, Forward, Goal, OwnCheck, Reached};
+use coldrise_hosting::QemuHost;
 use serde_json::json;
 
 use crate::hardware::Hardware;
@@ -42,7 +45,7 @@ pub(crate) struct JudgeOptions {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     time_limit: Option<Duration>,
 
-    /// A shell command on this host that judges the machine: exit code 0 proves the service.
+    /// A shell command on this host, also with --on, that judges the machine: exit code 0 proves the service.
     ///
     /// It starts when --check-port accepts connections; without that option at the login, or one
     /// minute after the first program of the machine (on slow hosts later). The environment names
@@ -80,12 +83,17 @@ impl GoalOptions {
         self.judge.check.is_some() || self.check_port.is_some()
     }
 
-    /// The goal of one boot, with a free port of this host for --check-port.
+    /// The goal of one boot on a host, with a free port of this one for --check-port.
     ///
     /// # Errors
-    /// Those of [`GoalOptions::until`]; `Io` if this host has no free port.
-    pub(crate) fn goal(&self, point: &PointDocument, hardware: &Hardware) -> Result<Goal> {
-        let forward = self.check_port.map(Forward::to).transpose()?;
+    /// Those of [`GoalOptions::until`] and [`Forward::to`].
+    pub(crate) fn goal(
+        &self,
+        point: &PointDocument,
+        hardware: &Hardware,
+        qemu: &QemuHost,
+    ) -> Result<Goal> {
+        let forward = self.check_port.map(|port| Forward::to(port, qemu)).transpose()?;
         let own_check = self.judge.check.as_ref().map(|text| {
             let mut environment = vec![
                 ("COLDRISE_ADDRESS", format!("{}/{}", point.machine, point.point)),
@@ -104,8 +112,18 @@ impl GoalOptions {
             forward,
             own_check,
             firmware: hardware.firmware,
+            has_kvm: qemu.without_kvm().is_none(),
         })
     }
+}
+
+/// The host that runs the machines: this one, or a host of the repository.
+///
+/// # Errors
+/// `NotFound` if there is no such host; errors of the connection.
+pub(crate) fn qemu_host(repository: &Arc<Repository>, on: Option<&str>) -> Result<QemuHost> {
+    let name = on.map(parse_host_name).transpose()?;
+    QemuHost::of(host_of(repository, name.as_ref())?)
 }
 
 /// Prints a stage that a machine has reached. `label` is its point, where several boot at once.

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_hosting::qemu;
+use coldrise_hosting::{qemu, QemuHost};
 use coldrise_inventory::{has_tpm, LOST_TPM};
 pub(crate) use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
 use coldrise_store::{Configuration, MachinePart, PointDocument, TPM_STATE};
@@ -68,10 +68,11 @@ pub(crate) fn isolated_hardware(
     invocation: &Invocation,
     options: &HardwareOptions,
     point: &PointDocument,
+    on: &QemuHost,
 ) -> Result<Hardware> {
     let mut hardware = options.apply(invocation, point.configuration.as_ref(), &point.parts)?;
     // Never with a connected network: the machine gets an isolated one of its own.
     hardware.network = Network::None;
-    qemu::check(&hardware, point.disks.len())?;
+    qemu::check(on, &hardware, point.disks.len())?;
     Ok(hardware)
 }

@@ -20,6 +20,12 @@ pub trait Channel: Send + Sync {
     /// If the way cannot be made.
     fn reach(&self, socket: &Path) -> Result<PathBuf>;
 
+    /// The TCP port of loopback here that leads to a port of loopback there.
+    ///
+    /// # Errors
+    /// If the way cannot be made.
+    fn reach_port(&self, port: u16) -> Result<u16>;
+
     /// Lets connections to a socket `there` on the host lead to the socket `local` here.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Small files of a host's machines and firmware.
 
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -21,17 +22,33 @@ const ENTERED: u32 = 0o711;
 /// libvirt's folder of TPMs has this name in each place where it may be.
 const TPMS: &str = "swtpm";
 
-/// Reads a regular file.
-pub(crate) fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+/// Opens a regular file. A folder of a machine is not trusted: a link in it could name any file of root, and another
+/// kind of file could block.
+fn open(path: &Path) -> Result<File> {
     let what = || format!("reading {}", path.display());
-    // A folder of a machine is not trusted: a link in it could name any file of root.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).context(what)?;
     if !file.metadata().context(what)?.is_file() {
         let text = format!("{} is not a regular file", path.display());
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
-    read_at_most(file, path, max_bytes.min(MAX_FILE_BYTES))
+    Ok(file)
+}
+
+/// Reads a regular file.
+pub(crate) fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    read_at_most(open(path)?, path, max_bytes.min(MAX_FILE_BYTES))
+}
+
+/// Reads a part of a regular file.
+pub(crate) fn read_from(path: &Path, offset: u64, max_bytes: u64) -> Result<Vec<u8>> {
+    let mut file = open(path)?;
+    let mut content = Vec::new();
+    let read = file
+        .seek(SeekFrom::Start(offset))
+        .and_then(|_| file.take(max_bytes.min(MAX_FILE_BYTES)).read_to_end(&mut content));
+    read.context(|| format!("reading {}", path.display()))?;
+    Ok(content)
 }
 
 /// Names and contents of the files of a folder, as base64.
@@ -42,7 +59,7 @@ pub(crate) fn read_folder(path: &Path, max_bytes: u64) -> Result<Vec<(String, St
     };
     // Firmware descriptors may be links.
     let read = |path: &Path| {
-        let file = std::fs::File::open(path).ok()?;
+        let file = File::open(path).ok()?;
         let is_file = file.metadata().ok()?.is_file();
         is_file.then(|| read_at_most(file, path, max_bytes.min(MAX_FILE_BYTES)).ok())?
     };
@@ -114,12 +131,14 @@ mod tests {
         std::fs::write(&path, vec![7; 100]).unwrap();
         assert_eq!(read_file(&path, 100).unwrap(), vec![7; 100]);
         assert_eq!(read_file(&path, 99).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(read_from(&path, 90, 99).unwrap().len(), 10);
+        assert!(read_from(&path, 101, 99).unwrap().is_empty());
         for other in [folder.path(), Path::new("/dev/zero")] {
             assert!(read_file(other, 100).is_err());
         }
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(read_file(&link, 100).is_err());
+        assert!(read_file(&link, 100).is_err() && read_from(&link, 0, 100).is_err());
         let absent = folder.path().join("no");
         assert_eq!(read_file(&absent, 1).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!((look(&absent), look(&link).unwrap().size_bytes), (None, 100));

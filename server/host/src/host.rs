@@ -13,6 +13,7 @@ use crate::channel::Channel;
 use crate::disk_file::DiskFacts;
 use crate::messages::{Answer, Facts, FileKind, FoundFile, Outcome, Request};
 use crate::programs::{ProgramStart, ProgramState};
+use crate::qemu::QemuFacts;
 use crate::tasks::HostTasks;
 
 /// A host. Copies share its connection.
@@ -113,6 +114,37 @@ impl Host {
             Answer::Facts(facts) => Ok(facts),
             _ => Err(odd()),
         }
+    }
+
+    /// What it has for machines in QEMU.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn qemu_facts(&self) -> Result<QemuFacts> {
+        match self.0.call(Request::QemuFacts)? {
+            Answer::QemuFacts(facts) => Ok(facts),
+            _ => Err(odd()),
+        }
+    }
+
+    /// A TCP port of its loopback that nothing uses now, and the port of loopback here that leads to it.
+    ///
+    /// # Errors
+    /// `Io` if it has none; `ToolFailed` if its sshd forbids forwarding.
+    pub fn free_port(&self) -> Result<(u16, u16)> {
+        let port = match self.0.call(Request::FreePort)? {
+            Answer::Number(number) => u16::try_from(number).map_err(|_| odd())?,
+            _ => return Err(odd()),
+        };
+        Ok((port, self.0.reach_port(port)?))
+    }
+
+    /// A part of a file that is being written, of at most `max_bytes` and 16 MiB.
+    ///
+    /// # Errors
+    /// Errors of the operating system there; `InvalidInput` for anything but a regular file.
+    pub fn read_from(&self, path: &Path, offset: u64, max_bytes: u64) -> Result<Vec<u8>> {
+        content(self.0.call(Request::ReadFrom { path: path.to_owned(), offset, max_bytes })?)
     }
 
     /// The content of a file of at most `max_bytes`.
@@ -304,6 +336,15 @@ impl ScratchSpace {
     /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// Lets a program in the folder reach the socket `local` of this host. Returns the path at which it does so.
+    ///
+    /// # Errors
+    /// Errors of the connection, and `ToolFailed` if its sshd forbids forwarding.
+    pub fn offer(&self, local: &Path, name: &str) -> Result<PathBuf> {
+        let path = self.file(name);
+        self.host.0.offer(local, &path).map(|()| path)
     }
 
     /// Writes a document for virsh. Returns its path.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk_file::DiskFacts;
 use crate::programs::{ProgramStart, ProgramState};
+use crate::qemu::QemuFacts;
 
 /// The version of the messages. Both sides must have the same: the server brings the program along.
 pub const PROTOCOL_VERSION: u32 = 2;
@@ -28,6 +29,8 @@ const MAX_FRAME_BYTES: u32 = 32 << 20;
 pub enum Request {
     /// Facts of the host. Sent now and then, too, so that the host knows that the server lives.
     Facts,
+    /// What it has for machines in QEMU.
+    QemuFacts,
     /// One command of virsh.
     Virsh {
         /// The URI of libvirt on that host.
@@ -124,6 +127,17 @@ pub enum Request {
         /// Its number.
         number: u64,
     },
+    /// A part of a file that is being written.
+    ReadFrom {
+        /// Its path.
+        path: PathBuf,
+        /// Where to begin, in bytes.
+        offset: u64,
+        /// Maximum length, in bytes; at most 16 MiB.
+        max_bytes: u64,
+    },
+    /// A TCP port of loopback that nothing uses now.
+    FreePort,
     /// The content of a file.
     ReadFile {
         /// Its path.
@@ -269,6 +283,8 @@ pub enum Answer {
     Program(ProgramState),
     /// For [`Request::Facts`].
     Facts(Facts),
+    /// For [`Request::QemuFacts`].
+    QemuFacts(QemuFacts),
     /// Names and contents of files, as base64.
     Files(Vec<(String, String)>),
     /// For [`Request::OpenDisk`].

@@ -21,6 +21,8 @@ use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::confinement::{confine_this_thread, Reach};
+
 /// Bytes kept of the beginning of a program's output.
 const MAX_OUTPUT_BYTES: usize = 2 << 20;
 /// Bytes kept of the end of its messages.
@@ -43,6 +45,8 @@ pub struct ProgramStart {
     /// The name of a socket in the private folder, at which the program listens: it gets it as descriptor 3
     /// (systemd's socket activation). A connection made right after the start waits until the program is ready.
     pub socket: Option<String>,
+    /// What it may open; `None`: anything. For QEMU.
+    pub reach: Option<Reach>,
 }
 
 /// What is known of a program that was started.
@@ -107,11 +111,12 @@ impl Program {
         let mut command = command(start, folder)?;
         let name = start.program.clone();
         let shared = Arc::new(Shared::default());
-        let kept = Arc::clone(&shared);
+        let (kept, reach) = (Arc::clone(&shared), start.reach.clone());
         let (started, result) = sync_channel(1);
         let keeper = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
+                reach.inspect(confine_this_thread);
                 let spawned = command.spawn();
                 // With our copy of its socket: a client notices the program's end.
                 drop(command);
@@ -241,13 +246,14 @@ fn reap(child: &Mutex<Option<Child>>) -> Option<ExitStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::confinement::{can_confine, NetworkReach};
 
     const LONG: Duration = Duration::from_secs(60);
 
     fn started(program: &str, words: &[&str], socket: Option<&str>, folder: &Path) -> Program {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
-        let start =
-            ProgramStart { program: program.to_owned(), words, socket: socket.map(str::to_owned) };
+        let (program, socket) = (program.to_owned(), socket.map(str::to_owned));
+        let start = ProgramStart { program, words, socket, reach: None };
         Program::start(&start, folder).unwrap()
     }
 
@@ -268,6 +274,28 @@ mod tests {
         let absent = ProgramStart { program: "no-such-program".to_owned(), ..Default::default() };
         let error = Program::start(&absent, folder.path()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::ToolFailed);
+    }
+
+    #[test]
+    fn a_confined_program_reaches_its_folder_only() {
+        assert!(can_confine(), "this test needs Landlock");
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let script = "echo x >own && cat own && ! echo x >$0/own && ! ls $0";
+        let start = ProgramStart {
+            program: "sh".to_owned(),
+            words: ["-c", script, other.path().to_str().unwrap()].map(str::to_owned).to_vec(),
+            socket: None,
+            reach: Some(Reach {
+                program: None,
+                files: Vec::new(),
+                folders: vec![folder.path().to_owned()],
+                network: NetworkReach::Port(None),
+            }),
+        };
+        let state = Program::start(&start, folder.path()).unwrap().state(LONG);
+        assert_eq!((state.end, &*state.output), (Some(ProgramEnd::Code(0)), "x\n"), "{state:?}");
+        // This process stays as it is.
+        std::fs::write(other.path().join("own"), "x").unwrap();
     }
 
     #[test]

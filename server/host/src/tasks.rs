@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,15 +11,18 @@ use std::time::Duration;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use coldrise_block::{
-    remove_abandoned_folders_in, remove_if_present, Error, ErrorKind, Result, ScratchFolder,
+    remove_abandoned_folders_in, remove_if_present, Context, Error, ErrorKind, Result,
+    ScratchFolder,
 };
 
 use crate::channel::Channel;
 use crate::disk_file::{check_disk_file, discard_disk_file, hold_disk_file, open_disk_file};
-use crate::files::{look, read_file, read_folder, remove_tpm, write_file, MAX_FILE_BYTES};
+use crate::files::{
+    look, read_file, read_folder, read_from, remove_tpm, write_file, MAX_FILE_BYTES,
+};
 use crate::freezes::Freezes;
-use crate::kvm::kvm_works;
 use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
+use crate::qemu::{kvm_works, QemuFacts};
 use crate::relay;
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
@@ -82,6 +86,7 @@ impl Channel for HostTasks {
     fn call(&self, request: Request) -> Result<Answer> {
         match request {
             Request::Facts => facts().map(Answer::Facts),
+            Request::QemuFacts => Ok(Answer::QemuFacts(QemuFacts::here())),
             Request::Virsh { uri, words, input, patience_ms } => {
                 self.freezes.before(&uri, &words);
                 let patience = Duration::from_millis(patience_ms);
@@ -138,6 +143,10 @@ impl Channel for HostTasks {
             Request::ReadFile { path, max_bytes } => {
                 Ok(Answer::Content(STANDARD.encode(read_file(&path, max_bytes)?)))
             }
+            Request::ReadFrom { path, offset, max_bytes } => {
+                Ok(Answer::Content(STANDARD.encode(read_from(&path, offset, max_bytes)?)))
+            }
+            Request::FreePort => free_port().map(Answer::Number),
             Request::ReadFolder { path, max_bytes } => {
                 read_folder(&path, max_bytes).map(Answer::Files)
             }
@@ -195,6 +204,10 @@ impl Channel for HostTasks {
         Ok(socket.to_owned())
     }
 
+    fn reach_port(&self, port: u16) -> Result<u16> {
+        Ok(port)
+    }
+
     fn offer(&self, _local: &Path, _there: &Path) -> Result<()> {
         Ok(())
     }
@@ -206,6 +219,12 @@ impl Channel for HostTasks {
     fn name(&self) -> Option<&str> {
         None
     }
+}
+
+fn free_port() -> Result<u64> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let address = listener.and_then(|listener| listener.local_addr());
+    Ok(address.context(|| "looking for a free port")?.port().into())
 }
 
 fn facts() -> Result<Facts> {

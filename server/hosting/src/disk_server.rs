@@ -13,12 +13,16 @@ use serde_json::{json, Value};
 use crate::caller::Caller;
 use crate::ganesha::{self, Client, Ganesha, NfsOptions};
 use crate::nbdkit::{Endpoint, Nbdkit, ServeOptions};
+use crate::place::QemuPlace;
 use crate::qemu;
 use crate::signals::ChildSignals;
 use coldrise_host::SocketAccess;
 
 /// The machine keeps its disks open while it runs, also while it uses none.
 const NO_IDLE_END: Duration = Duration::from_millis(u32::MAX as u64);
+
+/// nbdkit's socket in the folder of sockets.
+const SOCKET: &str = "nbd";
 
 /// The protocol between a machine and its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,7 +35,7 @@ pub enum Protocol {
 
 /// A running server. Dropping it ends it.
 pub enum DiskServer {
-    /// nbdkit, and its socket.
+    /// nbdkit, and the path at which QEMU reaches its socket.
     Nbd(Box<Nbdkit>, PathBuf),
     /// nfs-ganesha.
     Nfs(Box<Ganesha>),
@@ -69,7 +73,7 @@ impl DiskServer {
     ) -> Result<DiskServer> {
         match protocol {
             Protocol::Nbd => {
-                let socket = scratch.join("nbd");
+                let socket = scratch.join(SOCKET);
                 let options = ServeOptions {
                     endpoint: Endpoint::Socket(socket.clone(), SocketAccess::default()),
                     tls: None,
@@ -103,6 +107,17 @@ impl DiskServer {
                     .map(|ganesha| DiskServer::Nfs(Box::new(ganesha)))
             }
         }
+    }
+
+    /// Lets QEMU of another host reach the disks, over NBD.
+    ///
+    /// # Errors
+    /// Those of [`QemuPlace::offer`].
+    pub(crate) fn offer(&mut self, place: &QemuPlace) -> Result<()> {
+        if let DiskServer::Nbd(_, socket) = self {
+            *socket = place.offer(SOCKET)?;
+        }
+        Ok(())
     }
 
     /// A session's disk as QEMU opens it: a block node without its name.

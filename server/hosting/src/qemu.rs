@@ -4,14 +4,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use coldrise_block::{Error, ErrorKind, Result};
-pub use coldrise_host::kvm_works;
 use serde_json::{json, Value};
 
+use crate::qemu_host::QemuHost;
 use crate::uefi::{self, Flash};
+use coldrise_host::{kvm_works, QEMU};
 use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
 
 /// The program.
-pub const PROGRAM: &str = "qemu-system-x86_64";
+pub const PROGRAM: &str = QEMU;
 
 /// The names of the disks' block nodes begin with this.
 pub(crate) const DISK_NODE: &str = "disk";
@@ -34,25 +35,19 @@ pub(crate) const RECONNECT_DELAY_S: u32 = 60;
 const MAX_IDE_DISKS: usize = 4;
 const MAX_SATA_DISKS: usize = 6;
 
-/// Where QEMU is installed.
-pub fn program_path() -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders).map(|folder| folder.join(PROGRAM)).find(|path| path.is_file())
-}
-
-fn accelerator() -> [&'static str; 2] {
-    match kvm_works() {
-        Ok(()) => ["-accel", "kvm"],
-        Err(_) => ["-accel", "tcg,thread=multi"],
+fn accelerator(has_kvm: bool) -> [&'static str; 2] {
+    match has_kvm {
+        true => ["-accel", "kvm"],
+        false => ["-accel", "tcg,thread=multi"],
     }
 }
 
 /// The processor. Emulation copies byte by byte what `rep movsb` copies: guests that do not see
 /// fast string operations boot 8 % sooner.
-fn processor() -> [&'static str; 2] {
-    match kvm_works() {
-        Ok(()) => ["-cpu", "max"],
-        Err(_) => ["-cpu", "max,erms=off"],
+fn processor(has_kvm: bool) -> [&'static str; 2] {
+    match has_kvm {
+        true => ["-cpu", "max"],
+        false => ["-cpu", "max,erms=off"],
     }
 }
 
@@ -70,18 +65,18 @@ pub enum Console {
 /// Checks the requirements before anything is published or started.
 ///
 /// # Errors
-/// `Unsupported` for more disks than the bus takes and if UEFI is not installed,
+/// `Unsupported` for more disks than the bus takes and if UEFI is not installed on the host,
 /// `ToolFailed` if QEMU is not installed.
-pub fn check(hardware: &Hardware, disks: usize) -> Result<()> {
+pub fn check(on: &QemuHost, hardware: &Hardware, disks: usize) -> Result<()> {
     check_bus(hardware.disk_bus, disks)?;
     if hardware.firmware == Firmware::Uefi {
-        uefi::plain()?;
+        uefi::plain(&on.host)?;
     }
-    if program_path().is_none() {
-        return Err(Error::new(
-            ErrorKind::ToolFailed,
-            format!("{PROGRAM} is not installed (Debian: apt install qemu-system-x86)"),
-        ));
+    if on.facts.program.is_none() {
+        let prefix = on.prefix();
+        let text =
+            format!("{prefix}{PROGRAM} is not installed (Debian: apt install qemu-system-x86)");
+        return Err(Error::new(ErrorKind::ToolFailed, text));
     }
     Ok(())
 }
@@ -121,6 +116,7 @@ pub fn check_nfs_driver() -> Result<()> {
 /// read, and continues with the monitor's `cont`. `flash` is the firmware of a machine that starts by UEFI.
 pub fn arguments(
     hardware: &Hardware,
+    has_kvm: bool,
     console: Console,
     disks: Vec<Value>,
     stops: bool,
@@ -128,8 +124,8 @@ pub fn arguments(
 ) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
-    add(&accelerator());
-    add(&processor());
+    add(&accelerator(has_kvm));
+    add(&processor(has_kvm));
     add(&["-m", &hardware.memory_mib.to_string(), "-smp", &hardware.cpus.to_string()]);
     add(&["-nodefaults", "-no-user-config", "-device", "virtio-rng-pci"]);
     match console {
@@ -199,7 +195,7 @@ pub fn arguments(
 
 /// A command line for people to copy: the short form of [`arguments`].
 pub fn plain_command(hardware: &Hardware, uris: &[String], stops: bool) -> String {
-    let [option, accelerator] = accelerator();
+    let [option, accelerator] = accelerator(kvm_works().is_ok());
     let mut text = format!(
         "{PROGRAM} {option} {accelerator} -m {} -smp {} -nographic",
         hardware.memory_mib, hardware.cpus
@@ -233,7 +229,7 @@ mod tests {
 
     fn words(hardware: Hardware, disks: usize) -> Vec<String> {
         let disks = (0..disks).map(|i| json!({ "driver": "nbd", "export": format!("a,vd{i}") }));
-        let words = arguments(&hardware, Console::Serial, disks.collect(), false, None);
+        let words = arguments(&hardware, false, Console::Serial, disks.collect(), false, None);
         words.into_iter().map(|word| word.into_string().unwrap()).collect()
     }
 

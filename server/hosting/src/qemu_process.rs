@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use coldrise_host::confinement::{confine_this_thread, NetworkReach, Reach};
+use coldrise_host::installed_program;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use crate::caller::Caller;
 use crate::child;
-use crate::confinement::{confine_this_thread, NetworkReach, Reach};
-use crate::qemu::{self, PROGRAM};
+use crate::qemu::PROGRAM;
 use crate::serial_log::SerialLog;
 
 /// The last messages of an ended QEMU may take this long.
@@ -60,8 +61,8 @@ impl QemuProcess {
         let (keeper, kept) = channel::<()>();
         let (started, start) = channel();
         let (printing, printed) = channel::<()>();
-        let messages = Arc::<Mutex<SerialLog>>::default();
-        let log = Arc::clone(&messages);
+        let printer = MessagePrinter::new(print_message);
+        let messages = Arc::clone(&printer.log);
         let start_and_keep = move || {
             if let Some(reach) = reach {
                 confine_this_thread(&reach);
@@ -70,7 +71,7 @@ impl QemuProcess {
             let stderr = spawned.as_mut().ok().and_then(|child| child.stderr.take());
             let _ = started.send(spawned);
             if let Some(stderr) = stderr {
-                print_messages(stderr, &log, print_message);
+                print_messages(stderr, printer);
             }
             drop(printing);
             // Ends with the QemuProcess.
@@ -112,7 +113,7 @@ impl QemuProcess {
         pipe_messages(&mut command);
         command.stdout(output);
         let reach = Reach {
-            program: qemu::program_path(),
+            program: installed_program(PROGRAM),
             files: files.to_vec(),
             folders: vec![folder.to_owned()],
             network,
@@ -155,20 +156,46 @@ impl QemuProcess {
     }
 }
 
+/// Prints QEMU's messages, each line on its own, without control characters.
+pub(crate) struct MessagePrinter {
+    log: Arc<Mutex<SerialLog>>,
+    /// Number of lines that may still be printed.
+    left: usize,
+    print_message: fn(&str),
+}
+
+impl MessagePrinter {
+    pub(crate) fn new(print_message: fn(&str)) -> MessagePrinter {
+        MessagePrinter { log: Arc::default(), left: MAX_MESSAGES, print_message }
+    }
+
+    /// Prints the lines that end in `bytes`.
+    pub(crate) fn print(&mut self, bytes: &[u8]) {
+        let MessagePrinter { log, left, print_message } = self;
+        log.lock().feed(bytes, |line| print_line(left, *print_message, line));
+    }
+
+    /// Prints a last line without an end.
+    pub(crate) fn finish(&mut self) {
+        let pending = self.log.lock().pending();
+        print_line(&mut self.left, self.print_message, &pending);
+    }
+}
+
+fn print_line(left: &mut usize, print_message: fn(&str), line: &str) {
+    if *left > 0 && !line.is_empty() {
+        *left -= 1;
+        print_message(&format!("{PROGRAM}: {line}"));
+    }
+}
+
 /// Prints QEMU's messages until it closes them.
-fn print_messages(mut messages: ChildStderr, log: &Mutex<SerialLog>, print_message: fn(&str)) {
-    let mut left = MAX_MESSAGES;
-    let mut print = |line: &str| {
-        if left > 0 && !line.is_empty() {
-            left -= 1;
-            print_message(&format!("{PROGRAM}: {line}"));
-        }
-    };
+fn print_messages(mut messages: ChildStderr, mut printer: MessagePrinter) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = messages.read(&mut bytes) {
-        log.lock().feed(bytes.get(..count).unwrap_or_default(), &mut print);
+        printer.print(bytes.get(..count).unwrap_or_default());
     }
-    print(&log.lock().pending());
+    printer.finish();
 }
 
 /// Prepares a command whose messages are printed by this program.

@@ -1,16 +1,13 @@
 //! The TPM of a booted machine: swtpm, on a private copy of the stored state.
 
 use std::ffi::OsString;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{
-    end_with_this_thread, read_small_file, write_synced, Context, Error, ErrorKind, Result,
-};
+use coldrise_block::{end_with_this_thread, read_small_file, Context, Error, ErrorKind, Result};
+use coldrise_host::{Host, HostProgram, ProgramStart, ScratchSpace};
 use coldrise_session::{update_parts, SessionDocument};
 use coldrise_store::{
     MachinePart, Repository, SessionName, MAX_PART_BYTES, SWTPM_PERMALL, TPM_STATE,
@@ -19,6 +16,7 @@ use rustix::process::Signal;
 
 use crate::caller::Caller;
 use crate::child;
+use crate::place::QemuPlace;
 
 const PROGRAM: &str = "swtpm";
 /// The state in the machine's folder.
@@ -29,13 +27,19 @@ const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running swtpm. Dropping it ends it.
 pub struct Tpm {
-    process: Child,
+    process: Process,
     state: PathBuf,
     socket: PathBuf,
 }
 
+/// It passes a descriptor to QEMU through its socket, so it runs on QEMU's host.
+enum Process {
+    Here(Child),
+    There(HostProgram),
+}
+
 impl Tpm {
-    /// Starts it with a session's state, in the machine's `folder`; its socket lies in `sockets`. `None` without a stored state, or, with a
+    /// Starts it with a session's state, in the machine's folder. `None` without a stored state, or, with a
     /// remark, if swtpm is not installed.
     ///
     /// # Errors
@@ -43,8 +47,7 @@ impl Tpm {
     pub fn start(
         caller: &Caller,
         session: &SessionDocument,
-        folder: &Path,
-        sockets: &Path,
+        place: &QemuPlace,
     ) -> Result<Option<Tpm>> {
         let Some(part) = session.part(TPM_STATE) else { return Ok(None) };
         if part.format != SWTPM_PERMALL {
@@ -53,39 +56,48 @@ impl Tpm {
             );
             return Ok(None);
         }
-        let (state, socket) = (folder.join(STATE), sockets.join("tpm.socket"));
-        let own = state.parent().unwrap_or(folder);
-        let what = || format!("writing {}", state.display());
-        DirBuilder::new().mode(0o700).create(own).context(what)?;
-        write_synced(&state, &part.content()?).context(what)?;
-        let mut command = Command::new(PROGRAM);
-        // A Ctrl-C on the terminal is for this program.
-        command.current_dir(own).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
-        command.args(["socket", "--tpm2", "--tpmstate", "dir=.,mode=0600", "--ctrl"]);
-        let mut control = OsString::from("type=unixio,path=");
-        control.push(&socket);
-        command.arg(control);
-        end_with_this_thread(&mut command, Signal::KILL);
-        let process = match command.spawn() {
-            Ok(process) => process,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                caller.remark(
-                    "the machine starts without its TPM: swtpm is not installed here (Debian: apt install swtpm)",
-                );
-                return Ok(None);
+        if !place.qemu.facts.has_swtpm {
+            caller.remark(&format!(
+                "{}the machine starts without its TPM: swtpm is not installed (Debian: apt install swtpm)",
+                place.qemu.prefix()
+            ));
+            return Ok(None);
+        }
+        let state = place.folder.join(STATE);
+        let own = state.parent().unwrap_or(&place.folder);
+        place.qemu.host.write_file(&state, &part.content()?, true)?;
+        let folder = place.space().map_or(&*place.sockets, ScratchSpace::folder);
+        let socket = folder.join("tpm.socket");
+        let mut words: Vec<OsString> =
+            ["socket", "--tpm2", "--tpmstate"].into_iter().map(OsString::from).collect();
+        let option = |start: &str, path: &Path, end: &str| {
+            let mut option = OsString::from(start);
+            option.push(path);
+            option.push(end);
+            option
+        };
+        // A comma separates options; it is started in the folder of its state, or in the private folder on another host.
+        let started_in = place.space().map_or(own, ScratchSpace::folder);
+        let relative = own.strip_prefix(started_in).unwrap_or(own);
+        words.push(option("dir=", &Path::new(".").join(relative), ",mode=0600"));
+        words.extend(["--ctrl".into(), option("type=unixio,path=", &socket, "")]);
+        let process = match place.space() {
+            None => Process::Here(start_here(&words, own)?),
+            Some(space) => {
+                let words = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+                let program = PROGRAM.to_owned();
+                let start = ProgramStart { program, words, ..ProgramStart::default() };
+                Process::There(space.start(start)?)
             }
-            Err(error) => return Err(error).context(|| format!("starting {PROGRAM}")),
         };
         let mut tpm = Tpm { process, state, socket };
-        tpm.wait_for_socket().map(|()| Some(tpm))
+        tpm.wait_for_socket(&place.qemu.host).map(|()| Some(tpm))
     }
 
-    fn wait_for_socket(&mut self) -> Result<()> {
+    fn wait_for_socket(&mut self, host: &Host) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        while !self.socket.exists() {
-            if let Some(status) = self.process.try_wait().context(|| "looking after swtpm")? {
-                return Err(child::ended_error(PROGRAM, status));
-            }
+        while let [None] = host.look([&self.socket])? {
+            self.check()?;
             if Instant::now() > until {
                 let text = format!("{PROGRAM} did not make its socket in time");
                 return Err(Error::new(ErrorKind::ToolFailed, text));
@@ -93,6 +105,26 @@ impl Tpm {
             std::thread::sleep(INTERVAL);
         }
         Ok(())
+    }
+
+    /// Checks that it runs.
+    fn check(&mut self) -> Result<()> {
+        match &mut self.process {
+            Process::Here(child) => match child.try_wait().context(|| "looking after swtpm")? {
+                Some(status) => Err(child::ended_error(PROGRAM, status)),
+                None => Ok(()),
+            },
+            Process::There(program) => {
+                let state = program.state(Duration::ZERO)?;
+                match state.end {
+                    Some(_) => {
+                        let text = format!("{PROGRAM} ended: {}", state.messages.trim());
+                        Err(Error::new(ErrorKind::ToolFailed, text))
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
     }
 
     /// QEMU's arguments.
@@ -109,15 +141,32 @@ impl Tpm {
     /// # Errors
     /// As for [`keep`].
     pub fn finish(mut self, repository: &Repository, session: &SessionName) -> Result<()> {
-        child::end(&mut self.process, PROGRAM, PATIENCE, None)?;
+        if let Process::Here(child) = &mut self.process {
+            child::end(child, PROGRAM, PATIENCE, None)?;
+        }
         keep(repository, session, &self.state)
     }
 }
 
 impl Drop for Tpm {
     fn drop(&mut self) {
-        let _ = child::end(&mut self.process, PROGRAM, PATIENCE, None);
+        if let Process::Here(child) = &mut self.process {
+            let _ = child::end(child, PROGRAM, PATIENCE, None);
+        }
     }
+}
+
+fn start_here(words: &[OsString], folder: &Path) -> Result<Child> {
+    let mut command = Command::new(PROGRAM);
+    // A Ctrl-C on the terminal is for this program.
+    command
+        .args(words)
+        .current_dir(folder)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    end_with_this_thread(&mut command, Signal::KILL);
+    command.spawn().context(|| format!("starting {PROGRAM}"))
 }
 
 /// Keeps a TPM's state with a session. swtpm replaces the file whole.

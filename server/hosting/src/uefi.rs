@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{read_small_file, Error, ErrorKind, Result};
 use coldrise_firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
 use coldrise_host::Host;
 use coldrise_session::{update_parts, SessionDocument, SessionNotes};
 use coldrise_store::{MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, RAW};
 
 use crate::caller::Caller;
+use crate::place::QemuPlace;
 use crate::tpm;
 use coldrise_inventory::{Firmware, Hardware};
 
@@ -30,24 +31,27 @@ pub struct Flash {
 ///
 /// # Errors
 /// `Unsupported` if none is installed.
-pub fn plain() -> Result<Uefi> {
-    choose(None)
+pub fn plain(host: &Host) -> Result<Uefi> {
+    choose(host, None)
 }
 
 /// The same, with variables of this size if there is such firmware.
-fn choose(bytes: Option<u64>) -> Result<Uefi> {
-    let installed = installed(&Host::here())?;
+fn choose(host: &Host, bytes: Option<u64>) -> Result<Uefi> {
+    let installed = installed(host)?;
     let fitting = installed.into_iter().filter(|uefi| uefi.fits(UefiNeeds::default()));
     let mut fitting: Vec<Uefi> = fitting.collect();
     let takes_stored = |uefi: &Uefi| bytes.is_none_or(|bytes| uefi.variables_bytes == bytes);
     let at = fitting.iter().position(takes_stored).unwrap_or(0);
     (at < fitting.len()).then(|| fitting.swap_remove(at)).ok_or_else(|| {
-        let text = "the machine needs UEFI, which is not installed here (Debian: apt install ovmf)";
+        let place = host.name().map_or("here".to_owned(), |name| format!("on host {name}"));
+        let text = format!(
+            "the machine needs UEFI, which is not installed {place} (Debian: apt install ovmf)"
+        );
         Error::new(ErrorKind::Unsupported, text)
     })
 }
 
-/// The firmware of a session's machine, whose variables are copied into `folder`: those of the session, which are the point's or as the
+/// The firmware of a session's machine, whose variables are copied into the folder of `place`: those of the session, which are the point's or as the
 /// machine left them; else new ones with boot entries for the loaders on its disks. `None` for a BIOS.
 ///
 /// # Errors
@@ -57,19 +61,20 @@ pub fn prepare(
     repository: &Arc<Repository>,
     session: &SessionDocument,
     hardware: &Hardware,
-    folder: &Path,
+    place: &QemuPlace,
 ) -> Result<Option<Flash>> {
     if hardware.firmware != Firmware::Uefi {
         return Ok(None);
     }
-    let uefi = choose(session.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes))?;
-    let empty = read_small_file(&uefi.variables, MAX_BYTES)?;
+    let host = &place.qemu.host;
+    let uefi = choose(host, session.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes))?;
+    let empty = host.read_file(&uefi.variables, MAX_BYTES)?;
     let (content, found) = first_variables(repository, session, empty);
     if let Some(found) = found {
         tell_start(caller, &found);
     }
-    let variables = folder.join(FILE);
-    std::fs::write(&variables, content).context(|| format!("writing {}", variables.display()))?;
+    let variables = place.folder.join(FILE);
+    host.write_file(&variables, &content, true)?;
     Ok(Some(Flash { code: uefi.code, variables }))
 }
 

@@ -359,6 +359,15 @@ impl Channel for Connection {
         Ok(local)
     }
 
+    fn reach_port(&self, port: u16) -> Result<u16> {
+        self.ssh.forward_port(port).map_err(|error| {
+            let text = format!("host {}: its sshd leads to no port of it", self.name);
+            error
+                .context(text)
+                .advise("allow it in its sshd_config: AllowTcpForwarding yes, DisableForwarding no")
+        })
+    }
+
     fn offer(&self, local: &Path, there: &Path) -> Result<()> {
         self.ssh.forward_back(there, local).or_else(|error| {
             tracing::debug!("no forwarding: {}", error.full_message());

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -131,6 +132,15 @@ impl SshFolder {
     /// Lets a socket of the other host lead to one of this host.
     pub(crate) fn forward_back(&self, remote: &Path, local: &Path) -> Result<()> {
         self.add_way("-R", remote, local)
+    }
+
+    /// Lets a free TCP port of loopback here lead to one there. Returns it.
+    pub(crate) fn forward_port(&self, remote: u16) -> Result<u16> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let address = listener.and_then(|listener| listener.local_addr());
+        let local = address.context(|| "looking for a free port")?.port();
+        let end = |port: u16| format!("127.0.0.1:{port}");
+        self.add_way("-L", end(local).as_ref(), end(remote).as_ref()).map(|()| local)
     }
 
     fn add_way(&self, kind: &str, from: &Path, to: &Path) -> Result<()> {

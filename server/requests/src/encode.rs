@@ -192,8 +192,8 @@ mod tests {
             &["--format=raw", "--", disk, "-x.img"],
         );
         check::<CheckBoot>(
-            &json!({"address": address, "until": "userspace", "check_port": 22}),
-            &["--until=userspace", "--check-port=22", "--", address],
+            &json!({"address": address, "until": "userspace", "check_port": 22, "on": "hv1"}),
+            &["--until=userspace", "--check-port=22", "--on=hv1", "--", address],
         );
         check::<Backup>(
             &json!({"machine": "web01", "disks": {"vda": "raw:/a"}, "rate_bytes_per_second": 65536}),

@@ -119,6 +119,9 @@ pub struct CheckBoot {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     #[schema(minimum = 1)]
     pub check_port: Option<u16>,
+    /// The host that runs the machine (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name))]
+    pub on: Option<String>,
 }
 
 /// Stored data to check.

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_host::confinement::{NetworkReach, Reach};
+use coldrise_host::{installed_program, kvm_works};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_recovery::startable_session;
 use coldrise_session::keep_files_private;
@@ -26,7 +28,6 @@ use crate::units::{parse_size, show_count};
 use coldrise_hosting::boot_check::lacking_memory;
 use coldrise_hosting::boot_console::BootConsole;
 use coldrise_hosting::child;
-use coldrise_hosting::confinement::{NetworkReach, Reach};
 use coldrise_hosting::disk_server::{self, DiskServer, Protocol};
 use coldrise_hosting::leftovers;
 use coldrise_hosting::netns;
@@ -35,7 +36,7 @@ use coldrise_hosting::qemu_process::QemuProcess;
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::tpm::Tpm;
 use coldrise_hosting::uefi;
-use coldrise_hosting::Origin;
+use coldrise_hosting::{Origin, QemuHost, QemuPlace};
 use coldrise_runs::process_run;
 
 /// How long QEMU may take to end.
@@ -182,8 +183,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     let repository = invocation.open()?;
     let subject = Subject::find(invocation, &repository, &arguments)?;
     let hardware = hardware(invocation, &subject, &arguments, is_alone)?;
-    qemu::check(&hardware, subject.disk_count())?;
-    check_memory(invocation, &arguments, &hardware)?;
+    let on = QemuHost::here()?;
+    qemu::check(&on, &hardware, subject.disk_count())?;
+    check_memory(invocation, &arguments, &on, &hardware)?;
     leftovers::remove(&repository);
     let scratch = ScratchFolder::new(ScratchKind::Boot)?;
     let sockets = match arguments.headless {
@@ -243,9 +245,10 @@ impl Place<'_> {
 fn check_memory(
     invocation: &Invocation,
     arguments: &BootArguments,
+    on: &QemuHost,
     hardware: &Hardware,
 ) -> Result<()> {
-    match lacking_memory(hardware, 1) {
+    match lacking_memory(on, hardware, 1)? {
         Some(text) if arguments.headless => {
             Err(Error::new(ErrorKind::Incomplete, format!("not booted: {text}")))
         }
@@ -285,14 +288,16 @@ fn boot(
         signals,
     )?;
     let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-    let flash =
-        uefi::prepare(invocation.caller()?, repository, session, hardware, &place.of_qemu())?;
-    let mut words =
-        qemu::arguments(hardware, console, disks.collect(), session.is_coming(), flash.as_ref());
-    let tpm = Tpm::start(invocation.caller()?, session, &place.of_qemu(), place.scratch)?;
+    let caller = invocation.caller()?;
+    let qemu_place = QemuPlace::here(place.of_qemu(), place.scratch)?;
+    let flash = uefi::prepare(caller, repository, session, hardware, &qemu_place)?;
+    let kvm = kvm_works();
+    let (stops, flash) = (session.is_coming(), flash.as_ref());
+    let mut words = qemu::arguments(hardware, kvm.is_ok(), console, disks.collect(), stops, flash);
+    let tpm = Tpm::start(caller, session, &qemu_place)?;
     words.extend(tpm.iter().flat_map(Tpm::words));
     words.extend(move_monitor(repository, session, &place)?);
-    if let Err(why) = qemu::kvm_works() {
+    if let Err(why) = kvm {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
     invocation.remark(&format!(
@@ -385,7 +390,7 @@ fn reach(arguments: &BootArguments, hardware: &Hardware, folder: PathBuf) -> Opt
     let connects = arguments.over == Protocol::Nfs || hardware.network == Network::User;
     let network = if connects { NetworkReach::Any } else { NetworkReach::Port(None) };
     (!arguments.display).then(|| Reach {
-        program: qemu::program_path(),
+        program: installed_program(qemu::PROGRAM),
         files: Vec::new(),
         folders: vec![folder],
         network,

@@ -12,14 +12,13 @@ use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Rep
 use serde::Serialize;
 
 use super::picture::write_private;
-use crate::boot_goal::{print_stage, GoalOptions, JudgeOptions};
+use crate::boot_goal::{print_stage, qemu_host, GoalOptions, JudgeOptions};
 use crate::hardware::isolated_hardware;
 use crate::hardware::HardwareOptions;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_duration;
 use coldrise_hosting::boot_check::{check_memory, Trial};
-use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::tell_newer;
 
@@ -42,11 +41,14 @@ use coldrise_hosting::tell_newer;
 /// write ok or failed TEXT to its virtio port org.coldrise.check; that proves the service, or the
 /// failure.
 ///
+/// With --on HOST the machine runs on another host, which is reached over SSH; it reads its disks through that
+/// connection, and a check whose connection is lost has no result.
+///
 /// QEMU can open its own files only (Landlock), not the repository or the passphrase. The result
 /// is stored with the point, with the last picture of the screen: list and show show it.
 ///
 /// The exit code is 0 if the stage is reached, 13 if the machine failed and 14 if nothing is proven.
-/// It is 3 if this host has too little memory now: nothing was started.
+/// It is 3 if the host has too little memory now: nothing was started.
 #[derive(Debug, Args)]
 pub(crate) struct CheckBootArguments {
     #[command(flatten)]
@@ -82,19 +84,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
     let point = &find(invocation, repository, &arguments.request.address.parse()?)?;
-    let hardware = isolated_hardware(invocation, &arguments.hardware, point)?;
-    check_memory(&hardware, 1)?;
+    let qemu = &qemu_host(repository, arguments.request.on.as_deref())?;
+    let hardware = isolated_hardware(invocation, &arguments.hardware, point, qemu)?;
+    check_memory(qemu, &hardware, 1)?;
     if let Some(path) = &arguments.screenshot {
         // Now, not after the boot.
         write_private(path, &[], true)?;
     }
-    if let Err(why) = qemu::kvm_works() {
+    if let Some(why) = qemu.without_kvm() {
         invocation.remark(&format!("without KVM the machine is slow: {why}"));
     }
-    let goal = goal.goal(point, &hardware)?;
+    let goal = goal.goal(point, &hardware, qemu)?;
     let trial = Trial {
         caller: invocation.caller()?,
         repository,
+        qemu,
         point,
         hardware,
         goal,

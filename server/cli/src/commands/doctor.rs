@@ -220,7 +220,7 @@ fn check_confinement(found: &mut Findings) {
 }
 
 fn check_kvm(found: &mut Findings) {
-    match qemu::kvm_works() {
+    match coldrise_host::kvm_works() {
         Ok(()) => found.ok("kvm", "machines boot at full speed".to_owned()),
         Err(why) => found.add(
             "kvm",

@@ -1,102 +1,104 @@
 //! QEMU without a user: its monitor and its serial port are sockets in a private folder.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_qmp::Monitor;
-use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
 
 use super::agent::Agent;
 use super::packets::MAX_PACKET_BYTES;
+use super::process::MachineProcess;
 use crate::caller::Caller;
-use crate::child;
-use crate::confinement::NetworkReach;
-use crate::qemu;
-use crate::qemu_process::QemuProcess;
+use crate::place::QemuPlace;
+use crate::qemu_host::QemuHost;
 use crate::signals::ChildSignals;
 use coldrise_inventory::{DiskBus, Hardware};
 
 /// How long QEMU may take to connect, and to answer its monitor.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long QEMU may take to end.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(5);
 const START_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum size of a picture's file, in bytes.
 const MAX_PICTURE_BYTES: u64 = 64 << 20;
+/// Bytes read from such a file at once.
+const MAX_PART_BYTES: u64 = 8 << 20;
 /// Bytes taken from a port of the machine at once.
 const MAX_READ_BYTES: u64 = 1 << 20;
 /// Names of the virtio ports' sockets and devices.
 pub(super) const AGENT: &str = "agent";
 pub(super) const WORD: &str = "word";
+/// The dump of the packets.
+const DUMP: &str = "packets";
 
 /// A port of this host's loopback that leads to a port of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward {
     /// The port of this host's loopback that leads to it.
     pub host_port: u16,
+    /// The port of loopback on QEMU's host.
+    pub(super) qemu_port: u16,
     pub(crate) machine_port: u16,
 }
 
 impl Forward {
-    /// With a free port of this host.
+    /// With a free port of QEMU's host.
     ///
     /// # Errors
-    /// `Io` if the system has none.
-    pub fn to(machine_port: u16) -> Result<Forward> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-        let address = listener.and_then(|listener| listener.local_addr());
-        let host_port = address.context(|| "looking for a free port")?.port();
-        Ok(Forward { host_port, machine_port })
+    /// Those of [`Host::free_port`].
+    pub fn to(machine_port: u16, qemu: &QemuHost) -> Result<Forward> {
+        let (qemu_port, host_port) = qemu.host.free_port()?;
+        Ok(Forward { host_port, qemu_port, machine_port })
     }
 }
 
 /// A running QEMU. Dropping it ends it.
 pub struct Machine {
-    process: QemuProcess,
+    process: MachineProcess,
     pub(super) monitor: Monitor,
     pub(super) serial: UnixStream,
     /// The port of the machine's own word.
     pub(super) word: UnixStream,
     pub(super) agent: Agent,
+    /// QEMU's host, and its folder there.
+    pub(super) host: Host,
     folder: PathBuf,
 }
 
 impl Machine {
-    /// Starts QEMU with the arguments `words` for hardware, console and disks. `folder` is
-    /// private to this machine. QEMU reaches that folder only.
+    /// Starts QEMU with the arguments `words` for hardware, console and disks. `place` is
+    /// private to this machine. QEMU reaches its folder there only.
     ///
     /// # Errors
     /// `ToolFailed` if QEMU is missing, ends or does not answer; `Interrupted` if this program
-    /// receives a signal to end meanwhile.
+    /// receives a signal to end meanwhile; errors of the connection.
     pub fn start(
         caller: &Caller,
         mut words: Vec<OsString>,
         hardware: &Hardware,
         forward: Option<Forward>,
-        folder: &Path,
+        place: &QemuPlace,
         signals: &mut ChildSignals,
     ) -> Result<Machine> {
         // QEMU connects to these, so that not a byte is lost at the start.
         let listen = |name: &str| {
-            let listener = UnixListener::bind(folder.join(name));
+            let listener = UnixListener::bind(place.sockets.join(name));
             listener
                 .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
                 .context(|| format!("making the socket {name}"))
         };
         let [monitor, serial, agent, word] =
             [listen("monitor")?, listen("serial")?, listen(AGENT)?, listen(WORD)?];
-        words.extend(observation(hardware, forward, folder).into_iter().map(OsString::from));
-        let network = NetworkReach::Port(forward.map(|forward| forward.host_port));
-        let process =
-            QemuProcess::start_confined(caller, words, &[], folder, network, Stdio::null())?;
+        let observation = observation(hardware, forward, place)?;
+        words.extend(observation.into_iter().map(OsString::from));
+        let port = forward.map(|forward| forward.qemu_port);
+        let process = MachineProcess::start(caller, words, place, port)?;
         let mut starting = Starting(Some(process));
         let serial = starting.accept(&serial, signals)?;
         let monitor = starting.accept(&monitor, signals)?;
@@ -107,8 +109,8 @@ impl Machine {
         let Some(process) = starting.0.take() else {
             return Err(Error::new(ErrorKind::Internal, "QEMU was ended at its start"));
         };
-        let folder = folder.to_owned();
-        Ok(Machine { process, monitor, serial, word, agent: Agent::new(agent), folder })
+        let (host, folder) = (place.qemu.host.clone(), place.folder.clone());
+        Ok(Machine { process, monitor, serial, word, agent: Agent::new(agent), host, folder })
     }
 
     /// Checks that QEMU still runs.
@@ -117,6 +119,14 @@ impl Machine {
     /// `ToolFailed` if it has ended: it never does so by itself.
     pub(super) fn check(&mut self) -> Result<()> {
         self.process.check()
+    }
+
+    /// Checks that QEMU's host is still connected: without that nothing is proven.
+    ///
+    /// # Errors
+    /// `Io` if the connection is lost.
+    pub(super) fn check_connection(&self) -> Result<()> {
+        self.process.check_connection()
     }
 
     /// The error of a broken monitor, or the end of QEMU that explains it and comes just after.
@@ -141,13 +151,20 @@ impl Machine {
         let path = self.folder.join("picture");
         self.execute("screendump", json!({ "filename": path, "format": format })).ok()?;
         let mut picture = Vec::new();
-        open_file(&path).ok()?.take(MAX_PICTURE_BYTES + 1).read_to_end(&mut picture).ok()?;
-        (picture.len() as u64 <= MAX_PICTURE_BYTES).then_some(picture)
+        while picture.len() as u64 <= MAX_PICTURE_BYTES {
+            let mut part = self.host.read_from(&path, picture.len() as u64, MAX_PART_BYTES).ok()?;
+            let is_last = (part.len() as u64) < MAX_PART_BYTES;
+            picture.append(&mut part);
+            if is_last {
+                return Some(picture);
+            }
+        }
+        None
     }
 
     /// The dump of the packets.
     pub(super) fn dump_path(&self) -> PathBuf {
-        dump_path(&self.folder)
+        self.folder.join(DUMP)
     }
 
     /// Empties the dump of the packets.
@@ -173,12 +190,12 @@ impl Drop for Machine {
         while quit.is_ok() && Instant::now() < until && self.check().is_ok() {
             std::thread::sleep(START_INTERVAL);
         }
-        let _ = child::end(self.process.child(), qemu::PROGRAM, END_PATIENCE, None);
+        self.process.end();
     }
 }
 
 /// QEMU before it has connected. Dropping it ends it.
-struct Starting(Option<QemuProcess>);
+struct Starting(Option<MachineProcess>);
 
 impl Starting {
     fn accept(
@@ -199,7 +216,7 @@ impl Starting {
             if signals.was_asked_to_end() {
                 return Err(Error::new(ErrorKind::Interrupted, "interrupted while QEMU started"));
             }
-            self.0.as_mut().map_or(Ok(()), QemuProcess::check)?;
+            self.0.as_mut().map_or(Ok(()), MachineProcess::check)?;
             std::thread::sleep(START_INTERVAL);
         }
         let text = "QEMU did not start in time: this host may be busy; try again later";
@@ -210,7 +227,7 @@ impl Starting {
 impl Drop for Starting {
     fn drop(&mut self) {
         if let Some(process) = &mut self.0 {
-            let _ = child::end(process.child(), qemu::PROGRAM, END_PATIENCE, None);
+            process.end();
         }
     }
 }
@@ -223,51 +240,40 @@ pub(super) fn read_available(stream: &mut UnixStream) -> Vec<u8> {
     bytes
 }
 
-/// Opens a file that QEMU wrote. A guest that broke out of QEMU could put a link there, or
-/// something that blocks.
-///
-/// # Errors
-/// The system's; `InvalidInput` if it is not a regular file.
-pub(super) fn open_file(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(IoErrorKind::InvalidInput.into()),
-    }
-}
-
-fn dump_path(folder: &Path) -> PathBuf {
-    folder.join("packets")
-}
-
 /// The arguments for sockets, the isolated network and the sandbox.
-fn observation(hardware: &Hardware, forward: Option<Forward>, folder: &Path) -> Vec<String> {
+fn observation(
+    hardware: &Hardware,
+    forward: Option<Forward>,
+    place: &QemuPlace,
+) -> Result<Vec<String>> {
     // A comma separates options.
-    let path = |name: &str| folder.join(name).display().to_string().replace(',', ",,");
+    let word = |path: PathBuf| path.display().to_string().replace(',', ",,");
+    let socket =
+        |name: &str| place.offer(name).map(|path| format!("socket,id={name},path={}", word(path)));
+    let path = |name: &str| word(place.folder.join(name));
     let mut network = "user,id=net,restrict=on".to_owned();
-    if let Some(Forward { host_port, machine_port }) = forward {
-        network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{host_port}-:{machine_port}"));
+    if let Some(Forward { qemu_port, machine_port, .. }) = forward {
+        network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{qemu_port}-:{machine_port}"));
     }
     let card = match hardware.disk_bus {
         DiskBus::Virtio | DiskBus::Scsi => "virtio-net-pci",
         DiskBus::Sata | DiskBus::Ide => "e1000",
     };
-    let dump = path("packets");
+    let dump = path(DUMP);
     let words = [
-        ["-chardev", &format!("socket,id=serial,path={}", path("serial"))],
+        ["-chardev", &socket("serial")?],
         ["-serial", "chardev:serial"],
-        ["-chardev", &format!("socket,id=monitor,path={}", path("monitor"))],
+        ["-chardev", &socket("monitor")?],
         ["-mon", "chardev=monitor,mode=control"],
         // For a second observer: a monitor serves one client at a time.
         ["-qmp", &format!("unix:{},server=on,wait=off", path("second-monitor"))],
         ["-device", "virtio-serial-pci"],
-        ["-chardev", &format!("socket,id=agent,path={}", path(AGENT))],
+        ["-chardev", &socket(AGENT)?],
         [
             "-device",
             &format!("virtserialport,chardev=agent,id={AGENT},name=org.qemu.guest_agent.0"),
         ],
-        ["-chardev", &format!("socket,id=word,path={}", path(WORD))],
+        ["-chardev", &socket(WORD)?],
         ["-device", &format!("virtserialport,chardev=word,id={WORD},name=org.coldrise.check")],
         // It answers DHCP, and leads nowhere.
         ["-netdev", &network],
@@ -281,5 +287,5 @@ fn observation(hardware: &Hardware, forward: Option<Forward>, folder: &Path) -> 
         ["-action", "shutdown=pause,panic=pause"],
         ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"],
     ];
-    words.iter().flatten().map(|word| (*word).to_owned()).collect()
+    Ok(words.iter().flatten().map(|word| (*word).to_owned()).collect())
 }

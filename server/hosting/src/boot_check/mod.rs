@@ -19,6 +19,7 @@ mod agent;
 mod command;
 mod machine;
 mod packets;
+mod process;
 mod screen;
 mod search;
 mod signs;

@@ -1,9 +1,8 @@
 //! The packets that a machine sends, from QEMU's dump of its isolated network.
 
-use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
-use super::machine::open_file;
+use coldrise_host::Host;
 
 /// Length of the dump's own header.
 const FILE_HEADER_BYTES: u64 = 24;
@@ -30,26 +29,22 @@ pub(crate) enum Sent {
 
 /// A reader of the growing dump.
 pub(crate) struct Packets {
+    host: Host,
     path: PathBuf,
     /// The end of the records that are read.
     offset: u64,
 }
 
 impl Packets {
-    pub fn new(path: PathBuf) -> Packets {
-        Packets { path, offset: FILE_HEADER_BYTES }
+    /// Of a dump on QEMU's host.
+    pub fn new(host: Host, path: PathBuf) -> Packets {
+        Packets { host, path, offset: FILE_HEADER_BYTES }
     }
 
     /// The machine's packets since the last call. An unreadable dump is empty.
     pub fn read(&mut self) -> Vec<Sent> {
-        let mut bytes = Vec::new();
-        let read = open_file(&self.path).and_then(|mut file| {
-            file.seek(SeekFrom::Start(self.offset))?;
-            file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)
-        });
-        if read.is_err() {
-            return Vec::new();
-        }
+        let read = self.host.read_from(&self.path, self.offset, MAX_FILE_BYTES);
+        let bytes = read.unwrap_or_default();
         let (sent, used) = parse(&bytes);
         self.offset += used as u64;
         sent
@@ -57,7 +52,7 @@ impl Packets {
 
     /// Whether the dump is so large that it has to start again.
     pub(crate) fn is_full(&self) -> bool {
-        std::fs::metadata(&self.path).is_ok_and(|file| file.len() > MAX_FILE_BYTES)
+        self.offset > MAX_FILE_BYTES
     }
 
     /// The dump has started again.
@@ -168,7 +163,7 @@ mod tests {
     fn a_dump_is_read_while_it_grows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("dump");
-        let mut packets = Packets::new(path.clone());
+        let mut packets = Packets::new(Host::here(), path.clone());
         assert_eq!(packets.read(), []);
         let whole =
             [vec![0; 24], record(&tcp(0x12)), record(&packet(MACHINE, 0x0806, &[]))].concat();

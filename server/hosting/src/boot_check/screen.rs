@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use coldrise_host::Host;
+
 use super::signs::UNKNOWN;
 
 /// Where distributions install the ROM.
@@ -78,11 +80,11 @@ impl Picture {
 pub(crate) struct Font(HashMap<[u8; GLYPH_BYTES], char>);
 
 impl Font {
-    /// The installed ROM's font; `None` if there is none.
-    pub fn installed() -> Option<Font> {
-        let rom = ROMS.into_iter().map(Path::new).find(|rom| rom.is_file())?;
-        let is_small = std::fs::metadata(rom).is_ok_and(|file| file.len() <= MAX_ROM_BYTES);
-        is_small.then(|| std::fs::read(rom).ok()).flatten().and_then(|rom| Font::from_rom(&rom))
+    /// The font of the ROM that is installed on QEMU's host; `None` if there is none.
+    pub fn installed(host: &Host) -> Option<Font> {
+        let mut roms = ROMS.iter().map(Path::new);
+        let rom = roms.find_map(|rom| host.read_file(rom, MAX_ROM_BYTES).ok())?;
+        Font::from_rom(&rom)
     }
 
     fn from_rom(rom: &[u8]) -> Option<Font> {

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_inventory::QEMU_BYTES;
 use coldrise_session::{Catalog, SessionDocument};
-use coldrise_store::{
-    available_memory_bytes, BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository,
-};
+use coldrise_store::{BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository};
 
 use super::machine::Machine;
 use super::stages::{BootStage, Reached};
@@ -15,7 +13,9 @@ use super::throwaway;
 use super::watch::{watch, Findings, Goal};
 use crate::caller::Caller;
 use crate::disk_server::{DiskServer, Protocol};
+use crate::place::QemuPlace;
 use crate::qemu::{self, Console};
+use crate::qemu_host::QemuHost;
 use crate::signals::ChildSignals;
 use crate::tpm::Tpm;
 use crate::uefi;
@@ -34,6 +34,8 @@ pub struct Trial<'a> {
     pub caller: &'a Caller,
     /// The repository of the point.
     pub repository: &'a Arc<Repository>,
+    /// The host that runs the machine.
+    pub qemu: &'a QemuHost,
     /// The point that is booted.
     pub point: &'a PointDocument,
     /// The virtual hardware.
@@ -46,34 +48,40 @@ pub struct Trial<'a> {
     pub on_stage: &'a (dyn Fn(&Reached) + Sync),
 }
 
-/// The memory that this host needs for one such machine, in bytes.
+/// The memory that QEMU's host needs for one such machine, in bytes.
 pub fn needed_bytes(hardware: &Hardware) -> u64 {
     (hardware.memory_mib << 20).saturating_add(QEMU_BYTES)
 }
 
-/// Checks that `count` such machines fit into this host's memory. A machine that the kernel kills
+/// Checks that `count` such machines fit into the host's memory. A machine that the kernel kills
 /// for its memory says nothing about the backup.
 ///
 /// # Errors
-/// `Incomplete` if they do not fit now.
-pub fn check_memory(hardware: &Hardware, count: u64) -> Result<()> {
-    match lacking_memory(hardware, count) {
+/// `Incomplete` if they do not fit now; errors of the connection.
+pub fn check_memory(qemu: &QemuHost, hardware: &Hardware, count: u64) -> Result<()> {
+    match lacking_memory(qemu, hardware, count)? {
         Some(text) => Err(Error::new(ErrorKind::Incomplete, format!("not checked: {text}"))),
         None => Ok(()),
     }
 }
 
-/// The reason, if `count` such machines do not fit into this host's memory now.
-pub fn lacking_memory(hardware: &Hardware, count: u64) -> Option<String> {
+/// The reason, if `count` such machines do not fit into the host's memory now.
+///
+/// # Errors
+/// Errors of the connection.
+pub fn lacking_memory(qemu: &QemuHost, hardware: &Hardware, count: u64) -> Result<Option<String>> {
     let needed = needed_bytes(hardware).saturating_mul(count);
-    let available = available_memory_bytes().filter(|available| *available < needed)?;
-    Some(format!(
-        "{} needs {} of memory and {} are available now: try again later, or give it less with \
+    let available = qemu.available_bytes()?.filter(|available| *available < needed);
+    Ok(available.map(|available| {
+        format!(
+        "{}{} needs {} of memory and {} are available now: try again later, or give it less with \
          --memory",
+        qemu.prefix(),
         show_count(count, "machine"),
         show_size(needed),
         show_size(available)
-    ))
+    )
+    }))
 }
 
 impl Trial<'_> {
@@ -85,7 +93,7 @@ impl Trial<'_> {
     /// runs; `Interrupted`; `ToolFailed` if QEMU or the server of the disks ends. None of them says
     /// anything about the point.
     pub fn run(&self, signals: &mut ChildSignals) -> Result<(BootCheckDocument, Option<Vec<u8>>)> {
-        check_memory(&self.hardware, 1)?;
+        check_memory(self.qemu, &self.hardware, 1)?;
         let (repository, point) = (self.repository, self.point);
         let session = throwaway::publish(repository, point, self.slot, signals)?;
         let found = self.boot(signals, session.document()).map(|findings| {
@@ -107,13 +115,13 @@ impl Trial<'_> {
         let mut server =
             DiskServer::start(Protocol::Nbd, caller, &[session], scratch, CACHE_BYTES, signals)?;
         // QEMU may change everything in its folder, but not the socket of the disks' server.
-        let machine_folder = scratch.join("machine");
-        std::fs::create_dir(&machine_folder).context(|| "making a folder for the machine")?;
+        let place = &QemuPlace::make(self.qemu, scratch)?;
+        server.offer(place)?;
         let disks = session.disks.iter().map(|disk| server.node(&session.name, &disk.name));
-        let flash = uefi::prepare(caller, self.repository, session, hardware, &machine_folder)?;
-        let mut words =
-            qemu::arguments(hardware, Console::Observed, disks.collect(), false, flash.as_ref());
-        let tpm = Tpm::start(caller, session, &machine_folder, scratch)?;
+        let flash = uefi::prepare(caller, self.repository, session, hardware, place)?;
+        let (has_kvm, disks, flash) = (self.goal.has_kvm, disks.collect(), flash.as_ref());
+        let mut words = qemu::arguments(hardware, has_kvm, Console::Observed, disks, false, flash);
+        let tpm = Tpm::start(caller, session, place)?;
         words.extend(tpm.iter().flat_map(Tpm::words));
         caller.remark(&format!(
             "checking {}/{}: {}, {} MiB",
@@ -123,11 +131,10 @@ impl Trial<'_> {
             hardware.memory_mib
         ));
         let goal = &self.goal;
-        let watched =
-            Machine::start(caller, words, hardware, goal.forward, &machine_folder, signals)
-                .and_then(|mut machine| {
-                    watch(caller, &mut machine, &mut server, signals, goal, self.on_stage)
-                });
+        let watched = Machine::start(caller, words, hardware, goal.forward, place, signals)
+            .and_then(|mut machine| {
+                watch(caller, &mut machine, &mut server, signals, goal, self.on_stage)
+            });
         let was_asked_to_end = signals.was_asked_to_end();
         let stopped = server.stop();
         match watched {

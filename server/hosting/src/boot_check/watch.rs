@@ -3,7 +3,6 @@
 mod own_proofs;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -61,6 +60,8 @@ pub struct Goal {
     pub own_check: Option<OwnCheck>,
     /// The machine's firmware.
     pub firmware: Firmware,
+    /// Whether the machine runs under KVM.
+    pub has_kvm: bool,
 }
 
 /// The evidence of a check.
@@ -91,11 +92,12 @@ pub fn watch(
     goal: &Goal,
     on_stage: &dyn Fn(&Reached),
 ) -> Result<Findings> {
-    let font = Font::installed();
+    let font = Font::installed(&machine.host);
     if font.is_none() {
         caller.remark("warning: without a video ROM the text of the screen is not read");
     }
-    let mut watch = Watch::new(goal, font, machine.dump_path());
+    let packets = Packets::new(machine.host.clone(), machine.dump_path());
+    let mut watch = Watch::new(goal, font, packets);
     watch.stages.reach(BootStage::Started, "the disks are served and QEMU runs");
     let mut reported = 0;
     let verdict = loop {
@@ -117,9 +119,11 @@ pub fn watch(
         looked.map_err(|error| machine.explain(error))?;
         machine.check()?;
     };
+    let screenshot = machine.picture("png");
+    machine.check_connection()?;
     Ok(Findings {
         verdict,
-        screenshot: machine.picture("png"),
+        screenshot,
         stages: watch.stages.reached().to_vec(),
         note: watch.note.or_else(|| {
             let is_cut = verdict == BootVerdict::NotProven && watch.running_check.is_some();
@@ -151,7 +155,7 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(goal: &'a Goal, font: Option<Font>, dump: PathBuf) -> Watch<'a> {
+    fn new(goal: &'a Goal, font: Option<Font>, packets: Packets) -> Watch<'a> {
         Watch {
             goal,
             font,
@@ -160,7 +164,7 @@ impl<'a> Watch<'a> {
             note: None,
             serial: SerialLog::default(),
             word: SerialLog::default(),
-            packets: Packets::new(dump),
+            packets,
             resets: 0,
             has_server_restarted: false,
             screen_text: None,
@@ -349,13 +353,13 @@ impl<'a> Watch<'a> {
     fn is_late(&self) -> bool {
         let elapsed = Duration::from_millis(self.stages.elapsed_ms());
         let kernel = self.stages.after_ms(BootStage::Kernel).map(Duration::from_millis);
-        elapsed >= self.goal.time_limit.unwrap_or_else(|| default_limit(kernel))
+        elapsed >= self.goal.time_limit.unwrap_or_else(|| default_limit(self.goal.has_kvm, kernel))
     }
 }
 
-/// The time limit on this host, where a kernel took that long to come up.
-fn default_limit(kernel: Option<Duration>) -> Duration {
-    let least = if qemu::kvm_works().is_ok() { LIMIT_KVM } else { LIMIT_EMULATED };
+/// The time limit where a kernel took that long to come up.
+fn default_limit(has_kvm: bool, kernel: Option<Duration>) -> Duration {
+    let least = if has_kvm { LIMIT_KVM } else { LIMIT_EMULATED };
     kernel.map_or(least, |kernel| least.max(kernel * LIMIT_FACTOR).min(LONGEST_LIMIT))
 }
 

@@ -1,8 +1,15 @@
+use coldrise_host::Host;
+
 use super::*;
 use serde_json::json;
 
 fn goal(firmware: Firmware) -> Goal {
-    Goal { until: BootStage::Login, time_limit: None, forward: None, own_check: None, firmware }
+    let (until, has_kvm) = (BootStage::Login, false);
+    Goal { until, time_limit: None, forward: None, own_check: None, firmware, has_kvm }
+}
+
+fn watch(goal: &Goal) -> Watch<'_> {
+    Watch::new(goal, None, Packets::new(Host::here(), "".into()))
 }
 
 fn event(name: &str, fields: Value) -> Event {
@@ -23,7 +30,7 @@ fn events_are_failures_only_if_the_point_is_at_fault() {
         (vec![event("BLOCK_IO_ERROR", read)], Some("a read of disk0 failed: I/O")),
         (vec![event("STOP", Value::Null)], None),
     ] {
-        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let mut watch = watch(&goal);
         events.iter().for_each(|event| watch.look_at_event(event).unwrap());
         assert_eq!(watch.failure.as_deref(), failure);
     }
@@ -34,7 +41,7 @@ fn a_failed_write_is_no_verdict() {
     let goal = goal(Firmware::Bios);
     for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
         let fields = json!({ "operation": "write", "nospace": is_full });
-        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let mut watch = watch(&goal);
         let error = watch.look_at_event(&event("BLOCK_IO_ERROR", fields)).unwrap_err();
         assert_eq!(error.kind(), kind);
         assert_eq!(watch.failure, None);
@@ -44,7 +51,7 @@ fn a_failed_write_is_no_verdict() {
 #[test]
 fn a_failed_read_after_a_restart_of_the_server_is_no_verdict() {
     let goal = goal(Firmware::Bios);
-    let mut watch = Watch::new(&goal, None, PathBuf::new());
+    let mut watch = watch(&goal);
     watch.has_server_restarted = true;
     let read = json!({ "operation": "read", "node-name": "disk0" });
     let error = watch.look_at_event(&event("BLOCK_IO_ERROR", read)).unwrap_err();
@@ -59,7 +66,7 @@ fn the_machine_s_own_word_is_a_proof() {
         ("hello\nokay\nok", None, None),
         ("\x1b[1mfailed no database\n", None, Some("the machine's own check: failed no database")),
     ] {
-        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let mut watch = watch(&goal);
         // It can arrive in pieces.
         said.bytes().for_each(|byte| watch.look_at_word(&[byte]));
         assert_eq!(watch.stages.reached().last().map(|reached| reached.stage), stage, "{said}");
@@ -70,7 +77,7 @@ fn the_machine_s_own_word_is_a_proof() {
 #[test]
 fn an_own_check_waits_for_its_port_or_the_login() {
     let own_check = Some(OwnCheck { text: "true".to_owned(), environment: Vec::new() });
-    let forward = Some(Forward { host_port: 1, machine_port: 22 });
+    let forward = Some(Forward { host_port: 1, qemu_port: 1, machine_port: 22 });
     for (forward, stage, port_answers, is_ready) in [
         (None, BootStage::Userspace, false, false),
         (None, BootStage::Login, false, true),
@@ -78,7 +85,7 @@ fn an_own_check_waits_for_its_port_or_the_login() {
         (forward, BootStage::Userspace, true, true),
     ] {
         let goal = Goal { forward, own_check: own_check.clone(), ..goal(Firmware::Bios) };
-        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let mut watch = watch(&goal);
         watch.stages.reach(stage, "test");
         watch.port_answers = port_answers;
         watch.look_at_own_check();
@@ -90,7 +97,7 @@ fn an_own_check_waits_for_its_port_or_the_login() {
 fn firmware_on_the_network_is_no_kernel() {
     for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
         let goal = goal(firmware);
-        let mut watch = Watch::new(&goal, None, PathBuf::new());
+        let mut watch = watch(&goal);
         let changed = event("NIC_RX_FILTER_CHANGED", Value::Null);
         watch.look_at_event(&changed).unwrap();
         assert!(!watch.stages.has(BootStage::Firmware));
@@ -104,9 +111,9 @@ fn firmware_on_the_network_is_no_kernel() {
 
 #[test]
 fn a_slow_host_has_more_time() {
-    let least = default_limit(None);
+    let least = default_limit(false, None);
     assert!(least >= LIMIT_KVM);
-    assert_eq!(default_limit(Some(Duration::from_secs(1))), least);
-    assert_eq!(default_limit(Some(Duration::from_secs(100))), Duration::from_secs(2000));
-    assert_eq!(default_limit(Some(Duration::from_secs(1000))), LONGEST_LIMIT);
+    assert_eq!(default_limit(false, Some(Duration::from_secs(1))), least);
+    assert_eq!(default_limit(false, Some(Duration::from_secs(100))), Duration::from_secs(2000));
+    assert_eq!(default_limit(false, Some(Duration::from_secs(1000))), LONGEST_LIMIT);
 }

@@ -12,8 +12,8 @@ use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 use super::background::MAY_STAY;
 use super::place::{MachineDescription, Place};
 use crate::caller::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
-use crate::confinement::warn_unless_confined;
 use crate::signals::ChildSignals;
+use coldrise_host::confinement::warn_unless_confined;
 
 const INTERVAL: Duration = Duration::from_millis(10);
 /// Its end takes at most this long.

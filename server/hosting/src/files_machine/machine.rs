@@ -19,13 +19,14 @@ use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Reposit
 use super::machine_end::{end_error, Console};
 use super::slot;
 use crate::caller::Caller;
-use crate::confinement::NetworkReach;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::installed;
 use crate::leftovers;
 use crate::qemu;
 use crate::qemu_process::QemuProcess;
 use crate::signals::ChildSignals;
+use coldrise_host::confinement::NetworkReach;
+use coldrise_host::{installed_program, kvm_works};
 
 /// Files beside the program, or in the folder of its libraries.
 const KERNEL: &str = "coldrise-files-kernel";
@@ -211,7 +212,7 @@ fn check_disks(point: &PointDocument, only: &[DiskName], count: usize) -> Result
         );
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    if qemu::program_path().is_none() {
+    if installed_program(qemu::PROGRAM).is_none() {
         let text =
             format!("{} is not installed (Debian: apt install qemu-system-x86)", qemu::PROGRAM);
         return Err(Error::new(ErrorKind::ToolFailed, text));
@@ -236,7 +237,7 @@ fn arguments(image: &[PathBuf; 2], disks: usize, is_selecting: bool) -> Vec<OsSt
         true => "select=1".to_owned(),
         false => format!("disks={disks}"),
     };
-    let accelerator = match qemu::kvm_works() {
+    let accelerator = match kvm_works() {
         Ok(()) => "kvm",
         Err(_) => "tcg,tb-size=128",
     };

@@ -119,8 +119,8 @@ pub(crate) fn backup(job: &Job, machine: &str, domain: &str) -> Vec<String> {
 
 /// The words of `coldrise check-boot`.
 pub(super) fn check_boot(check: Option<&BootCheck>, address: &str) -> Vec<String> {
-    let (until, check_port) = check.map_or((None, None), |check| (check.until, check.check_port));
-    let request = CheckBoot { address: address.to_owned(), until, check_port };
+    let BootCheck { until, check_port, on, .. } = check.cloned().unwrap_or_default();
+    let request = CheckBoot { address: address.to_owned(), until, check_port, on };
     CommandLine::new("check-boot").with(&request).words()
 }
 

@@ -83,6 +83,9 @@ pub(crate) struct BootCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub(crate) check_port: Option<u16>,
+    /// The host that runs the machines, as `coldrise host add` has named it; the service's own if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) on: Option<String>,
 }
 
 /// A job.
@@ -297,6 +300,9 @@ impl Job {
         }
         if self.boot_check.as_ref().is_some_and(|check| check.check_port == Some(0)) {
             return Err(invalid("boot_check.check_port: 1 to 65535"));
+        }
+        if let Some(host) = self.boot_check.as_ref().and_then(|check| check.on.as_ref()) {
+            parse_host_name(host).map_err(|error| error.context("boot_check.on"))?;
         }
         Ok(())
     }

@@ -12,11 +12,13 @@ use crate::invocation::Invocation;
 use coldrise_hosting::boot_check::Answer;
 use coldrise_hosting::boot_check::{BootStage, Trial};
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::QemuHost;
 
 /// Settings that all boots share.
 pub(super) struct Boots<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) repository: &'a Arc<Repository>,
+    pub(super) qemu: &'a QemuHost,
     pub(super) machines: &'a [(&'a PointDocument, Hardware)],
     pub(super) goal: &'a GoalOptions,
 }
@@ -71,12 +73,13 @@ impl Boots<'_> {
             return Err(Error::new(ErrorKind::Internal, "no such point"));
         };
         let mut signals = ChildSignals::catch()?;
-        let goal = self.goal.goal(point, hardware)?;
+        let goal = self.goal.goal(point, hardware, self.qemu)?;
         let label = point.point.to_string();
         let trial = Trial {
             caller: self.invocation.caller()?,
             on_stage: &|reached| print_stage(self.invocation, Some(&label), reached),
             repository: self.repository,
+            qemu: self.qemu,
             point,
             hardware: *hardware,
             goal,

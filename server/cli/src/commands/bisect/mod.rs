@@ -7,12 +7,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::keep_files_private;
 use coldrise_session::{check_offered, Catalog};
 use coldrise_store::{
-    available_memory_bytes, BootCheckDocument, BootVerdict, MachineName, PointDocument,
-    PointSelector, Repository,
+    BootCheckDocument, BootVerdict, MachineName, PointDocument, PointSelector, Repository,
 };
 use serde::Serialize;
 
-use crate::boot_goal::GoalOptions;
+use crate::boot_goal::{qemu_host, GoalOptions};
 use crate::hardware::isolated_hardware;
 use crate::hardware::{Hardware, HardwareOptions};
 use crate::invocation::Invocation;
@@ -21,8 +20,8 @@ use crate::units::{show_count, show_duration};
 use boots::Boots;
 use coldrise_hosting::boot_check::{check_memory, needed_bytes, BootStage};
 use coldrise_hosting::boot_check::{Answer, Outcome, Search};
-use coldrise_hosting::qemu;
 use coldrise_hosting::signals::ChildSignals;
+use coldrise_hosting::QemuHost;
 
 /// Maximum number of machines at once.
 const MAX_PARALLEL: usize = 16;
@@ -55,6 +54,10 @@ pub(crate) struct BisectArguments {
     #[arg(long, value_name = "NUMBER")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=MAX_PARALLEL as i64))]
     parallel: Option<u16>,
+
+    /// The host that runs the machines (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST")]
+    on: Option<String>,
 
     /// Boot points again that have a stored result. Always with --check and --check-port.
     #[arg(long)]
@@ -89,17 +92,19 @@ pub(crate) fn run(invocation: &Invocation, arguments: &BisectArguments) -> Resul
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
     let points = range(repository, arguments)?;
+    let qemu = &qemu_host(repository, arguments.on.as_deref())?;
     let mut machines = Vec::with_capacity(points.len());
     for point in &points {
-        machines.push((point, isolated_hardware(invocation, &arguments.hardware, point)?));
+        machines.push((point, isolated_hardware(invocation, &arguments.hardware, point, qemu)?));
     }
     let largest = machines.iter().map(|(_, hardware)| *hardware).max_by_key(needed_bytes);
-    let parallel = parallel(arguments, &largest.unwrap_or_default())?;
-    if let Err(why) = qemu::kvm_works() {
+    let parallel = parallel(arguments, qemu, &largest.unwrap_or_default())?;
+    if let Some(why) = qemu.without_kvm() {
         invocation.remark(&format!("without KVM the machines are slow: {why}"));
     }
     let mut search = known(repository, arguments, &points, until);
-    let boots = Boots { invocation, repository, machines: &machines, goal: &arguments.goal };
+    let goal = &arguments.goal;
+    let boots = Boots { invocation, repository, qemu, machines: &machines, goal };
     let (mut rounds, mut booted) = (0, 0);
     loop {
         let unasked = search.unasked();
@@ -173,17 +178,16 @@ fn range(
     Ok(points)
 }
 
-/// As many machines as this host carries.
-fn parallel(arguments: &BisectArguments, hardware: &Hardware) -> Result<usize> {
+/// As many machines as the host carries.
+fn parallel(arguments: &BisectArguments, qemu: &QemuHost, hardware: &Hardware) -> Result<usize> {
     if let Some(parallel) = arguments.parallel {
-        check_memory(hardware, u64::from(parallel))?;
+        check_memory(qemu, hardware, u64::from(parallel))?;
         return Ok(usize::from(parallel));
     }
-    check_memory(hardware, 1)?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let fitting = available_memory_bytes().map_or(1, |bytes| bytes / needed_bytes(hardware));
+    check_memory(qemu, hardware, 1)?;
+    let fitting = qemu.available_bytes()?.map_or(1, |bytes| bytes / needed_bytes(hardware));
     let fitting = usize::try_from(fitting).unwrap_or(usize::MAX);
-    Ok(processors.min(fitting).clamp(1, MAX_PARALLEL))
+    Ok(qemu.processors().min(fitting).clamp(1, MAX_PARALLEL))
 }
 
 /// A search that begins with what is known: the given ends, and stored results.

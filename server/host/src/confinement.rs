@@ -12,6 +12,7 @@ use landlock::{
     path_beneath_rules, Access, AccessFs, AccessNet, BitFlags, NetPort, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, ABI,
 };
+use serde::{Deserialize, Serialize};
 
 /// The tested version (Linux 6.15); older kernels enforce the part that they know.
 const TESTED_ABI: ABI = ABI::V7;
@@ -44,7 +45,8 @@ const NETWORK_FILES: [&str; 4] =
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/kvm"];
 
 /// The TCP connections that QEMU may make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NetworkReach {
     /// Any.
     Any,
@@ -53,7 +55,8 @@ pub enum NetworkReach {
 }
 
 /// The resources of one machine's QEMU, in addition to its program and libraries.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Reach {
     /// QEMU's own program, wherever it is installed.
     pub program: Option<PathBuf>,
@@ -67,7 +70,7 @@ pub struct Reach {
 
 /// Restricts the calling thread, and every process that it starts from now on. Warns once if the
 /// kernel cannot.
-pub(crate) fn confine_this_thread(reach: &Reach) {
+pub fn confine_this_thread(reach: &Reach) {
     let enforced = enforce(reach);
     if let Err(error) = &enforced {
         tracing::debug!("Landlock: {error}");
@@ -86,15 +89,20 @@ pub(crate) fn confine_this_thread(reach: &Reach) {
 
 /// Warns if the kernel cannot confine QEMU. For a command whose QEMU a process without a terminal
 /// starts.
-pub(crate) fn warn_unless_confined() {
-    let reach = Reach {
-        program: None,
-        files: Vec::new(),
-        folders: Vec::new(),
-        network: NetworkReach::Port(None),
-    };
+pub fn warn_unless_confined() {
     // Only that thread is restricted, and it ends.
-    let _ = std::thread::spawn(move || confine_this_thread(&reach)).join();
+    let _ = std::thread::spawn(|| confine_this_thread(&nothing())).join();
+}
+
+/// Whether the kernel can confine QEMU.
+pub(crate) fn can_confine() -> bool {
+    let enforced = std::thread::spawn(|| enforce(&nothing()).is_ok_and(|is_enforced| is_enforced));
+    enforced.join().unwrap_or(false)
+}
+
+fn nothing() -> Reach {
+    let network = NetworkReach::Port(None);
+    Reach { program: None, files: Vec::new(), folders: Vec::new(), network }
 }
 
 fn enforce(reach: &Reach) -> Result<bool, RulesetError> {
