@@ -106,6 +106,8 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     assert running.event.get("host") == "hv1", (running.event, running.said())
     assert libvirt.state("web01").startswith("running")
     grows()
+    kept = coldrise.run("host", "remove", "hv1")
+    assert kept.returncode == 11 and "machines of live/web01-1 were recovered on host hv1" in kept.stderr, kept.stderr
     # Twice: what the first connection has left is in nobody's way.
     for _ in range(2):
         host.stop()

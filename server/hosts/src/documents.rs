@@ -115,7 +115,7 @@ impl Hosts {
                 false => format!("there is no host {name}; there are: {}", known.join(", ")),
             };
             Error::new(ErrorKind::NotFound, text)
-                .advise("add it: coldrise host add NAME ssh://USER@HOST")
+                .advise(format!("add it: coldrise host add {name} ADDRESS"))
         })
     }
 

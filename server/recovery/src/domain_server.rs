@@ -39,7 +39,7 @@ const OFF_PATIENCE: Duration = Duration::from_secs(5);
 /// The domain's state as the record of this run shows it.
 struct RecordedState {
     /// `None` before libvirt was asked: a machine that was resumed may pause again.
-    state: Option<DomainState>,
+    state: Option<&'static str>,
     at: Option<Instant>,
     since_ms: u64,
 }
@@ -57,13 +57,7 @@ impl RecordedState {
         if is_known || !process_run::is_progress_due() {
             return;
         }
-        let state = match &self.state {
-            None => return,
-            Some(DomainState::Running) => "running",
-            Some(DomainState::DiskError) => "io-error",
-            Some(DomainState::Paused(_)) => "paused",
-            Some(DomainState::Off) => "off",
-        };
+        let Some(state) = self.state else { return };
         self.at = Some(Instant::now());
         process_run::progress(
             json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
@@ -71,8 +65,17 @@ impl RecordedState {
         );
     }
 
-    fn change(&mut self, state: DomainState) {
-        if self.state.as_ref() != Some(&state) {
+    fn change(&mut self, state: &DomainState) {
+        self.change_word(match state {
+            DomainState::Running => "running",
+            DomainState::DiskError => "io-error",
+            DomainState::Paused(_) => "paused",
+            DomainState::Off => "off",
+        });
+    }
+
+    fn change_word(&mut self, state: &'static str) {
+        if self.state != Some(state) {
             self.state = Some(state);
             self.at = None;
         }
@@ -356,6 +359,9 @@ impl RecoveryServer {
                     Err(error) => {
                         tracing::warn!("{}", error.full_message());
                         if self.host.is_lost() {
+                            // What the machine does is not known; it pauses at its next request.
+                            recorded.change_word("unreachable");
+                            recorded.record(&self.session, &self.note);
                             self.reconnect(caller);
                         }
                     }
@@ -374,7 +380,7 @@ impl RecoveryServer {
     ) -> Result<Option<RecoveryEnd>> {
         let session = &self.session.name;
         let state = self.state()?;
-        recorded.change(state.clone().unwrap_or(DomainState::Off));
+        recorded.change(state.as_ref().unwrap_or(&DomainState::Off));
         match state {
             Some(DomainState::Off) => Ok(Some(RecoveryEnd::Off)),
             Some(DomainState::DiskError) => {

@@ -9,6 +9,7 @@ use coldrise_hosts::{
     add_host, check, connect, parse_host_name, Contact, HostAddress, HostReport, Hosts, KnownHost,
     Seen,
 };
+use coldrise_hypervisors::libvirt::check_no_machines_on;
 use coldrise_live_backup::find_host;
 use coldrise_store::MachineName;
 use serde::Serialize;
@@ -128,6 +129,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
             Ok(Report::done(&json!({ "authorized_keys": line }), line))
         }
         Action::Remove { name } => {
+            check_no_machines_on(&invocation.open()?, &name)?;
             hosts.remove(&name)?;
             let text = format!(
                 "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"

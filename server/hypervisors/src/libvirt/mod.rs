@@ -27,12 +27,13 @@ mod uefi;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_session::SessionNotes;
-use coldrise_store::{MachineName, SessionName};
+use coldrise_store::{MachineName, Repository, SessionName};
 use serde::{Deserialize, Serialize};
 
 use crate::virsh::Virsh;
@@ -141,6 +142,26 @@ impl RecoveryNote {
     pub fn domain(&self, host: &Host) -> Domain {
         Domain { virsh: Virsh::at(host, &self.connect), name: self.name.clone() }
     }
+}
+
+/// Checks that no session has a machine on a host that is about to be removed: nothing would find that machine any more.
+///
+/// # Errors
+/// `Busy` then; those of the notes.
+pub fn check_no_machines_on(repository: &Arc<Repository>, host: &MachineName) -> Result<()> {
+    let mut names = Vec::new();
+    for session in coldrise_session::sessions(repository)? {
+        let name = session.document.name;
+        let note = RecoveryNote::read(&SessionNotes::of(repository, &name)?)?;
+        if note.is_some_and(|note| note.host.as_ref() == Some(host)) {
+            names.push(format!("live/{name}"));
+        }
+    }
+    let Some(first) = names.first() else { return Ok(()) };
+    let text = format!("machines of {} were recovered on host {host}", names.join(", "));
+    Err(Error::new(ErrorKind::Busy, text).advise(format!(
+        "end them first: coldrise recover {first} --undo, with --without-server if the host is gone for good; after a move coldrise unpublish"
+    )))
 }
 
 /// A domain of libvirt, existing or not.

@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::{add_host, check, parse_host_name, HostAddress, Hosts, KnownHost, Seen};
+use coldrise_hypervisors::libvirt::check_no_machines_on;
 use coldrise_store::MachineName;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
@@ -181,13 +182,13 @@ fn refuse_used(service: &Service, name: &MachineName) -> Result<()> {
     let using = jobs.filter(|job| job.hosts.iter().any(|host| host == name.as_str()));
     let using: Vec<String> = using.map(|job| job.name).collect();
     if using.is_empty() {
-        return Ok(());
+        return check_no_machines_on(&service.inventory()?.repository()?, name);
     }
     let text = format!("host {name} is named by jobs: {}", using.join(", "));
     Err(Error::new(ErrorKind::Busy, text).advise("take it out of their hosts, or delete them"))
 }
 
-/// Remove a host that no job names. Nothing changes on the host itself.
+/// Remove a host that no job names and where no recovered machine runs. Nothing changes on the host itself.
 #[utoipa::path(delete, path = "/kvm-hosts/{name}", tag = "hosts", params(("name" = String, Path)),
     responses((status = 204), (status = "4XX", body = Problem, content_type = "application/problem+json")), security(("token" = []), ("login" = [])))]
 async fn remove(

@@ -25,7 +25,7 @@ pub(super) struct Recovered {
     name: String,
     /// The run that serves its disks. Absent: nothing does, so the machine waits or is off.
     run: Option<String>,
-    /// `running`, `paused` or `io-error`, as the run saw it last.
+    /// `running`, `paused`, `io-error`, or `unreachable` while its host is, as the run saw it last.
     state: Option<String>,
     /// Since when it runs, in milliseconds since 1970.
     since_ms: Option<u64>,
