@@ -48,6 +48,7 @@ MEASUREMENTS = [
     "gc",
     "incremental",
     "parallel_backups",
+    "over_ssh",
     "boot",
     "check_boot",
     "nfs_data",

@@ -234,6 +234,7 @@ def test_help_and_version(coldrise):
     for word in ("backup", "publish", "restore", "COLDRISE_REPO", "Exit codes"):
         assert word in text
     assert str(coldrise.repository) not in text
+    assert coldrise.run("help", "backup").stdout == coldrise.run("backup", "--help").stdout
     assert coldrise.run("--version").stdout.startswith("coldrise ")
 
 

@@ -24,7 +24,7 @@ RECOVERY_KEY = "235818-357951-253979-013365-241120-245575-342914-591910"
 
 
 def programs(folder):
-    """The running programs with this folder of runtime files: keepers, nbdkit, QEMU is their child."""
+    """The running programs with this folder of runtime files: background processes, nbdkit, QEMU is their child."""
     word = f"XDG_RUNTIME_DIR={folder}".encode()
     found = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
@@ -49,7 +49,7 @@ def machines(repository):
     return found
 
 
-def keeper_of(folder, disk):
+def background_of(folder, disk):
     """The process that keeps the machine of one disk."""
     kept = {pid: words for pid, words in programs(folder).items() if b"keep" in words}
     return next(pid for pid, words in kept.items() if any(word.endswith(disk) for word in words))
@@ -329,7 +329,7 @@ def test_points_are_compared(points, tmp_path):
     points.json("forget", second)
 
 
-def test_killed_commands_and_keepers_leave_nothing(points, runtime):
+def test_killed_commands_and_background_processes_leave_nothing(points, runtime):
     address = f"{points.first}/vde:"
 
     def sessions():
@@ -345,7 +345,7 @@ def test_killed_commands_and_keepers_leave_nothing(points, runtime):
     wait_until(lambda: sessions() <= before, "the session's end")
 
     files(points, "ls", address)
-    os.kill(keeper_of(runtime, b"/vde"), signal.SIGKILL)
+    os.kill(background_of(runtime, b"/vde"), signal.SIGKILL)
     wait_until(lambda: set(machines(runtime)) <= others, "the machine's end")
     # The next one works, and removes what the killed one left.
     files(points, "ls", address, "--once")

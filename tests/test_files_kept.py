@@ -6,7 +6,7 @@ import subprocess
 
 from support import filesystems
 from support.nbdserver import wait_until
-from test_files import MIB, files, keeper_of, machines, programs, runtime
+from test_files import MIB, files, background_of, machines, programs, runtime
 from test_files_hostile import FRAMES, machine
 
 __all__ = ["machine", "runtime"]
@@ -22,14 +22,14 @@ def test_a_helper_machine_is_reused_by_the_next_command(coldrise, machine, runti
     # The machine inherits no descriptors of the command: this would wait for its end.
     assert os.read(reader, 1) == b""
     os.close(reader)
-    keeper, before = keeper_of(runtime, b"/vda"), machines(runtime)
+    process, before = background_of(runtime, b"/vda"), machines(runtime)
     assert len(before) == 1
     files(coldrise, "ls", "web01/latest/vda:")
     # It needed no other one.
-    assert machines(runtime) == before and keeper_of(runtime, b"/vda") == keeper
+    assert machines(runtime) == before and background_of(runtime, b"/vda") == process
     sessions = coldrise.json("sessions")["sessions"]
     assert len(sessions) == 1 and "-files-" in sessions[0]["session"], sessions
-    wait_until(lambda: keeper not in programs(runtime), "the end of a machine that nobody uses")
+    wait_until(lambda: process not in programs(runtime), "the end of a machine that nobody uses")
     assert not machines(runtime)
 
 
@@ -45,8 +45,8 @@ def test_machines_do_not_pile_up(coldrise, machine, runtime, tmp_path):
     for address in (point, *(f"{point}/{disk}" for disk in disks)):
         files(coldrise, "ls", f"{address}:")
         assert len(machines(runtime)) <= 4
-    wait_until(lambda: len(kept()) == 4, "the end of a keeper")
+    wait_until(lambda: len(kept()) == 4, "the end of a background process")
     assert point.encode() not in kept().values(), kept()
-    for keeper in kept():
-        os.kill(keeper, signal.SIGTERM)
+    for process in kept():
+        os.kill(process, signal.SIGTERM)
     wait_until(lambda: not programs(runtime), "the end of all")

@@ -127,6 +127,8 @@ def test_an_ova_is_a_machine(coldrise, machine, tmp_path, tar_format, algorithm)
 
 
 def test_an_ovf_and_its_files(coldrise, machine, tmp_path):
+    # Rounded to its unit, as some programs do.
+    replaced("acme.ovf", b'ovf:capacity="3146240"', b'ovf:capacity="4" ovf:capacityAllocationUnits="byte * 2^20"')(machine)
     for name, content in machine.files.items():
         (machine.folder / name).write_bytes(content)
     (machine.folder / "acme.cert").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
@@ -186,6 +188,9 @@ REFUSED = {
     "gzip": (replaced("acme.ovf", b'ovf:id="file1"', b'ovf:id="file1" ovf:compression="gzip"'), "compressed as a whole"),
     "chunks": (replaced("acme.ovf", b'ovf:id="file1"', b'ovf:id="file1" ovf:chunkSize="9"'), "in pieces"),
     "length": (replaced("acme.ovf", b'ovf:id="file2" ovf:size="', b'ovf:id="file2" ovf:size="1'), "as the descriptor states"),
+    "capacity": (replaced("acme.ovf", b'"3146240"', b'"3145728"'), "3146240 bytes, not 3145728"),
+    "rounded": (replaced("acme.ovf", b'ovf:capacity="4"', b'ovf:capacity="5"'), "4194304 bytes, not 5242880"),
+    "capacity of nothing": (replaced("acme.ovf", b'ovf:capacity="4"', b'ovf:capacity="-1"'), "is not a size"),
     "bomb": (replaced("acme.ovf", b"<Envelope", BOMB), "XML"),
     "flat": (flat, "not a sparse VMDK"),
     "directory": (directory_outside, "truncated or damaged"),

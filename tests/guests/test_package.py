@@ -194,6 +194,19 @@ def test_the_life_of_the_package(guest):
                        ("start", "coldrise-run@x.timer")):
         assert host.status(f"runuser -u coldrise -- systemctl {verb} --no-ask-password {unit}") != 0, (verb, unit)
 
+    # The service and its runs reach a host over SSH, confined as they are: here it lacks libvirt.
+    host.check("systemctl is-active ssh")
+    address = {"address": "ssh://root@127.0.0.1"}
+    assert "does not accept this repository's key" in json.loads(host.post("/api/v1/kvm-hosts/hv1", address))["last_check"]["error"]
+    line = json.loads(host.api("/api/v1/kvm-hosts"))["authorized_keys"]
+    host.check(f"install -D -m 600 /dev/stdin /root/.ssh/authorized_keys <<< '{line}'")
+    assert "starting virsh" in json.loads(host.post("/api/v1/kvm-hosts/hv1/check", {}))["last_check"]["error"]
+    run = "20261123T100001Z-8002-host-check"
+    host.plan(run, "--repo", REPOSITORY, "host", "check", "hv1")
+    host.start(run)
+    result = host.check(f"until cat {STATE}/runs/{run}/result.json 2>/dev/null; do sleep 0.2; done")
+    assert "starting virsh" in result, result
+
     # A run lives through an upgrade of the service, which restarts it and keeps settings and state.
     run = "20261123T100002Z-8003-serve-nbd"
     host.plan(run, "--repo", REPOSITORY, "serve", "nbd", "--socket", f"{STATE}/nbd.socket")

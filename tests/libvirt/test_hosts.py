@@ -1,12 +1,14 @@
 """coldrise host, and backup --on: machines of another host, reached over SSH."""
 
+import contextlib
 import re
+import socket
 import subprocess
 
 import pytest
 
 from support.domain import Domain
-from support.nbdserver import wait_until
+from support.nbdserver import DEADLINE_S, wait_until
 from support.running import MIB, assert_same_as_now
 from support.ssh_host import SshHost
 
@@ -110,6 +112,25 @@ def test_a_host_that_forbids_forwarding(coldrise, host, backup, tmp_path):
     host.start()
 
 
+def test_limits_of_sshd_are_named(host, refused):
+    Domain(host.libvirt, "web01")
+    for more, words in (("DisableForwarding yes\nMaxSessions 1", "raise MaxSessions"), ("MaxSessions 0", "MaxSessions 0"),
+                        ("ForceCommand echo no account here; exit 1", "its login shell says: no account here")):
+        host.stop()
+        host.start(more)
+        code, said = refused("backup", "web01", "--from", "libvirt", "--on", "hv1")
+        assert code == 1 and words in said, said
+    host.stop()
+    host.start("MaxStartups 1")
+    with contextlib.ExitStack() as near:
+        waiting = near.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=DEADLINE_S))
+        while waiting.recv(4) != b"SSH-":
+            waiting = near.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=DEADLINE_S))
+        assert "raise MaxStartups" in refused("host", "check", "hv1")[1]
+    host.stop()
+    host.start()
+
+
 def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
     running = Domain(host.libvirt, "web01")
     running.write("vda", "write -P 1 0 4M")
@@ -120,7 +141,8 @@ def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
         wait_until(running.has_job, "the backup's job")
         host.stop()
         _, said = process.communicate(timeout=120)
-    assert process.returncode == 1 and said, said
+    assert process.returncode == 1 and "the connection to host hv1 is lost" in said, said
+    assert not any(word in said for word in ("domjobabort", "scratch files", "is lost: the connection")), said
     running.goes_on()
     host.start()
     running.write("vdb", "write -P 3 1M 64k")
@@ -144,6 +166,13 @@ def test_the_service_adds_and_checks_hosts(hv1, coldrise, request):
     checked = service.post("kvm-hosts/hv1/check", {})
     assert checked["last_check"]["is_ok"] and checked["contact"]["unprotected"] == ["db01"]
     assert service.get("kvm-hosts")["hosts"] == [checked]
+    job = {"name": "o", "kind": "backup", "from": "libvirt", "machines": ["*"]}
+    for hosts, words in (([], "the list is empty"), (["hv1", "hv9"], "there is no host hv9; there are: hv1")):
+        refused = service.call("POST", "jobs", {**job, "hosts": hosts})
+        assert refused.status == 400 and words in refused.json["detail"], refused.body
+    kept = service.call("DELETE", "kvm-hosts/hv1")
+    assert kept.status == 409 and "jobs: n" in kept.json["detail"], kept.body
+    assert service.call("DELETE", "jobs/n").status == 204
     for name, body, status in (("hv1", {"address": hv1.address}, 409), ("x", {"address": "hv1"}, 400), ("X!", {"address": hv1.address}, 400)):
         assert service.call("POST", f"kvm-hosts/{name}", body).status == status, name
     viewer = service.token("viewer")

@@ -1,5 +1,6 @@
 """What a machine has beside its disks, from backup --from libvirt to recover: firmware variables and a TPM."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from support.far_site import FarSite
 from support.libvirt import QEMU_USER
+from support.ssh_host import SshHost
 from support.uefi import disk_of, domain, loader
 
 PERMALL = "tpm2/tpm2-00.permall"
@@ -34,6 +36,10 @@ def inside(coldrise, libvirt):
 
 @pytest.fixture
 def acme(inside, libvirt, tmp_path):
+    return start_acme(inside, libvirt, tmp_path)
+
+
+def start_acme(inside, libvirt, tmp_path):
     """Defines and starts a machine whose boot entry lies only in its variables: a machine without them would start \\EFI\\acme\\grubx64.efi."""
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
@@ -49,6 +55,10 @@ def acme(inside, libvirt, tmp_path):
     again = inside.run("restore", "first/latest", "--parts", tmp_path / "parts")
     assert again.returncode != 0 and "is there already" in again.stderr, again.stderr
     assert sorted(os.listdir(tmp_path / "parts")) == ["configuration.xml", "firmware-variables.raw"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    inside.json("restore", "first/latest", "--parts", tmp_path / "link")
+    assert sorted(os.listdir(tmp_path / "empty")) == sorted(os.listdir(tmp_path / "parts"))
 
     disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
                        "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
@@ -168,3 +178,32 @@ def test_a_part_that_cannot_be_read_is_named(coldrise, libvirt, acme):
     assert [part["kind"] for part in coldrise.json("list", "acme", "--parts")["parts"]] == ["firmware-variables"]
     shown = coldrise.run("show", "acme/latest").stdout
     assert "firmware-variables" in shown and "tpm" not in shown
+    os.truncate(acme, 0)
+    made = coldrise.run("backup", "acme", "--from", "libvirt", "--connect", libvirt.uri, "--scratch", scratch)
+    assert made.returncode == 0 and "firmware variables: " in made.stderr and "is empty" in made.stderr, made.stderr
+    assert "firmware-variables" not in coldrise.run("show", "acme/latest").stdout
+
+
+def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):
+    """With its boot entry and its TPM, and nothing of the first host."""
+    with contextlib.closing(SshHost()) as hv1, contextlib.closing(SshHost()) as hv2:
+        hv1.add_to(coldrise, "hv1")
+        hv2.add_to(coldrise, "hv2")
+        start_acme(coldrise, hv1.libvirt, tmp_path)
+        made = coldrise.run("backup", "acme", "--from", "libvirt", "--on", "hv1,hv2")
+        assert made.returncode == 0 and "not in this point" not in made.stderr, made.stderr
+        [original] = tpms(hv1.libvirt).values()
+        state = (original / PERMALL).read_bytes()
+        hv1.libvirt.clear()
+        hv1.stop()
+        command = ["recover", "acme/latest", "--to", "libvirt", "--on", "hv2"]
+        with coldrise.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert "acme on hv2 runs from" in running.stdout.readline(), running.stderr.read()
+            assert says(hv2.libvirt, "acme") == "stored"
+            [own] = tpms(hv2.libvirt).values()
+            assert likeness(state, (own / PERMALL).read_bytes()) > 0.8
+            undone = coldrise.json("recover", "live/acme-1", "--undo")
+            _, said = running.communicate(timeout=60)
+        assert running.returncode == 0, said
+        assert set(parts_of(coldrise, undone["address"])) == {"firmware-variables", "tpm-state"}
+        assert tpms(hv2.libvirt) == {} and not list((hv2.libvirt.folder / "lib/qemu/nvram").iterdir())

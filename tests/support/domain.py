@@ -3,9 +3,9 @@
 import os
 import subprocess
 
-from support.libvirt import QEMU_USER
-from support.nbdserver import wait_until
-from support.running import DISKS, MIB
+from .libvirt import QEMU_USER
+from .nbdserver import wait_until
+from .running import DISKS, MIB
 
 SIZE = 64 * MIB
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 
-from support.nbdserver import DEADLINE_S, wait_until
+from .nbdserver import DEADLINE_S, wait_until
 
-# The number of the user in the private list of users.
+# Numbers of users in the private list of users: QEMU's, and one who may use libvirt as docs/hosts.md says.
 QEMU_USER = 64055
+MEMBER, MEMBER_NUMBER = "member", 64056
 
 START = f"""
 set -e
@@ -19,7 +20,10 @@ cd "$1"
 mkdir etc lib cache run
 for list in passwd group; do cp /etc/$list $list; done
 echo 'libvirt-qemu:x:{QEMU_USER}:{QEMU_USER}::/nonexistent:/usr/sbin/nologin' >> passwd
-echo 'libvirt-qemu:x:{QEMU_USER}:' >> group
+echo '{MEMBER}:x:{MEMBER_NUMBER}:{MEMBER_NUMBER}::/nonexistent:/bin/sh' >> passwd
+sed -i '/^\\(libvirt\\|kvm\\|libvirt-qemu\\):/d' group
+printf '%s\n' '{MEMBER}:x:{MEMBER_NUMBER}:' 'libvirt:x:64057:{MEMBER}' 'kvm:x:64058:{MEMBER}' \
+    'libvirt-qemu:x:{QEMU_USER}:{MEMBER}' >> group
 mount --bind passwd /etc/passwd
 mount --bind group /etc/group
 # A file, not a device: libvirt asks QEMU again and again whether KVM works if it may open the device, but
@@ -33,7 +37,8 @@ done
 ln -s "$1/libvirt-sock" run/libvirt-sock
 printf '%s\\n' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' \\
     'cgroup_controllers = []' 'remember_owner = 0' > /etc/libvirt/qemu.conf
-printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' > libvirtd.conf
+printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' 'unix_sock_group = "libvirt"' \\
+    'unix_sock_rw_perms = "0770"' > libvirtd.conf
 exec "$2" -c "$3" /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
 """
 

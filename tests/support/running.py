@@ -9,7 +9,7 @@ import struct
 import subprocess
 import tempfile
 
-from support.nbdserver import wait_until
+from .nbdserver import wait_until
 
 MIB = 1 << 20
 DISKS = ("vda", "vdb")

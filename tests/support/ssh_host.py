@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 
-from support.libvirt import Libvirt
-from support.nbdserver import DEADLINE_S, wait_until
-from support.ports import free_port
+from .libvirt import MEMBER, MEMBER_NUMBER, Libvirt
+from .line import FAR_ADDRESS
+from .nbdserver import DEADLINE_S, wait_until
+from .ports import free_port
 
 CONFIG = """
 Port {port}
-ListenAddress 127.0.0.1
+ListenAddress {address}
 HostKey {folder}/host_key
 PidFile {folder}/sshd.pid
 AuthorizedKeysFile {folder}/authorized_keys
@@ -21,25 +22,31 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv XDG_CACHE_HOME={folder}/cache-of-root TMPDIR={folder}/scratch
+SetEnv HOME={folder}/home-of-{user} XDG_CACHE_HOME={folder}/cache-of-{user} TMPDIR={folder}/scratch PATH={path}
 {more}
 """
+
+# HOME is empty: a login shell's own settings of this machine's root take time.
 
 # sshd wants it, and init makes it only where the unit runs.
 SSHD = 'mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f "$1"'
 
 
 class SshHost:
-    """Started when made; ended with its libvirtd by `close`."""
+    """Started when made; ended with its libvirtd by `close`. `line` leads to its sshd, if there is one."""
 
-    def __init__(self):
+    def __init__(self, user="root", line=None):
+        self.user, self.line = user, line
+        self.near = FAR_ADDRESS if line else "127.0.0.1"
         self.libvirt = Libvirt()
         self.folder = self.libvirt.folder
         self.scratch = self.folder / "scratch"
-        self.scratch.mkdir()
         self.keys = self.folder / "authorized_keys"
         self.keys.touch()
-        self.cache = self.folder / "cache-of-root" / "coldrise"
+        self.cache = self.folder / f"cache-of-{user}" / "coldrise"
+        for folder in (self.scratch, self.cache.parent, self.folder / f"home-of-{user}"):
+            folder.mkdir()
+            os.chown(folder, MEMBER_NUMBER if user == MEMBER else 0, -1)
         self.port = free_port()
         self.sshd = None
         self.log = open(self.folder / "sshd.log", "w", encoding="utf-8")
@@ -51,16 +58,20 @@ class SshHost:
         key.unlink(missing_ok=True)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
 
-    def start(self, more=""):
+    def start(self, more="", path="/usr/bin:/bin"):
         config = self.folder / "sshd_config"
-        config.write_text(CONFIG.format(port=self.port, folder=self.folder, more=more), encoding="utf-8")
+        settings = {"address": self.near, "port": self.port, "folder": self.folder, "user": self.user, "path": path}
+        config.write_text(CONFIG.format(more=more, **settings), encoding="utf-8")
         command = [*self.libvirt.inside(), "sh", "-c", SSHD, "sh", config]
+        if self.line:
+            command = self.line.far.command(*command)
         self.sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
                                      start_new_session=True)
         wait_until(self.answers, "sshd")
 
     def answers(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as near:
+        connect = self.line.near.connect if self.line else lambda *place: socket.create_connection(place[::-1], timeout=5)
+        with contextlib.suppress(OSError), connect(self.port, self.near) as near:
             return near.recv(4) == b"SSH-"
         return False
 
@@ -76,7 +87,7 @@ class SshHost:
 
     def sessions(self):
         """The processes of connections."""
-        listed = subprocess.run(["pgrep", "-f", f"coldrise-host.* (serve|connect)|sshd: root"], capture_output=True, text=True,
+        listed = subprocess.run(["pgrep", "-f", f"coldrise-host.* (serve|connect)|sshd: {self.user}"], capture_output=True, text=True,
                                 check=False)
         mine = os.readlink(f"/proc/{self.libvirt.process.pid}/ns/mnt")
         found = []
@@ -88,7 +99,7 @@ class SshHost:
 
     @property
     def address(self):
-        return f"ssh://root@127.0.0.1:{self.port}"
+        return f"ssh://{self.user}@{self.near}:{self.port}"
 
     def add_to(self, coldrise, name="hv1"):
         """Adds the host, and lets the repository log in."""

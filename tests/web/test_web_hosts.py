@@ -5,6 +5,8 @@ import pytest
 from support import browser
 from support.browser import look
 from support.domain import Domain
+from support.image import Image
+from support.running import MIB
 from support.service import Coldrised
 from support.ssh_host import SshHost
 
@@ -25,7 +27,7 @@ def host():
     started.close()
 
 
-def test_a_host_is_added_checked_and_removed(service, host, visit):
+def test_a_host_is_added_checked_and_removed(service, host, visit, coldrise, tmp_path):
     admin = visit(service)
     admin.log_in()
     page = admin.page
@@ -51,6 +53,20 @@ def test_a_host_is_added_checked_and_removed(service, host, visit):
     hosts.get_by_role("button", name="Check", exact=True).click()
     hosts.get_by_text("1 machine in no job: db01").wait_for()
     look(admin, "in no job")
+    image = Image(MIB)
+    coldrise.backup("web01", vda=image.save(tmp_path / "vda.raw"))
+    admin.go("machines/web01")
+    page.get_by_role("button", name="Recover").click()
+    drawer = page.get_by_role("dialog", name="Recover web01")
+    drawer.get_by_label("Run under libvirt").check()
+    drawer.get_by_role("combobox", name="Host").select_option("hv1")
+    drawer.get_by_text("--to libvirt --on hv1").wait_for()
+    look(admin, "under libvirt on hv1")
+    admin.go("hosts")
+    hosts.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog", name="Remove hv1?").get_by_role("button", name="Remove").click()
+    page.get_by_text("host hv1 is named by jobs: nightly").wait_for()
+    service.call("DELETE", "jobs/nightly")
     hosts.get_by_role("button", name="Remove").click()
     page.get_by_role("dialog", name="Remove hv1?").get_by_role("button", name="Remove").click()
     page.get_by_text("Add other KVM hosts").wait_for()

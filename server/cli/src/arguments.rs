@@ -29,7 +29,6 @@ Exit codes:
     version,
     max_term_width = 100,
     after_help = EXIT_CODES,
-    disable_help_subcommand = true,
     propagate_version = true
 )]
 pub(crate) struct Arguments {

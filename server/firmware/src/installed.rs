@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::Result;
-use coldrise_host::Host;
+use coldrise_host::{FileKind, Host};
 use serde::Deserialize;
 
 /// Where distributions and administrators describe firmware; a file in a later folder replaces one of the same name.
@@ -66,7 +66,7 @@ pub fn installed(host: &Host) -> Result<Vec<Uefi>> {
     for uefi in descriptors.into_values().filter_map(|text| parse(&text)) {
         if let [Some(code), Some(variables)] = host.look([&uefi.code, &uefi.variables])? {
             let variables_bytes = variables.size_bytes;
-            if code.is_file && variables.is_file {
+            if [code.kind, variables.kind] == [FileKind::File; 2] {
                 firmware.push(Uefi { variables_bytes, ..uefi });
             }
         }

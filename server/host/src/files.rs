@@ -1,8 +1,8 @@
 //! Small files of a host's machines and firmware.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use base64::engine::general_purpose::STANDARD;
@@ -10,12 +10,15 @@ use base64::Engine;
 use coldrise_block::{read_at_most, write_synced, Context, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
 
-use crate::messages::FoundFile;
+use crate::disk_file::is_device;
+use crate::messages::{FileKind, FoundFile};
 
 /// Maximum size of a file that is read, in bytes.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Maximum number of files of a folder.
 const MAX_FILES: usize = 1000;
+/// The mode of a folder that others can go through.
+const ENTERED: u32 = 0o711;
 /// libvirt's folder of TPMs has this name in each place where it may be.
 const TPMS: &str = "swtpm";
 
@@ -72,23 +75,32 @@ pub(crate) fn look(path: &Path) -> Option<FoundFile> {
     path.symlink_metadata().ok()?;
     // A link that leads nowhere is something, too.
     let found = path.metadata().ok();
-    Some(FoundFile {
-        is_file: found.as_ref().is_some_and(std::fs::Metadata::is_file),
-        size_bytes: found.map_or(0, |found| found.len()),
-    })
+    let kind = match &found {
+        Some(found) if found.is_file() => FileKind::File,
+        Some(found) if found.is_dir() => FileKind::Folder,
+        Some(found) if is_device(found) => FileKind::BlockDevice,
+        Some(_) | None => FileKind::Other,
+    };
+    Some(FoundFile { kind, size_bytes: found.map_or(0, |found| found.len()) })
 }
 
 /// Writes a file durably.
 pub(crate) fn write_file(path: &Path, content: &[u8], is_private: bool) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let folder = path.parent().unwrap_or(path);
-    let make = |folder: &Path, mode| DirBuilder::new().mode(mode).recursive(true).create(folder);
-    if is_private {
-        make(folder.parent().unwrap_or(folder), 0o711).context(what)?;
-    }
-    make(folder, if is_private { 0o700 } else { 0o711 }).context(what)?;
+    make_folder(folder, if is_private { 0o700 } else { ENTERED }).context(what)?;
     coldrise_block::remove_if_present(path)?;
     write_synced(path, content).context(what)
+}
+
+/// Makes a folder with that mode, whatever this process's umask is, and those above it, which others can go through.
+fn make_folder(folder: &Path, mode: u32) -> std::io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), |parent| make_folder(parent, ENTERED))?;
+    DirBuilder::new().mode(mode).create(folder)?;
+    std::fs::set_permissions(folder, Permissions::from_mode(mode))
 }
 
 /// Removes libvirt's folder of a TPM.
@@ -130,7 +142,7 @@ mod tests {
         let absent = folder.path().join("no");
         assert_eq!(read_file(&absent, 1).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!((look(&absent), look(&link).unwrap().size_bytes), (None, 100));
-        assert!(!look(folder.path()).unwrap().is_file);
+        assert_eq!(look(folder.path()).unwrap().kind, FileKind::Folder);
         assert_eq!(read_folder(folder.path(), 100).unwrap().len(), 2);
         assert_eq!(read_folder(folder.path(), 99).unwrap(), []);
         assert_eq!(read_folder(&absent, 99).unwrap(), []);
@@ -147,6 +159,9 @@ mod tests {
             assert_eq!(remove_tpm(&other).unwrap_err().kind(), ErrorKind::InvalidInput);
         }
         assert_eq!(std::fs::read(&file).unwrap(), b"x");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let inner = file.parent().unwrap();
+        assert_eq!((mode(inner), mode(inner.parent().unwrap())), (0o700, 0o711));
         remove_tpm(&folder.path().join("swtpm").join(uuid)).unwrap();
         assert!(!file.exists());
     }

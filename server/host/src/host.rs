@@ -10,7 +10,8 @@ use base64::Engine;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
-use crate::messages::{Answer, Facts, FoundFile, Request};
+use crate::disk_file::DiskFacts;
+use crate::messages::{Answer, Facts, FileKind, FoundFile, Outcome, Request};
 use crate::programs::{ProgramStart, ProgramState};
 use crate::qemu::QemuFacts;
 use crate::tasks::HostTasks;
@@ -39,6 +40,11 @@ impl Host {
     /// Its name; `None` for this host.
     pub fn name(&self) -> Option<&str> {
         self.0.name()
+    }
+
+    /// Its name in a sentence: `this host`, or `host hv1`.
+    pub fn sentence_name(&self) -> String {
+        self.name().map_or_else(|| "this host".to_owned(), |name| format!("host {name}"))
     }
 
     /// Whether the connection to it is lost, and so each further call fails.
@@ -70,6 +76,31 @@ impl Host {
         let request = Request::Virsh { uri: uri.to_owned(), words, input, patience_ms };
         match self.0.call(request)? {
             Answer::Text(text) => Ok(text),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Runs commands of virsh that change nothing, each within `patience`. The results are in the order of the commands.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn ask_virsh(
+        &self,
+        uri: &str,
+        commands: Vec<Vec<String>>,
+        patience: Duration,
+    ) -> Result<Vec<Result<String>>> {
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let count = commands.len();
+        let request = Request::AskVirsh { uri: uri.to_owned(), commands, patience_ms };
+        let text = |outcome: Outcome| match Result::from(outcome)? {
+            Answer::Text(text) => Ok(text),
+            _ => Err(odd()),
+        };
+        match self.0.call(request)? {
+            Answer::Each(outcomes) if outcomes.len() == count => {
+                Ok(outcomes.into_iter().map(text).collect())
+            }
             _ => Err(odd()),
         }
     }
@@ -155,7 +186,7 @@ impl Host {
     /// The size of a regular file, in bytes; `None` if there is none, or if the host does not answer.
     pub fn file_bytes(&self, path: &Path) -> Option<u64> {
         let [found] = self.look([path]).unwrap_or_default();
-        found.filter(|found| found.is_file).map(|found| found.size_bytes)
+        found.filter(|found| found.kind == FileKind::File).map(|found| found.size_bytes)
     }
 
     /// Writes a file durably and makes its folders; its own one can be closed to other users.
@@ -165,6 +196,41 @@ impl Host {
     pub fn write_file(&self, path: &Path, content: &[u8], is_private: bool) -> Result<()> {
         let (path, content) = (path.to_owned(), STANDARD.encode(content));
         self.0.call(Request::WriteFile { path, content, is_private }).map(drop)
+    }
+
+    /// Opens a file or block device for a disk, and creates the file, empty. It stays open until the end of the connection.
+    ///
+    /// # Errors
+    /// Those of [`crate::open_disk_file`].
+    pub fn open_disk(&self, path: &Path, size_bytes: u64, force: bool) -> Result<DiskFacts> {
+        match self.0.call(Request::OpenDisk { path: path.to_owned(), size_bytes, force })? {
+            Answer::Disk(facts) => Ok(facts),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Holds a block device against mounts until the end of the connection, and checks that no loop device shows a file.
+    ///
+    /// # Errors
+    /// `Busy` if it is in use; errors of the operating system there.
+    pub fn hold_disk(&self, path: &Path) -> Result<()> {
+        self.0.call(Request::HoldDisk { path: path.to_owned() }).map(drop)
+    }
+
+    /// Checks that [`Host::open_disk`] would work, as far as that is known before.
+    ///
+    /// # Errors
+    /// As for [`Host::open_disk`]; `NotFound` if the folder is missing.
+    pub fn check_disk(&self, path: &Path, size_bytes: u64, force: bool) -> Result<()> {
+        self.0.call(Request::CheckDisk { path: path.to_owned(), size_bytes, force }).map(drop)
+    }
+
+    /// Removes a file that was created for a disk, if it is still that one.
+    ///
+    /// # Errors
+    /// Errors of the connection.
+    pub fn discard_disk(&self, path: &Path, made: (u64, u64)) -> Result<()> {
+        self.0.call(Request::DiscardDisk { path: path.to_owned(), made }).map(drop)
     }
 
     /// Removes a file, if it is there.

@@ -10,12 +10,15 @@
 
 mod channel;
 pub mod confinement;
+mod disk_file;
 mod files;
 mod freezes;
 mod host;
+mod kvm;
 mod messages;
 mod programs;
 mod qemu;
+mod relay;
 mod scratch;
 mod serve;
 mod socket_access;
@@ -24,13 +27,15 @@ mod tasks;
 mod virsh;
 
 pub use channel::Channel;
+pub use disk_file::{discard_disk_file, loop_device, open_disk_file, DiskFacts};
 pub use host::{Host, HostProgram, ScratchSpace};
+pub use kvm::{has_virtualisation, kvm_works};
 pub use messages::{
-    read_frame, write_frame, Answer, Envelope, Facts, FoundFile, HostError, Outcome, Reply,
-    Request, PROTOCOL_VERSION,
+    read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
+    Reply, Request, PROTOCOL_VERSION,
 };
 pub use programs::{ProgramEnd, ProgramStart, ProgramState};
-pub use qemu::{has_virtualisation, installed_program, kvm_works, QemuFacts, QEMU};
+pub use qemu::{installed_program, QemuFacts, QEMU};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use socket_access::{parse_mode, SocketAccess, SocketOwner};

@@ -14,6 +14,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::disk_file::DiskFacts;
 use crate::programs::{ProgramStart, ProgramState};
 use crate::qemu::QemuFacts;
 
@@ -39,6 +40,15 @@ pub enum Request {
         /// What it reads from /dev/stdin.
         input: Option<String>,
         /// The time limit, in milliseconds.
+        patience_ms: u64,
+    },
+    /// Commands of virsh that change nothing.
+    AskVirsh {
+        /// The URI of libvirt on that host.
+        uri: String,
+        /// The commands and their arguments.
+        commands: Vec<Vec<String>>,
+        /// The time limit of each, in milliseconds.
         patience_ms: u64,
     },
     /// A private folder for scratch files. It vanishes with the connection.
@@ -156,6 +166,36 @@ pub enum Request {
         /// Whether its own folder is closed to other users.
         is_private: bool,
     },
+    /// Opens a file or block device for a disk, and creates the file, empty. It stays open until the end of the connection.
+    OpenDisk {
+        /// Its path.
+        path: PathBuf,
+        /// The size of the disk, in bytes.
+        size_bytes: u64,
+        /// Overwrite what is there.
+        force: bool,
+    },
+    /// Holds a block device against mounts until the end of the connection.
+    HoldDisk {
+        /// Its path, or that of a file.
+        path: PathBuf,
+    },
+    /// Checks that [`Request::OpenDisk`] would work.
+    CheckDisk {
+        /// Its path.
+        path: PathBuf,
+        /// The size of the disk, in bytes.
+        size_bytes: u64,
+        /// Overwrite what is there.
+        force: bool,
+    },
+    /// Removes a file that was created for a disk, if it is still that one.
+    DiscardDisk {
+        /// Its path.
+        path: PathBuf,
+        /// Its device and inode.
+        made: (u64, u64),
+    },
     /// Removes a file, if it is there.
     RemoveFile {
         /// Its path.
@@ -177,6 +217,16 @@ pub enum Request {
         /// Its path.
         path: PathBuf,
     },
+    /// Listens at a socket that was prepared, in place of SSH.
+    Listen {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// The private socket of the next connection to such a socket; [`Answer::Done`] if there was none for 1 s.
+    NextConnection {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// Gives a socket to the user as whom libvirt runs QEMU.
     ShareSocket {
         /// Its path.
@@ -191,10 +241,24 @@ pub enum Request {
 /// What is at a path; links are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundFile {
-    /// Whether it is a regular file.
-    pub is_file: bool,
+    /// Its kind.
+    pub kind: FileKind,
     /// Its size, in bytes.
     pub size_bytes: u64,
+}
+
+/// A kind of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A block device.
+    BlockDevice,
+    /// Anything else, and a link that leads nowhere.
+    Other,
 }
 
 /// The answer to a task.
@@ -207,6 +271,8 @@ pub enum Answer {
     Flag(bool),
     /// What virsh has written.
     Text(String),
+    /// The results of several commands.
+    Each(Vec<Outcome>),
     /// A path on the host.
     Path(PathBuf),
     /// The content of a file, as base64.
@@ -221,6 +287,8 @@ pub enum Answer {
     QemuFacts(QemuFacts),
     /// Names and contents of files, as base64.
     Files(Vec<(String, String)>),
+    /// For [`Request::OpenDisk`].
+    Disk(DiskFacts),
     /// For [`Request::Look`].
     Found(Vec<Option<FoundFile>>),
 }
@@ -238,8 +306,8 @@ pub struct Facts {
     pub scratch: PathBuf,
     /// Its free space, in bytes.
     pub scratch_free_bytes: u64,
-    /// Whether QEMU can use KVM: /dev/kvm is there.
-    pub has_kvm: bool,
+    /// Why QEMU cannot use KVM; `None` if it can.
+    pub lacks_kvm: Option<String>,
 }
 
 /// A numbered request.

@@ -1,11 +1,11 @@
 //! Unix sockets on a host through which its QEMU reaches disks of the backup server.
 //!
 //! sshd makes them and leaves them when it ends, so they are removed here: at the end of the connection, and before a new
-//! connection makes the same one. A connection that was cut may live on here until its packets are given up, and with
+//! connection makes the same one. A connection that was cut may live on here until its packets time out, and with
 //! it QEMU's: the program of each connection is noted beside the socket, so that the next one can end it.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -16,6 +16,8 @@ use crate::socket_access::{SocketAccess, SocketOwner};
 
 /// Maximum length of a socket's path, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
+/// The system's folder for disks of machines. Only its user enters /run/coldrise, which is the service's.
+const SYSTEM_FOLDER: &str = "/run/coldrise-machines";
 /// The program that a socket belongs to.
 const PROGRAM: &str = "coldrise-host";
 /// Processes between that program and sshd's of its connection: a shell.
@@ -46,15 +48,24 @@ fn socket_folder() -> Result<PathBuf> {
     let folder = match (variable("RUNTIME_DIRECTORY"), of_user()) {
         (Some(folder), _) => PathBuf::from(folder),
         (None, Some(folder)) => PathBuf::from(folder).join("coldrise"),
-        (None, None) if is_root => PathBuf::from("/run/coldrise"),
+        (None, None) if is_root => PathBuf::from(SYSTEM_FOLDER),
         (None, None) => {
             let text = "XDG_RUNTIME_DIR is not set: give the path of a socket with --socket";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
     };
-    let made = DirBuilder::new().mode(0o711).recursive(true).create(&folder);
-    made.context(|| format!("creating {}", folder.display()))?;
+    make_entered(&folder).context(|| format!("creating {}", folder.display()))?;
     Ok(folder)
+}
+
+/// Makes a folder that other users can enter, whatever this process's umask is.
+fn make_entered(folder: &Path) -> std::io::Result<()> {
+    DirBuilder::new().mode(0o711).recursive(true).create(folder)?;
+    let found = folder.metadata()?;
+    if found.uid() == geteuid().as_raw() && found.mode() & 0o001 == 0 {
+        std::fs::set_permissions(folder, Permissions::from_mode(0o711))?;
+    }
+    Ok(())
 }
 
 /// Who may connect to the disks: the user as whom libvirt runs QEMU, by the names of Debian and Fedora. Only

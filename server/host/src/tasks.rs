@@ -1,8 +1,10 @@
 //! The tasks, done on this host.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,12 +16,15 @@ use coldrise_block::{
 };
 
 use crate::channel::Channel;
+use crate::disk_file::{check_disk_file, discard_disk_file, hold_disk_file, open_disk_file};
 use crate::files::{
     look, read_file, read_folder, read_from, remove_tpm, write_file, MAX_FILE_BYTES,
 };
 use crate::freezes::Freezes;
-use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
+use crate::kvm::kvm_works;
+use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
 use crate::qemu::QemuFacts;
+use crate::relay;
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;
 use crate::virsh;
@@ -36,6 +41,10 @@ pub struct HostTasks {
     freezes: Freezes,
     /// Sockets that were made room for.
     sockets: Mutex<Vec<PathBuf>>,
+    /// Connections to sockets at which this program listens.
+    relays: Mutex<HashMap<PathBuf, Arc<Mutex<Receiver<PathBuf>>>>>,
+    /// Files and block devices that take a disk.
+    disks: Mutex<Vec<File>>,
 }
 
 impl HostTasks {
@@ -47,12 +56,16 @@ impl HostTasks {
         self.sockets().drain(..).for_each(|socket| sockets::remove(&socket));
     }
 
+    fn disks(&self) -> MutexGuard<'_, Vec<File>> {
+        locked(&self.disks)
+    }
+
     fn sockets(&self) -> MutexGuard<'_, Vec<PathBuf>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.sockets)
     }
 
     fn spaces(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Space>>> {
-        self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.spaces)
     }
 
     /// Does something with a folder that was made through this connection: no other one is touched.
@@ -66,6 +79,10 @@ impl HostTasks {
     }
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Channel for HostTasks {
     fn call(&self, request: Request) -> Result<Answer> {
         match request {
@@ -75,6 +92,12 @@ impl Channel for HostTasks {
                 self.freezes.before(&uri, &words);
                 let patience = Duration::from_millis(patience_ms);
                 virsh::run(&uri, &words, input.as_deref(), patience).map(Answer::Text)
+            }
+            Request::AskVirsh { uri, commands, patience_ms } => {
+                let patience = Duration::from_millis(patience_ms);
+                let answers = virsh::ask(&uri, &commands, patience).into_iter();
+                let outcome = |answer: Result<String>| Outcome::from(answer.map(Answer::Text));
+                Ok(Answer::Each(answers.map(outcome).collect()))
             }
             Request::MakeSpace { parent, group } => {
                 let space = Space::new(&parent.unwrap_or_else(default_scratch), group)?;
@@ -136,11 +159,40 @@ impl Channel for HostTasks {
                 let content = STANDARD.decode(content).map_err(invalid)?;
                 write_file(&path, &content, is_private).map(|()| Answer::Done)
             }
+            Request::OpenDisk { path, size_bytes, force } => {
+                let (file, facts) = open_disk_file(&path, size_bytes, 0, force)?;
+                self.disks().push(file);
+                Ok(Answer::Disk(facts))
+            }
+            Request::HoldDisk { path } => {
+                self.disks().extend(hold_disk_file(&path)?);
+                Ok(Answer::Done)
+            }
+            Request::CheckDisk { path, size_bytes, force } => {
+                check_disk_file(&path, size_bytes, force).map(|()| Answer::Done)
+            }
+            Request::DiscardDisk { path, made } => {
+                discard_disk_file(&path, made);
+                Ok(Answer::Done)
+            }
             Request::RemoveFile { path } => remove_if_present(&path).map(|_| Answer::Done),
             Request::RemoveTpm { folder } => remove_tpm(&folder).map(|()| Answer::Done),
             Request::PrepareSocket { path } => {
                 self.sockets().push(path.clone());
                 sockets::prepare(&path).map(|()| Answer::Done)
+            }
+            Request::Listen { path } => {
+                let connections = Arc::new(Mutex::new(relay::listen(&path)?));
+                locked(&self.relays).insert(path, connections);
+                Ok(Answer::Done)
+            }
+            Request::NextConnection { path } => {
+                let connections = locked(&self.relays).get(&path).cloned();
+                let connections = connections.ok_or_else(|| {
+                    Error::new(ErrorKind::InvalidInput, "this program does not listen there")
+                })?;
+                let next = relay::next(&locked(&connections))?;
+                Ok(next.map_or(Answer::Done, Answer::Path))
             }
             Request::SocketPath { name } => sockets::socket_path(&name).map(Answer::Path),
             Request::ShareSocket { path, uri, owner } => {
@@ -192,7 +244,7 @@ fn facts() -> Result<Facts> {
         groups: groups.collect(),
         scratch_free_bytes: free_bytes(&scratch)?,
         scratch,
-        has_kvm: Path::new("/dev/kvm").exists(),
+        lacks_kvm: kvm_works().err().map(str::to_owned),
     })
 }
 

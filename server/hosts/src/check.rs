@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coldrise_block::{now_ms, Error, Result};
+use coldrise_block::{now_ms, Error, ErrorKind, Result};
 use coldrise_host::{Facts, Host};
 
 use crate::connection::connect;
@@ -38,27 +38,26 @@ pub fn check(hosts: &Hosts, host: &KnownHost) -> Result<HostReport> {
 
 fn look(host: &Host) -> Result<HostReport> {
     let facts = host.facts()?;
-    let virsh = |words: &[&str]| {
-        let words = words.iter().map(|word| (*word).to_owned()).collect();
-        host.virsh(URI, words, None, PATIENCE)
+    let questions: [&[&str]; 3] = [&["version"], &["list", "--name"], &["list", "--all", "--name"]];
+    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let answers = host.ask_virsh(URI, questions.map(owned).into(), PATIENCE)?;
+    let answers = answers.into_iter().collect::<Result<Vec<String>>>().map_err(advise)?;
+    let [versions, running, machines] = &answers[..] else {
+        return Err(Error::new(ErrorKind::Internal, "an answer of virsh is missing"));
     };
-    let versions = virsh(&["version"]).map_err(advise)?;
-    let names = |words: &[&str]| -> Result<Vec<String>> {
-        let text = virsh(words)?;
-        Ok(text.lines().map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+    let names = |text: &str| -> Vec<String> {
+        text.lines().map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
     };
-    let running = names(&["list", "--name"])?;
-    let machines = names(&["list", "--all", "--name"])?;
     let contact = Contact {
         at_ms: now_ms(),
-        libvirt: version(&versions, "Using library: libvirt"),
-        qemu: version(&versions, "Running hypervisor: QEMU"),
-        machines,
+        libvirt: version(versions, "Using library: libvirt"),
+        qemu: version(versions, "Running hypervisor: QEMU"),
+        machines: names(machines),
         scratch: facts.scratch.display().to_string(),
         scratch_free_bytes: facts.scratch_free_bytes,
         shortcomings: shortcomings(&facts),
     };
-    Ok(HostReport { contact, running })
+    Ok(HostReport { contact, running: names(running) })
 }
 
 fn advise(error: Error) -> Error {
@@ -77,13 +76,14 @@ fn shortcomings(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     if !facts.is_root {
         found.push(
-            "its user is not root: what only root may read, such as the state of a TPM, is in no backup"
+            "its user is not root: what only root may read, such as firmware variables and the state of a TPM, is in no backup"
                 .to_owned(),
         );
-        for group in ["libvirt", "kvm"] {
-            if !facts.groups.iter().any(|own| own == group) {
-                found.push(format!("its user is not in the group {group}"));
-            }
+        let is_in = |group: &&str| facts.groups.iter().any(|own| own == group);
+        let lacking = ["libvirt", "kvm"].into_iter().filter(|group| !is_in(group));
+        found.extend(lacking.map(|group| format!("its user is not in the group {group}")));
+        if !["libvirt-qemu", "qemu"].iter().any(is_in) {
+            found.push("its user is in neither of the groups libvirt-qemu and qemu, which QEMU's files need".to_owned());
         }
     }
     if facts.scratch_free_bytes < LITTLE_BYTES {
@@ -93,8 +93,8 @@ fn shortcomings(facts: &Facts) -> Vec<String> {
             facts.scratch.display()
         ));
     }
-    if !facts.has_kvm {
-        found.push("there is no /dev/kvm: machines are slow".to_owned());
+    if let Some(why) = &facts.lacks_kvm {
+        found.push(format!("machines are slow there: {why}"));
     }
     found
 }

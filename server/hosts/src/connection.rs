@@ -34,7 +34,7 @@ use crate::address::HostAddress;
 use crate::documents::{Hosts, KnownHost};
 use crate::key::HostKey;
 use crate::program::{Program, Step};
-use crate::ssh::{login_error, shown, SshFolder};
+use crate::ssh::{is_session_refused, login_error, shown, SshFolder, SESSIONS_ADVICE};
 
 /// How long a connection, with a copy of the program, may take.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -167,16 +167,19 @@ impl Connection {
         let told = Arc::clone(&replies);
         let reader = std::thread::spawn(move || keep_messages(messages, &told.messages));
         let (limit, began) = (Limit::new(child.id()), Instant::now());
-        let greeted = greet(&program, &mut input, &mut output);
+        let mut said = String::new();
+        let greeted = greet(&program, &mut input, &mut output, &mut said);
         drop(limit);
         let path = match greeted {
             Ok(Some(path)) => path,
             Ok(None) => {
-                let _ = child.wait();
+                let code = child.wait().ok().and_then(|status| status.code());
                 let _ = reader.join();
                 let limit_s = START_LIMIT.as_secs();
                 return Err(match began.elapsed() < START_LIMIT {
-                    true => login_error(name, &ssh.address, &locked(&replies.messages)),
+                    true => {
+                        login_error(name, &ssh.address, &locked(&replies.messages), &said, code)
+                    }
                     false => {
                         let text = format!(
                             "host {name}: coldrise-host has not started within {limit_s} s"
@@ -229,23 +232,57 @@ impl Connection {
     fn bridge(&self, local: &Path, remote: &Path) -> Result<()> {
         let listener =
             UnixListener::bind(local).context(|| format!("making {}", local.display()))?;
-        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-        let words =
-            format!("exec {} connect {}", quoted(&self.program), quoted(&remote.to_string_lossy()));
-        let start = move |ssh: &SshFolder, stream: UnixStream| -> std::io::Result<Child> {
-            let output = OwnedFd::from(stream.try_clone()?);
-            let mut command = ssh.command(false);
-            command.arg(ssh.destination()).arg(&words);
-            command.stdin(OwnedFd::from(stream)).stdout(output).stderr(Stdio::null()).spawn()
-        };
+        let remote = remote.to_owned();
         let own = self.own.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // The end of the connection connects, too.
                 let (Ok(stream), Some(connection)) = (stream, own.upgrade()) else { break };
-                match start(&connection.ssh, stream) {
-                    Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
-                    Err(error) => tracing::warn!("starting ssh: {error}"),
+                connection.start_session(stream, &remote);
+            }
+        });
+        Ok(())
+    }
+
+    /// Joins a stream with a socket there, by a session of its own.
+    fn start_session(&self, stream: UnixStream, remote: &Path) {
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+        let words =
+            format!("exec {} connect {}", quoted(&self.program), quoted(&remote.to_string_lossy()));
+        // The other end of the stream sees its end after ssh's messages are kept.
+        let held = stream.try_clone();
+        let started = stream.try_clone().and_then(|output| {
+            let mut command = self.ssh.command(false);
+            command.arg(self.ssh.destination()).arg(&words);
+            command.stdin(OwnedFd::from(stream)).stdout(OwnedFd::from(output));
+            command.stderr(Stdio::piped()).spawn()
+        });
+        match started {
+            Ok(child) => {
+                let replies = Arc::clone(&self.replies);
+                std::thread::spawn(move || {
+                    wait_for(child, &replies.messages);
+                    drop(held);
+                });
+            }
+            Err(error) => tracing::warn!("starting ssh: {error}"),
+        }
+    }
+
+    /// The program there listens, and a session is started for each connection.
+    fn relay(&self, local: &Path, there: &Path) -> Result<()> {
+        self.call(Request::Listen { path: there.to_owned() })?;
+        let (own, local, there) = (self.own.clone(), local.to_owned(), there.to_owned());
+        std::thread::spawn(move || {
+            // Until the connection ends.
+            while let Some(connection) = own.upgrade() {
+                match connection.call(Request::NextConnection { path: there.clone() }) {
+                    Ok(Answer::Path(private)) => match UnixStream::connect(&local) {
+                        Ok(stream) => connection.start_session(stream, &private),
+                        Err(error) => tracing::warn!("connecting to the disks: {error}"),
+                    },
+                    Ok(_) => {}
+                    Err(_) => break,
                 }
             }
         });
@@ -258,6 +295,11 @@ impl Channel for Connection {
         let limit = match &request {
             Request::Virsh { patience_ms, .. } => {
                 ANSWER_LIMIT + Duration::from_millis(*patience_ms)
+            }
+            // Together, and then each by itself.
+            Request::AskVirsh { patience_ms, commands, .. } => {
+                let count = u32::try_from(commands.len() + 1).unwrap_or(u32::MAX);
+                ANSWER_LIMIT + Duration::from_millis(*patience_ms).saturating_mul(count)
             }
             _ => ANSWER_LIMIT,
         };
@@ -302,7 +344,10 @@ impl Channel for Connection {
                     self.name,
                     socket.display()
                 );
-                error.context(text)
+                match is_session_refused(&locked(&self.replies.messages)) {
+                    true => error.context(text).advise(SESSIONS_ADVICE),
+                    false => error.context(text),
+                }
             })?;
         }
         ways.insert(socket.to_owned(), local.clone());
@@ -319,11 +364,9 @@ impl Channel for Connection {
     }
 
     fn offer(&self, local: &Path, there: &Path) -> Result<()> {
-        self.ssh.forward_back(there, local).map_err(|error| {
-            let text = format!("host {}: its sshd makes no socket for the disks", self.name);
-            error.context(text).advise(
-                "allow it in its sshd_config: AllowStreamLocalForwarding yes, DisableForwarding no",
-            )
+        self.ssh.forward_back(there, local).or_else(|error| {
+            tracing::debug!("no forwarding: {}", error.full_message());
+            self.relay(local, there)
         })
     }
 
@@ -359,18 +402,30 @@ fn greets(socket: &Path) -> Result<()> {
     stream.read_exact(&mut [0; 8]).context(what)
 }
 
-/// Sends the program if it is asked for. Returns its path there, or `None` if ssh has ended.
+/// Waits for the end of a session's ssh, and keeps its messages.
+fn wait_for(mut child: Child, messages: &Mutex<String>) {
+    if let Some(from) = child.stderr.take() {
+        keep_messages(from, messages);
+    }
+    let _ = child.wait();
+}
+
+/// Sends the program if it is asked for. Returns its path there, or `None` if ssh has ended. `said` gets the login shell's last line.
 fn greet(
     program: &Program,
     input: &mut ChildStdin,
     output: &mut ChildStdout,
+    said: &mut String,
 ) -> Result<Option<String>> {
     let (mut line, mut bytes) = (Vec::new(), 0);
     let mut byte = [0];
     loop {
         match output.read(&mut byte) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Ok(0) | Err(_) => return Ok(None),
+            Ok(0) | Err(_) => {
+                keep_line(said, &line);
+                return Ok(None);
+            }
             Ok(_) => line.push(byte[0]),
         }
         bytes += 1;
@@ -381,8 +436,9 @@ fn greet(
         if byte[0] != b'\n' {
             continue;
         }
-        match Step::parse(&String::from_utf8_lossy(&std::mem::take(&mut line))) {
-            None => {}
+        let whole = std::mem::take(&mut line);
+        match Step::parse(&String::from_utf8_lossy(&whole)) {
+            None => keep_line(said, &whole),
             Some(Step::Absent(processor)) if processor != ARCH => {
                 let own = ARCH;
                 let text = format!(
@@ -402,6 +458,13 @@ fn greet(
                 ));
             }
         }
+    }
+}
+
+fn keep_line(kept: &mut String, line: &[u8]) {
+    let line = shown(&String::from_utf8_lossy(line));
+    if !line.is_empty() {
+        *kept = line;
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod address;
 mod check;
+mod cipher;
 mod connection;
 mod documents;
 mod key;

@@ -13,6 +13,7 @@ use coldrise_block::{
 };
 
 use crate::address::HostAddress;
+use crate::cipher;
 use crate::key::HostKey;
 
 /// Longest path of a folder in which ssh can make its control socket, in bytes.
@@ -26,6 +27,8 @@ pub(crate) struct SshFolder {
     pub(crate) address: HostAddress,
     alias: String,
     accepts_any_key: bool,
+    /// See [`cipher::preferred`].
+    ciphers: Option<String>,
 }
 
 impl SshFolder {
@@ -41,8 +44,16 @@ impl SshFolder {
         let parent = if is_short { temporary } else { PathBuf::from("/tmp") };
         let folder = Arc::new(ScratchFolder::new_in(&parent, ScratchKind::Host)?);
         let alias = format!("coldrise-{name}");
-        let ssh =
-            SshFolder { folder, address: address.clone(), alias, accepts_any_key: key.is_none() };
+        let asking = |more: &[&str]| {
+            let mut command = Command::new("ssh");
+            command.arg("-G").args(more);
+            add_place(&mut command, address);
+            command.arg(&address.host);
+            command
+        };
+        let ciphers = cipher::preferred(asking(&[]), asking(&["-F", "none"]));
+        let accepts_any_key = key.is_none();
+        let ssh = SshFolder { folder, address: address.clone(), alias, accepts_any_key, ciphers };
         let write = |name: &str, content: &[u8]| {
             let path = ssh.path(name);
             let written = create_private(&path).and_then(|mut file| file.write_all(content));
@@ -99,12 +110,10 @@ impl SshFolder {
         for (name, file) in paths {
             command.arg("-o").arg(option(name, self.path(file).as_os_str()));
         }
-        if let Some(user) = &self.address.user {
-            command.args(["-l", user]);
+        if let Some(ciphers) = &self.ciphers {
+            command.arg("-o").arg(option("Ciphers", OsStr::new(ciphers)));
         }
-        if let Some(port) = self.address.port {
-            command.args(["-p", &port.to_string()]);
-        }
+        add_place(&mut command, &self.address);
         // Ctrl-C of a terminal is for us: we end what was begun on the host first.
         command.process_group(0).env("LC_ALL", "C");
         command
@@ -156,6 +165,16 @@ impl SshFolder {
     }
 }
 
+/// The options for an address beside its host.
+fn add_place(command: &mut Command, address: &HostAddress) {
+    if let Some(user) = &address.user {
+        command.args(["-l", user]);
+    }
+    if let Some(port) = address.port {
+        command.args(["-p", &port.to_string()]);
+    }
+}
+
 /// Runs a program that ends soon, and returns what it writes.
 pub(crate) fn text_of(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
@@ -172,14 +191,32 @@ pub(crate) fn text_of(command: &mut Command) -> Result<String> {
 
 /// The last lines of a program's messages on one line, without control characters.
 pub(crate) fn shown(messages: &str) -> String {
-    let lines: Vec<&str> =
-        messages.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> = messages
+        .lines()
+        .map(|line| line.trim().trim_end_matches('.'))
+        .filter(|line| !line.is_empty())
+        .collect();
     let text = lines[lines.len().saturating_sub(3)..].join("; ");
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
-/// The error for ssh's messages when a login fails.
-pub(crate) fn login_error(name: &str, address: &HostAddress, messages: &str) -> Error {
+pub(crate) const SESSIONS_ADVICE: &str =
+    "sshd there allows no further session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
+     AllowStreamLocalForwarding";
+
+/// Whether ssh says that MaxSessions is reached.
+pub(crate) fn is_session_refused(messages: &str) -> bool {
+    messages.contains("Session open refused by peer")
+}
+
+/// The error for ssh's messages when a login fails. `said` is the login shell's last line, `code` ssh's exit code.
+pub(crate) fn login_error(
+    name: &str,
+    address: &HostAddress,
+    messages: &str,
+    said: &str,
+    code: Option<i32>,
+) -> Error {
     let error = |kind, text: &str| Error::new(kind, format!("host {name}: {text}"));
     if messages.contains("IDENTIFICATION HAS CHANGED")
         || messages.contains("Host key verification failed")
@@ -193,9 +230,23 @@ pub(crate) fn login_error(name: &str, address: &HostAddress, messages: &str) -> 
             "append the line that coldrise host key shows to ~/.ssh/authorized_keys of its user",
         );
     }
-    let text = match messages.trim().is_empty() {
-        true => "ssh ended without a message".to_owned(),
-        false => shown(messages),
+    if messages.contains("kex_exchange_identification") {
+        return error(ErrorKind::ToolFailed, &format!("it ended the connection before the login: {}", shown(messages))).advise(
+            "its sshd may have too many connections before their login: wait, or raise MaxStartups in its sshd_config; its log says more",
+        );
+    }
+    let said = Some(said).filter(|said| !said.is_empty());
+    let said = said.map(|said| format!("its login shell says: {said}"));
+    let said: Vec<String> = [Some(shown(messages)), said]
+        .into_iter()
+        .flatten()
+        .filter(|text| !text.is_empty())
+        .collect();
+    let text = match (said.is_empty(), code) {
+        (false, _) => said.join("; "),
+        // ssh's own code, after a login.
+        (true, Some(255)) => "it opens no session (MaxSessions 0 in its sshd_config?)".to_owned(),
+        (true, _) => "ssh ended without a message".to_owned(),
     };
     error(ErrorKind::ToolFailed, &text).advise(format!("try it by hand: ssh -v {address}"))
 }

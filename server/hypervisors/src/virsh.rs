@@ -65,6 +65,32 @@ impl Virsh {
         self.run_with(words, None, patience)
     }
 
+    /// Runs commands of virsh that change nothing, each within `patience`: faster than one after the other. The results are in
+    /// the order of the commands.
+    ///
+    /// # Errors
+    /// Errors of the connection to the host.
+    pub fn ask(&self, commands: &[&[&str]], patience: Duration) -> Result<Vec<Result<String>>> {
+        let owned = |words: &&[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        self.host.ask_virsh(&self.uri, commands.iter().map(owned).collect(), patience)
+    }
+
+    /// The outputs of commands of virsh that change nothing.
+    ///
+    /// # Errors
+    /// The first error of a command, and those of [`Virsh::ask`].
+    pub fn ask_all<const N: usize>(
+        &self,
+        commands: [&[&str]; N],
+        patience: Duration,
+    ) -> Result<[String; N]> {
+        let answers: Vec<String> =
+            self.ask(&commands, patience)?.into_iter().collect::<Result<_>>()?;
+        answers
+            .try_into()
+            .map_err(|_| Error::new(ErrorKind::Internal, "an answer of virsh is missing"))
+    }
+
     /// Runs one command of virsh that reads `input` from the file `/dev/stdin`.
     ///
     /// # Errors

@@ -52,9 +52,7 @@ pub use hardware::ovf::{
     descriptor, escaped, Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard,
     VirtualSystem,
 };
-pub use hardware::{
-    has_tpm, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES,
-};
+pub use hardware::{has_tpm, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES};
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{matches_wildcards, MachinePattern};

@@ -99,9 +99,9 @@ trait LiveMachine {
     /// Says what is left; the next backup removes it.
     fn close(&mut self, is_stored: bool) -> Result<()>;
 
-    /// Whether the job that offers the disks has ended although [`LiveMachine::close`] was not called.
-    fn has_lost_its_job(&self) -> bool {
-        false
+    /// Why the disks are no longer offered although [`LiveMachine::close`] was not called, and advice; `None` if they are.
+    fn why_disks_are_lost(&self) -> Option<(String, &'static str)> {
+        None
     }
 
     /// What has to hold while the disks are read, if the hypervisor does not keep the instant.

@@ -46,17 +46,6 @@ pub struct LiveBackup {
 /// How often a machine is taken again that is started or changed while it is read.
 const MAX_REPEATS: u32 = 3;
 
-/// An error of reading the disks, unless something else than the scratch files `is_known` as its cause.
-fn advised(error: Error, is_known: bool) -> Error {
-    match error.kind() {
-        ErrorKind::Io if !is_known => error.advise(
-            "the scratch files may have been full or too slow: make space in their \
-             folder, or name another one with --scratch DIR; or the machine's own disks fail",
-        ),
-        _ => error,
-    }
-}
-
 impl LiveBackup {
     /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
     /// else the machine's own, unless --from names another one. `disks` has DISK=DEVICE for each disk; none stands for all.
@@ -137,7 +126,7 @@ impl LiveBackup {
         instant.remarks.splice(0..0, restarts);
         for source in &mut instant.sources {
             let compared = start.is_another_disk(repository, source, cancel);
-            if let Some(why) = compared.map_err(|error| advised(error, instant.is_off))? {
+            if let Some(why) = compared.map_err(|error| self.explained(error, instant.is_off))? {
                 instant.remarks.push(format!("{}: {why}: everything is read", source.disk));
                 if let Location::Live { bitmap, .. } = &mut source.location {
                     *bitmap = None;
@@ -202,6 +191,18 @@ impl LiveBackup {
         }
     }
 
+    /// An error of reading the disks, with its cause as far as the hypervisor knows it.
+    fn explained(&self, error: Error, is_off: bool) -> Error {
+        match self.machine.why_disks_are_lost() {
+            Some((why, advice)) => error.context(why).advise(advice),
+            None if error.kind() == ErrorKind::Io && !is_off => error.advise(
+                "the scratch files may have been full or too slow: make space in their \
+                 folder, or name another one with --scratch DIR; or the machine's own disks fail",
+            ),
+            None => error,
+        }
+    }
+
     /// Checks that a name that was derived from that of a domain belongs to no other machine. Returns whether the machine is new.
     ///
     /// # Errors
@@ -235,23 +236,10 @@ impl LiveBackup {
     /// That of `stored`, with what the machine's side says about it.
     pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<Option<T>> {
         let is_off = self.instant.as_ref().is_some_and(|instant| instant.is_off);
-        let is_lost = stored.is_err() && self.machine.has_lost_its_job();
-        let closed = self.machine.close(stored.is_ok());
-        let stored = match is_lost {
-            true => stored.map_err(|error| {
-                error.context("libvirt's backup job ended before everything was read").advise(
-                    "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
-                )
-            }),
-            false => stored,
-        };
-        let stored = match closed {
-            Err(left) => {
-                warn(&format!("warning: {}", left.full_message()));
-                stored
-            }
-            Ok(()) => stored.map_err(|error| advised(error, is_lost || is_off)),
-        };
+        let stored = stored.map_err(|error| self.explained(error, is_off));
+        if let Err(left) = self.machine.close(stored.is_ok()) {
+            warn(&format!("warning: {}", left.full_message()));
+        }
         match stored {
             Err(error) if error.kind() == ErrorKind::Incomplete => {
                 self.take_again(error).map(|why| warn(&why))?;

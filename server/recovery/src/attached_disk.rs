@@ -32,7 +32,9 @@ pub fn default_disk_name(export: &str) -> String {
 /// The server of an attached disk.
 pub struct AttachedDiskServer {
     server: Nbdkit,
-    /// Its socket.
+    /// Its socket here.
+    local: PathBuf,
+    /// Its socket as the machine's QEMU finds it.
     pub socket: PathBuf,
     _scratch: ScratchFolder,
 }
@@ -48,10 +50,13 @@ impl AttachedDiskServer {
         export: &str,
         signals: &mut ChildSignals,
     ) -> Result<AttachedDiskServer> {
+        let is_here = machine.is_here();
         let scratch = ScratchFolder::new(ScratchKind::Nbdkit)?;
-        let socket = scratch.path().join("disk");
+        let local = scratch.path().join("disk");
+        let group = machine.group()?;
+        let access = if is_here { share(group, scratch.path())? } else { SocketAccess::default() };
         let options = ServeOptions {
-            endpoint: Endpoint::Socket(socket.clone(), share(machine, scratch.path())?),
+            endpoint: Endpoint::Socket(local.clone(), access),
             tls: None,
             cache_bytes: default_cache_bytes(),
             is_read_only: false,
@@ -61,7 +66,10 @@ impl AttachedDiskServer {
             only: vec![export.to_owned()],
         };
         let server = Nbdkit::start(caller, &options, signals)?;
-        Ok(AttachedDiskServer { server, socket, _scratch: scratch })
+        // The folder's name is known nowhere else.
+        let folder = scratch.path().file_name().unwrap_or_default().to_string_lossy();
+        let socket = machine.offer(&local, Path::new(&format!("{folder}.nbd")), group)?;
+        Ok(AttachedDiskServer { server, local, socket, _scratch: scratch })
     }
 
     /// Serves the disk until it is detached. Returns how that came.
@@ -105,7 +113,7 @@ impl AttachedDiskServer {
                 // It was started again, after a pause: the machine needs a moment to connect.
                 connected = Instant::now();
             }
-            if is_connected(&self.socket) {
+            if is_connected(&self.local) {
                 connected = Instant::now();
             } else if connected.elapsed() > GONE {
                 break self.server.stop(None).map(|()| "the machine has disconnected");
@@ -115,8 +123,8 @@ impl AttachedDiskServer {
 }
 
 /// Lets the machine's QEMU enter the folder of the socket. Returns who may connect.
-fn share(machine: &AttachMachine, folder: &Path) -> Result<SocketAccess> {
-    let Some(group) = machine.group()? else { return Ok(SocketAccess::default()) };
+fn share(group: Option<u32>, folder: &Path) -> Result<SocketAccess> {
+    let Some(group) = group else { return Ok(SocketAccess::default()) };
     let what = || format!("giving {} to QEMU's group", folder.display());
     std::os::unix::fs::chown(folder, None, Some(group)).context(what).map_err(|error| {
         error.advise(format!("run the command as root, or as a member of group {group}"))

@@ -141,7 +141,7 @@ impl Prepared {
                 tpm,
             };
             note.write(&SessionNotes::of(repository, &session.name)?)?;
-            if let Err(why) = &on.kvm {
+            if let Some(why) = &on.lacks_kvm {
                 caller.remark(&format!("without KVM the machine is slow: {why}"));
             }
             Ok(note)
@@ -194,19 +194,15 @@ fn random_uuid() -> Result<String> {
 /// What a host has for machines.
 struct Hypervisor<'a> {
     host: &'a Host,
-    /// Whether KVM works there, else why not.
-    kvm: std::result::Result<(), &'static str>,
+    /// Why KVM does not work there; `None` if it does.
+    lacks_kvm: Option<String>,
     uefi: Vec<Uefi>,
 }
 
 impl Hypervisor<'_> {
     fn of(host: &Host) -> Result<Hypervisor<'_>> {
-        let kvm = match host.name() {
-            None => coldrise_host::kvm_works(),
-            Some(_) if host.facts()?.has_kvm => Ok(()),
-            Some(_) => Err("its host has no /dev/kvm"),
-        };
-        Ok(Hypervisor { host, kvm, uefi: coldrise_firmware::installed(host)? })
+        let lacks_kvm = host.facts()?.lacks_kvm;
+        Ok(Hypervisor { host, lacks_kvm, uefi: coldrise_firmware::installed(host)? })
     }
 }
 
@@ -230,7 +226,7 @@ fn domain(
         network: request.network,
         disks: disks.map(|d| (d.name.clone(), format!("live/{session}/{}", d.name))).collect(),
         socket,
-        has_kvm: on.kvm.is_ok(),
+        has_kvm: on.lacks_kvm.is_none(),
         uefi: &on.uefi,
         variables_bytes: point.part(FIRMWARE_VARIABLES).map(|part| part.size_bytes),
         variables,

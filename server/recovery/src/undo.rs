@@ -50,7 +50,7 @@ pub fn undo(
         return Ok(Undone { machine: note.name, end, sealed });
     }
     let host = host_of(repository, note.host.as_ref()).map_err(|error| match &note.host {
-        Some(_) => error.advise(format!(
+        Some(_) => Error::new(error.kind(), error.message()).advise(format!(
             "if the host is gone for good: coldrise recover live/{session} --undo --without-server"
         )),
         None => error,

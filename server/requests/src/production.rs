@@ -138,6 +138,9 @@ pub struct Rollback {
     /// image file, or the NBD URI of a writable export.
     #[arg(long, value_name = "TARGET", value_parser = text(RestoreTarget::parse), conflicts_with = "disks")]
     pub onto: Option<String>,
+    /// The host of the targets, which are absolute paths there (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name), conflicts_with = "since")]
+    pub on: Option<String>,
     /// The targets export a dirty bitmap with all writes since this point of the machine.
     ///
     /// Only these writes and the differences between the points are then read. Without it, the
@@ -189,6 +192,9 @@ pub struct Attach {
     /// SESSION-DISK, cut to 20 characters.
     #[arg(long = "as", value_name = "NAME", display_order = 10)]
     pub name: Option<String>,
+    /// With libvirt: the host on which the machine runs (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name))]
+    pub on: Option<String>,
     /// How the guest sees the disk.
     #[arg(long, value_name = "KIND", default_value = "virtio", display_order = 11)]
     pub device: Option<AttachedAs>,
@@ -204,4 +210,7 @@ pub struct Detach {
     /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor.
     #[arg(long, value_name = "MACHINE", value_parser = text(Machine::from_str))]
     pub from: String,
+    /// With libvirt: the host on which the machine runs (coldrise host add), instead of this one.
+    #[arg(long, value_name = "HOST", value_parser = text(parse_host_name))]
+    pub on: Option<String>,
 }

@@ -31,6 +31,8 @@ export interface Choices {
   link: 'none' | 'same' | 'named';
   /** Of libvirt, if the link is `named`. */
   networkName: string;
+  /** The host of libvirt that runs it; empty: the service's. */
+  on: string;
   /** URI of libvirt; empty: the system's. */
   connect: string;
   /** Name of the vCenter or ESXi; empty: the first. */
@@ -45,7 +47,7 @@ export function firstChoices(): Choices {
   return {
     session: '', memory: null, cpus: null, network: 'isolated', isForOthers: false, listen: '', clients: '',
     tls: 'certificates', tlsPath: '', disk: '', format: 'qcow2', target: '', isReplacing: false,
-    name: '', isNew: false, link: 'none', networkName: '', connect: '', hypervisor: '', host: '', otherHosts: [],
+    name: '', isNew: false, link: 'none', networkName: '', on: '', connect: '', hypervisor: '', host: '', otherHosts: [],
   };
 }
 
@@ -95,15 +97,15 @@ export function bootPlan(point: Point, choices: Choices, memory: number | undefi
 }
 
 export function libvirtPlan(point: Point, choices: Choices): Plan {
-  const { name, isNew, link, networkName, connect } = choices;
+  const { name, isNew, link, networkName, on, connect } = choices;
   const network = link === 'named' ? networkName : link;
   return {
     starts: [{ kind: 'recover', address: point.address, to: 'libvirt', network, new_uuid: isNew, ...(name ? { name } : {}),
-      ...(connect ? { connect } : {}) }],
-    lines: [commandLine('recover', point.address, '--to', 'libvirt', ...(name ? ['--name', name] : []), isNew && '--new-uuid',
+      ...(on ? { on } : {}), ...(connect ? { connect } : {}) }],
+    lines: [commandLine('recover', point.address, '--to', 'libvirt', ...(on ? ['--on', on] : []), ...(name ? ['--name', name] : []), isNew && '--new-uuid',
       ...(link === 'none' ? [] : ['--network', network || 'NETWORK']), ...(connect ? ['--connect', connect] : []))],
-    will: 'Publishes the point as a session and starts the machine on it under libvirt on this host, with the hardware that was stored. Its '
-      + 'disks stay in the backup until they are moved to production. If it does not start, nothing is left, and its run says why.',
+    will: `Publishes the point as a session and starts the machine on it under libvirt on ${on || 'this host'}, with the hardware that was stored. `
+      + 'Its disks stay in the backup until they are moved to production. If it does not start, nothing is left, and its run says why.',
     clocks: 'Usable within seconds; nothing is moved. It can be moved later, while it runs.',
   };
 }

@@ -1,13 +1,16 @@
 //! `coldrise attach` and `detach`: a disk beside those of a running machine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_host::Host;
+use coldrise_hosts::{host_of, parse_host_name};
 use coldrise_hypervisors::attach::{check_name, AttachMachine, AttachedDisk, Device, Machine};
 use coldrise_recovery::{default_disk_name, AttachedDiskServer};
 use coldrise_requests::{Attach, AttachedAs, Detach};
-use coldrise_store::Address;
+use coldrise_store::{Address, Repository};
 use serde_json::json;
 
 use super::restore::open_disk;
@@ -19,7 +22,7 @@ use coldrise_runs::process_run;
 /// The options that `attach` and `detach` share.
 #[derive(Debug, Args)]
 struct GuestArguments {
-    /// With libvirt: the URI of libvirt on this host. Default: $LIBVIRT_DEFAULT_URI, else qemu:///system.
+    /// With libvirt: the URI of libvirt on that host. Default: $LIBVIRT_DEFAULT_URI here, else qemu:///system.
     #[arg(long, value_name = "URI")]
     connect: Option<String>,
 
@@ -30,9 +33,14 @@ struct GuestArguments {
 }
 
 impl GuestArguments {
-    fn find(&self, machine: &Machine) -> Result<AttachMachine> {
-        AttachMachine::find(machine, self.connect.as_deref(), self.agent.as_deref())
+    fn find(&self, host: &Host, machine: &Machine) -> Result<AttachMachine> {
+        AttachMachine::find(host, machine, self.connect.as_deref(), self.agent.as_deref())
     }
+}
+
+/// A host by the name that a user gave; `None` for this one.
+pub(crate) fn named_host(repository: &Arc<Repository>, on: Option<&str>) -> Result<Host> {
+    host_of(repository, on.map(parse_host_name).transpose()?.as_ref())
 }
 
 /// Attach a disk of a restore point or session to a running machine, until Ctrl-C or detach.
@@ -67,10 +75,11 @@ pub(crate) struct DetachArguments {
 
 pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
-    let Attach { address, to, name, device } = &arguments.request;
+    let Attach { address, to, name, on, device } = &arguments.request;
     let (address, to): (Address, Machine) = (address.parse()?, to.parse()?);
-    let machine = arguments.guest.find(&to)?;
     let repository = invocation.open()?;
+    let host = named_host(&repository, on.as_deref())?;
+    let machine = arguments.guest.find(&host, &to)?;
     let (export, disk, held) = open_disk(invocation, &repository, &address)?;
     drop((disk, held));
     let name = name.clone().unwrap_or_else(|| default_disk_name(&export));
@@ -87,7 +96,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     // Before: doctor looks for what a killed command has left.
     process_run::progress(json!({ "phase": "attaching", "name": name, "address": export,
                                  "is_read_only": is_read_only, "machine": to.absolute()?.to_string(),
-                                 "connect": arguments.guest.connect }));
+                                 "host": on, "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
     let elapsed_ms = invocation.elapsed_ms();
     process_run::progress(json!({ "phase": "attached", "name": name, "address": export,
@@ -110,8 +119,12 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
 }
 
 pub(crate) fn detach(invocation: &Invocation, arguments: &DetachArguments) -> Result<Report> {
-    let Detach { name, from } = &arguments.request;
-    let machine = arguments.guest.find(&from.parse()?)?;
+    let Detach { name, from, on } = &arguments.request;
+    let host = match on {
+        Some(_) => named_host(&invocation.open()?, on.as_deref())?,
+        None => Host::here(),
+    };
+    let machine = arguments.guest.find(&host, &from.parse()?)?;
     machine.detach(name, arguments.force, &|text| invocation.remark(text))?;
     let object = json!({ "name": name, "elapsed_ms": invocation.elapsed_ms() });
     Ok(Report::done(&object, format!("detached {name}")))

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_ingest::{
     appliance_path, open_appliance, read_configuration, store_shared, Appliance, BackupRequest,
     BackupSummary, DiskSummary, Rate, SourceSpec,
@@ -19,7 +20,7 @@ use coldrise_store::{
 use serde::Serialize;
 
 use super::backup_live::MadeInstant;
-use super::host;
+use super::host::OnHosts;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::{print_on_stderr, table, Report};
@@ -160,7 +161,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     }
     let domain = from.as_deref().and_then(|from| from.strip_prefix("libvirt:"));
     let named = other.as_ref().map_or(machine.as_str(), DisplayName::as_str);
-    let host = host::host_of(invocation, &on, connect.as_deref(), domain.unwrap_or(named))?;
+    let domain = domain.unwrap_or(named);
+    let (host, writer) = match OnHosts::find(invocation, &on)? {
+        None => (Host::here(), None),
+        Some(hosts) => {
+            let access = invocation.access()?;
+            // To open the repository takes about as long as to log in.
+            let (host, writer) = std::thread::scope(|scope| {
+                let joining = scope.spawn(|| SharedWriter::join(access, &cancel));
+                (hosts.connect(connect.as_deref(), domain), joining.join())
+            });
+            let panicked =
+                |_| Err(Error::new(ErrorKind::Internal, "opening the repository panicked"));
+            (host?, Some(writer.unwrap_or_else(panicked)?))
+        }
+    };
     let live = from.map(|from| LiveOptions {
         from,
         host,
@@ -189,7 +204,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
         threads: 0,
         rate: rate.map(Rate::from_bytes_per_second).transpose()?,
     };
-    let made = store_with(invocation, &mut request, live.as_mut(), &cancel);
+    let writer = writer.map_or_else(|| SharedWriter::join(invocation.access()?, &cancel), Ok);
+    let made = writer
+        .and_then(|writer| store_with(invocation, &writer, &mut request, live.as_mut(), &cancel));
     let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
@@ -214,17 +231,18 @@ pub(crate) fn store(
     request: &BackupRequest,
     cancel: &AtomicBool,
 ) -> Result<(BackupSummary, u64)> {
-    store_with(invocation, &mut request.clone(), None, cancel)
+    let writer = SharedWriter::join(invocation.access()?, cancel)?;
+    store_with(invocation, &writer, &mut request.clone(), None, cancel)
 }
 
 /// Stores all disks, and ends what a running machine got for the backup. Also returns the chunk size.
 fn store_with(
     invocation: &Invocation,
+    writer: &SharedWriter<'_>,
     request: &mut BackupRequest,
     live: Option<&mut LiveBackup>,
     cancel: &AtomicBool,
 ) -> Result<(BackupSummary, u64)> {
-    let writer = SharedWriter::join(invocation.access()?, cancel)?;
     let _claim = writer.repository()?.claim_machine(&request.machine)?;
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
@@ -236,7 +254,7 @@ fn store_with(
     let progress = || ProgressView::new(invocation);
     let Some(live) = live else {
         request.display_name = display_name(&*writer.repository()?, request)?;
-        let summary = store_shared(&writer, request, progress, &|| Ok(()), &tell_restart, cancel)?;
+        let summary = store_shared(writer, request, progress, &|| Ok(()), &tell_restart, cancel)?;
         return Ok((summary, chunk_size_bytes));
     };
     loop {
@@ -244,7 +262,7 @@ fn store_with(
         instant.remarks.iter().for_each(|remark| invocation.remark(remark));
         request.display_name = display_name(&*writer.repository()?, request)?;
         let stored = live.read(cancel, |cancel, proof| {
-            store_shared(&writer, request, progress, proof, &tell_restart, cancel)
+            store_shared(writer, request, progress, proof, &tell_restart, cancel)
         });
         // The machine is claimed until its bitmaps are in order.
         if let Some(summary) = live.end(stored, &|text| invocation.remark(text))? {

@@ -73,22 +73,48 @@ struct ListedHost {
     last_check: Option<Seen>,
 }
 
-/// The host of --on that has the domain; without --on this one.
-pub(crate) fn host_of(
-    invocation: &Invocation,
-    on: &[String],
-    uri: Option<&str>,
-    domain: &str,
-) -> Result<Host> {
-    if on.is_empty() {
-        return Ok(Host::here());
+/// The hosts of --on.
+pub(crate) struct OnHosts {
+    hosts: Hosts,
+    known: Vec<KnownHost>,
+}
+
+impl OnHosts {
+    /// `None` without --on.
+    ///
+    /// # Errors
+    /// `NotFound` for one that the repository does not know.
+    pub(crate) fn find(invocation: &Invocation, on: &[String]) -> Result<Option<OnHosts>> {
+        if on.is_empty() {
+            return Ok(None);
+        }
+        let hosts = Hosts::of(&invocation.open()?);
+        // One that is named twice counts once.
+        let names: BTreeSet<&String> = on.iter().collect();
+        let known = names.into_iter().map(|name| hosts.find(&parse_host_name(name)?));
+        let known = known.collect::<Result<_>>()?;
+        Ok(Some(OnHosts { hosts, known }))
     }
-    let hosts = Hosts::of(&invocation.open()?);
-    // One that is named twice counts once.
-    let names: BTreeSet<&String> = on.iter().collect();
-    let known = names.into_iter().map(|name| hosts.find(&parse_host_name(name)?));
-    let known = known.collect::<Result<Vec<_>>>()?;
-    find_host(known.iter().map(|host| connect(&hosts, host)).collect(), uri, domain)
+
+    /// Connects to all, and returns the one that has the domain.
+    ///
+    /// # Errors
+    /// As of `find_host`.
+    pub(crate) fn connect(&self, uri: Option<&str>, domain: &str) -> Result<Host> {
+        let OnHosts { hosts, known } = self;
+        if let [host] = &known[..] {
+            // What the backup asks there next says whether it has the domain.
+            return connect(hosts, host);
+        }
+        let lost =
+            |_| Err(Error::new(ErrorKind::Internal, "the thread of a connection has panicked"));
+        let connected = std::thread::scope(|scope| {
+            let connecting = known.iter().map(|host| scope.spawn(|| connect(hosts, host)));
+            let connecting: Vec<_> = connecting.collect();
+            connecting.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+        });
+        find_host(connected, uri, domain)
+    }
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<Report> {
@@ -104,7 +130,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
         Action::Remove { name } => {
             hosts.remove(&name)?;
             let text = format!(
-                "removed {name}. There: delete the line of coldrise from ~/.ssh/authorized_keys"
+                "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"
             );
             Ok(Report::done(&json!({ "name": name }), text))
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::Host;
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::RecoveryNote;
 use coldrise_hypervisors::moves::{
@@ -109,7 +110,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: MoveArguments) -> Result<R
         held_ms: done.held_ms,
         elapsed_ms: invocation.elapsed_ms(),
     };
-    let mut report = Report::done(&moved, text(&session, &done));
+    let mut report = Report::done(&moved, text(&host, &session, &done));
     let is_withdrawn = note.phase == MovePhase::Copying;
     let is_left = note.disks.iter().any(|disk| !disk.is_moved) || note.is_held;
     if is_left && !is_withdrawn {
@@ -130,7 +131,7 @@ fn ended(repository: &Arc<Repository>, session: &SessionName) -> Option<Error> {
     })
 }
 
-fn text(session: &SessionName, done: &MoveReport) -> String {
+fn text(host: &Host, session: &SessionName, done: &MoveReport) -> String {
     let note = &done.note;
     if note.phase == MovePhase::Copying {
         return format!(
@@ -148,7 +149,7 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
     ));
     if done.copy_ms > 0 {
         // QEMU counts holes as copied.
-        let bytes = allocated_bytes(note).unwrap_or(done.copied_bytes);
+        let bytes = allocated_bytes(host, note).unwrap_or(done.copied_bytes);
         let rate = u128::from(bytes) * 1000 / u128::from(done.copy_ms);
         text.push_str(&format!(
             "moved      {} in {} ({}/s); writes waited {} ms\n",
@@ -162,8 +163,11 @@ fn text(session: &SessionName, done: &MoveReport) -> String {
     text
 }
 
-/// The space of the targets; `None` if one is a device.
-fn allocated_bytes(note: &MoveNote) -> Option<u64> {
+/// The space of the targets; `None` if one is a device, or on another host.
+fn allocated_bytes(host: &Host, note: &MoveNote) -> Option<u64> {
+    if host.name().is_some() {
+        return None;
+    }
     note.disks.iter().try_fold(0u64, |sum, disk| {
         let found = std::fs::metadata(&disk.target).ok().filter(|found| found.is_file())?;
         Some(sum.saturating_add(found.blocks().saturating_mul(512)))

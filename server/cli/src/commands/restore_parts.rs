@@ -16,6 +16,9 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use std::sync::Arc;
 
+/// In an empty folder: where files are until they are complete.
+const STAGED: &str = ".coldrise-parts";
+
 #[derive(Serialize)]
 struct RestoredParts {
     address: String,
@@ -24,7 +27,7 @@ struct RestoredParts {
     elapsed_ms: u64,
 }
 
-/// Writes the parts and the configuration of a point into a folder, which appears complete or not at all.
+/// Writes the parts and the configuration of a point into a new or empty folder.
 ///
 /// # Errors
 /// `InvalidInput` for an address of anything but a point; `NotFound` if it has neither; `AlreadyExists` if the folder has files.
@@ -82,29 +85,46 @@ fn files(point: &PointDocument) -> Result<Vec<(String, Vec<u8>)>> {
     }
 }
 
+/// A new folder gets its name when it is complete. An empty one, perhaps a mount point or behind a link, gets complete files.
 fn write(folder: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
     let what = || format!("writing {}", folder.display());
-    let staged = temporary_path(folder);
+    let is_there = match std::fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        found => found.map(|_| true).context(what)?,
+    };
+    let staged = match is_there {
+        true => folder.join(STAGED),
+        false => temporary_path(folder),
+    };
     // A restore that was killed may have left it.
     let _ = std::fs::remove_dir_all(&staged);
+    if is_there && !std::fs::read_dir(folder).is_ok_and(|mut names| names.next().is_none()) {
+        let text = format!("{} is there already", folder.display());
+        return Err(
+            Error::new(ErrorKind::AlreadyExists, text).advise("name a new folder, or an empty one")
+        );
+    }
     DirBuilder::new().mode(0o700).create(&staged).context(what)?;
     let written = files
         .iter()
         .try_for_each(|(name, content)| write_synced(&staged.join(name), content))
         .context(what)
         .and_then(|()| sync_directory(&staged))
-        .and_then(|()| match std::fs::rename(&staged, folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory || folder.exists() => {
-                let text = format!("{} is there already", folder.display());
-                Err(Error::with_source(ErrorKind::AlreadyExists, text, error)
-                    .advise("name a new folder, or an empty one"))
-            }
-            renamed => renamed.context(what),
+        .and_then(|()| match is_there {
+            true => files
+                .iter()
+                .try_for_each(|(name, _)| std::fs::rename(staged.join(name), folder.join(name)))
+                .and_then(|()| std::fs::remove_dir(&staged))
+                .context(what),
+            false => std::fs::rename(&staged, folder).context(what),
         });
     if written.is_err() {
         let _ = std::fs::remove_dir_all(&staged);
     }
     written?;
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-    sync_directory(parent.unwrap_or(Path::new(".")))
+    match is_there {
+        true => sync_directory(folder),
+        false => sync_directory(parent.unwrap_or(Path::new("."))),
+    }
 }

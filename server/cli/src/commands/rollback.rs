@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::rollback::{
-    rollback, Bitmap, Method, RollbackDisk, RollbackOptions, RollbackSummary,
+    rollback, Bitmap, HostDisks, Method, RollbackDisk, RollbackOptions, RollbackSummary,
 };
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
@@ -12,6 +12,7 @@ use coldrise_store::{Address, PointDocument, PointName};
 use serde::Serialize;
 use serde_json::json;
 
+use super::attach::named_host;
 use super::{backup, restore};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
@@ -71,9 +72,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let catalog = Catalog::new(&repository);
     let mut point = catalog.point(machine, selector)?;
     tell_newer(invocation.caller()?, &catalog, selector, &point);
-    let disks = disks(&arguments, &address, &point)?;
-    for disk in &disks {
-        restore::refuse_inside(repository.path(), &disk.target)?;
+    let mut disks = disks(&arguments, &address, &point)?;
+    let host = named_host(&repository, arguments.on.as_deref())?;
+    if host.name().is_none() {
+        for disk in &disks {
+            restore::refuse_inside(repository.path(), &disk.target)?;
+        }
     }
     // Not `latest`, which the safety point changes.
     let rolled_to = match address.disk() {
@@ -88,11 +92,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         bitmap: since.map(|since| Bitmap::new(arguments.bitmap.clone(), since)).transpose()?,
     };
     let absolute = |target: &RestoreTarget| match target {
+        RestoreTarget::Path(path) if host.name().is_some() => {
+            Ok(format!("{}:{}", host.name().unwrap_or_default(), path.display()))
+        }
         RestoreTarget::Path(path) => Ok(std::path::absolute(path)?.to_string_lossy().into_owned()),
         other => Ok(other.to_string()),
     };
     let targets: std::io::Result<Vec<_>> = disks.iter().map(|d| absolute(&d.target)).collect();
     let targets = targets.context(|| "finding the targets")?;
+    let _exports = match host.name() {
+        Some(_) => Some(HostDisks::export(&host, &mut disks)?),
+        None => None,
+    };
     let take_point = |request: &BackupRequest| -> Result<PointName> {
         let (summary, _) = backup::store(invocation, request, &cancel)?;
         for warning in &summary.warnings {
@@ -116,7 +127,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let view = ProgressView::new(invocation);
     let done = rollback(&repository, &mut point, &disks, &options, &before_writing, &view, &cancel);
     drop(view);
-    let summary = done?;
+    let mut summary = done?;
+    if host.name().is_some() {
+        for (done, target) in summary.disks.iter_mut().zip(&targets) {
+            done.target = RestoreTarget::Path(target.into());
+        }
+    }
     summary.remarks.iter().for_each(|remark| invocation.remark(remark));
     Ok(report(invocation, &point, &summary, arguments.dry_run))
 }

@@ -9,14 +9,14 @@ use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, H
 use coldrise_files::point_with_disks;
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 
-use super::keeper::MAY_STAY;
+use super::background::MAY_STAY;
 use super::place::{MachineDescription, Place};
 use crate::caller::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
 use crate::signals::ChildSignals;
 use coldrise_host::confinement::warn_unless_confined;
 
 const INTERVAL: Duration = Duration::from_millis(10);
-/// A keeper's end takes at most this long.
+/// Its end takes at most this long.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 /// QEMU offers its socket within this time.
 const PORT_PATIENCE: Duration = Duration::from_secs(30);
@@ -26,8 +26,8 @@ pub struct KeptMachine {
     place: Place,
     /// Held while this command talks.
     _use: HeldLock,
-    /// The keeper, if this command has started it.
-    keeper: Option<Child>,
+    /// The background process, if this command has started it.
+    background: Option<Child>,
     description: MachineDescription,
 }
 
@@ -59,7 +59,7 @@ impl KeptMachine {
         // For the bound of machines, which ends the one that is unused longest.
         let _ = in_use.file().set_modified(SystemTime::now());
         if let Some(description) = place.description()? {
-            return Ok(KeptMachine { place, _use: in_use, keeper: None, description });
+            return Ok(KeptMachine { place, _use: in_use, background: None, description });
         }
         warn_unless_confined();
         // An earlier one may be ending.
@@ -67,10 +67,10 @@ impl KeptMachine {
         while place.try_keep()?.is_none() && Instant::now() < until {
             wait(signals)?;
         }
-        let keeper = start(caller, point, only, idle)?;
+        let background = start(caller, point, only, idle)?;
         match place.description()? {
             Some(description) => {
-                Ok(KeptMachine { place, _use: in_use, keeper: Some(keeper), description })
+                Ok(KeptMachine { place, _use: in_use, background: Some(background), description })
             }
             None => Err(Error::new(ErrorKind::ToolFailed, "the machine ended at its start")),
         }
@@ -114,7 +114,7 @@ impl KeptMachine {
 
     /// Leaves the machine for the next command.
     pub fn leave(mut self) {
-        if let Some(mut stdin) = self.keeper.as_mut().and_then(|keeper| keeper.stdin.take()) {
+        if let Some(mut stdin) = self.background.as_mut().and_then(|child| child.stdin.take()) {
             let _ = stdin.write_all(&[MAY_STAY]);
         }
     }
@@ -122,15 +122,15 @@ impl KeptMachine {
     /// Ends the machine, and returns when its session is gone.
     pub fn end(mut self) {
         self.place.ask_to_end();
-        let own = self.keeper.take();
+        let own = self.background.take();
         let until = Instant::now() + END_PATIENCE;
-        // The end of the lock makes the keeper look.
+        // The end of the lock makes the background process look.
         let KeptMachine { place, _use, .. } = self;
         drop(_use);
         match own {
-            Some(mut keeper) => {
-                drop(keeper.stdin.take());
-                let _ = keeper.wait();
+            Some(mut background) => {
+                drop(background.stdin.take());
+                let _ = background.wait();
             }
             None => {
                 while Instant::now() < until && place.try_keep().is_ok_and(|lock| lock.is_none()) {
@@ -149,7 +149,7 @@ fn wait(signals: &mut ChildSignals) -> Result<()> {
     Ok(())
 }
 
-/// Starts a keeper, and returns when its machine is there.
+/// Starts a background process, and returns when its machine is there.
 fn start(
     caller: &Caller,
     point: &PointDocument,
@@ -178,16 +178,16 @@ fn start(
     command.env("COLDRISE_REPO", absolute_repository(caller)?);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     inherit_standard_streams_only(&mut command);
-    let mut keeper = command.spawn().context(|| "starting a process in the background")?;
+    let mut background = command.spawn().context(|| "starting a process in the background")?;
     let mut line = String::new();
-    if let Some(stdout) = keeper.stdout.take() {
+    if let Some(stdout) = background.stdout.take() {
         let _ = BufReader::new(stdout).read_line(&mut line);
     }
     if line == "ready\n" {
-        return Ok(keeper);
+        return Ok(background);
     }
-    drop(keeper.stdin.take());
-    let _ = keeper.wait();
+    drop(background.stdin.take());
+    let _ = background.wait();
     Err(error_of(&line))
 }
 
@@ -195,7 +195,7 @@ fn absolute_repository(caller: &Caller) -> Result<std::path::PathBuf> {
     caller.repository_path().canonicalize().context(|| "finding the repository")
 }
 
-/// The error that a keeper's last line tells.
+/// The error that a background process's last line tells.
 fn error_of(line: &str) -> Error {
     let answer = serde_json::from_str::<serde_json::Value>(line).unwrap_or_default();
     let text = answer.pointer("/error/message").and_then(|message| message.as_str());

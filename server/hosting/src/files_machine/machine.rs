@@ -17,7 +17,7 @@ use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};
 
 use super::machine_end::{end_error, Console};
-use super::seat;
+use super::slot;
 use crate::caller::Caller;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::installed;
@@ -58,7 +58,7 @@ pub struct FilesMachine {
     pub disks: Vec<PointDisks>,
     _scratch: ScratchFolder,
     /// Held as long as the machine lives.
-    _seat: HeldLock,
+    _slot: HeldLock,
 }
 
 /// What the machine has of one point.
@@ -91,7 +91,7 @@ impl FilesMachine {
         for (point, count) in points.iter().zip(&counts) {
             check_disks(point, only, *count)?;
         }
-        let seat = seat::take(signals)?;
+        let slot = slot::take(signals)?;
         leftovers::remove(repository);
         let limit = CaptureLimit {
             most_bytes: CAPTURED_BYTES,
@@ -145,7 +145,7 @@ impl FilesMachine {
             disks,
             sessions,
             _scratch: scratch,
-            _seat: seat,
+            _slot: slot,
         })
     }
 

@@ -2,26 +2,26 @@
 //! commands.
 //!
 //! ```text
-//! command ──locks `use`──▶ place ◀──holds `lock`── keeper ──▶ session, nbdkit, QEMU
+//! command ──locks `use`──▶ place ◀──holds `lock`── background process ──▶ session, nbdkit, QEMU
 //!    └───────────────────── the machine's port ◀───────────────────────────┘
 //! ```
 //!
-//! A command that finds no keeper starts one and holds a pipe to it. Only when the command has got its
-//! answer does it write to the pipe that the keeper may stay; if it is killed, the keeper ends with it.
+//! A command that finds no background process starts one and holds a pipe to it. Only when the command has got its
+//! answer does it write to the pipe that the background process may stay; if it is killed, the background process ends with it.
 //!
 //! A machine of the service is a run (`files serve`): its port lies in the run's folder.
 
-mod keeper;
+mod background;
 mod kept;
 mod machine;
 mod machine_end;
 mod place;
 mod reading;
-mod seat;
 mod served;
+mod slot;
 mod versions;
 
-pub use keeper::keep;
+pub use background::keep;
 pub(crate) use kept::KeptMachine;
 pub use machine::{FilesMachine, PointDisks};
 pub use reading::Reading;

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! $XDG_RUNTIME_DIR/coldrise-files/HASH/     mode 0700; else /run for root, else TMPDIR
-//!   lock          held (flock) by the keeper while it lives
+//!   lock          held (flock) by the background process while it lives
 //!   use           held by the command that talks to the machine
-//!   machine.json  written by the keeper before it is found
+//!   machine.json  written by the background process before it is found
 //!   end           made by a command: the machine is not to stay
-//!   reason.json   written by the keeper when its machine has ended by itself, for the command that talks to it
-//! $XDG_RUNTIME_DIR/coldrise-files/seat-N    held (flock) by one machine while it lives
+//!   reason.json   written by the background process when its machine has ended by itself, for the command that talks to it
+//! $XDG_RUNTIME_DIR/coldrise-files/slot-N    held (flock) by one machine while it lives
 //! ```
 //!
 //! Locks are freed by the kernel, so a kill at any moment leaves nothing that misleads: without the lock
-//! `lock` the other files mean nothing, and the next keeper writes them again.
+//! `lock` the other files mean nothing, and the next background process writes them again.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -64,7 +64,7 @@ impl Place {
         Ok(Place { folder, identity })
     }
 
-    /// The lock of the keeper.
+    /// The lock of the background process.
     pub(super) fn try_keep(&self) -> Result<Option<HeldLock>> {
         try_lock(&self.folder.join("lock"))
     }
@@ -95,7 +95,7 @@ impl Place {
             .context(|| format!("writing to {}", self.folder.display()))
     }
 
-    /// The living keeper's answer; `None` if there is none.
+    /// The living background process's answer; `None` if there is none.
     pub(super) fn description(&self) -> Result<Option<MachineDescription>> {
         if self.try_keep()?.is_some() {
             return Ok(None);
@@ -106,7 +106,7 @@ impl Place {
         Ok(described.filter(|described| described.identity == self.identity))
     }
 
-    /// The keeper ends: commands no longer find it.
+    /// The background process ends: commands no longer find it.
     pub(super) fn clear(&self) {
         for name in ["machine.json", "end"] {
             let _ = std::fs::remove_file(self.folder.join(name));
@@ -130,12 +130,12 @@ impl Place {
         Some(Error::new(kind, stored.get("message")?.as_str()?.to_owned()))
     }
 
-    /// Asks the keeper to end.
+    /// Asks the background process to end.
     pub(super) fn ask_to_end(&self) {
         let _ = std::fs::write(self.folder.join("end"), b"");
     }
 
-    /// Whether the keeper was asked to end.
+    /// Whether the background process was asked to end.
     pub(super) fn is_asked_to_end(&self) -> bool {
         self.folder.join("end").exists()
     }
@@ -151,10 +151,10 @@ fn try_lock(path: &Path) -> Result<Option<HeldLock>> {
 }
 
 /// The lock of one of the machines that may run at one time.
-pub(super) fn try_seat(number: usize) -> Result<Option<HeldLock>> {
+pub(super) fn try_slot(number: usize) -> Result<Option<HeldLock>> {
     let parent = parent_folder();
     make_private(&parent)?;
-    try_lock(&parent.join(format!("seat-{number}")))
+    try_lock(&parent.join(format!("slot-{number}")))
 }
 
 /// Asks the machine to end that is unused longest, if there is one.

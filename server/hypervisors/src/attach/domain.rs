@@ -28,6 +28,10 @@ impl AttachDomain {
         Ok(AttachDomain { virsh: virsh.clone(), uuid: find_running(virsh, name)? })
     }
 
+    pub(super) fn virsh(&self) -> &Virsh {
+        &self.virsh
+    }
+
     fn xml(&self) -> Result<String> {
         self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)
     }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::Host;
 
 use super::{attach, check_unmounted, detach, is_attached, AttachDomain, AttachedDisk};
 use crate::virsh::Virsh;
@@ -71,11 +72,11 @@ impl Machine {
     ///
     /// # Errors
     /// `NotFound` if it does not run; those of its monitor or of libvirt.
-    pub fn is_attached(&self, connect: Option<&str>, name: &str) -> Result<bool> {
+    pub fn is_attached(&self, host: &Host, connect: Option<&str>, name: &str) -> Result<bool> {
         match self {
             Machine::Qemu(monitor) => is_attached(monitor, name),
             Machine::Libvirt(domain) => {
-                AttachDomain::find(&Virsh::local(connect)?, domain)?.is_attached(name)
+                AttachDomain::find(&Virsh::on(host.clone(), connect)?, domain)?.is_attached(name)
             }
         }
     }
@@ -95,11 +96,12 @@ pub enum AttachMachine {
 }
 
 impl AttachMachine {
-    /// Finds a machine.
+    /// Finds a machine; a domain on that host.
     ///
     /// # Errors
     /// `InvalidInput` for options of the other kind; `NotFound` if a domain does not run.
     pub fn find(
+        host: &Host,
         address: &Machine,
         connect: Option<&str>,
         agent: Option<&Path>,
@@ -107,6 +109,9 @@ impl AttachMachine {
         match address {
             Machine::Qemu(_) if connect.is_some() => {
                 Err(Error::new(ErrorKind::InvalidInput, "--connect is for libvirt:DOMAIN"))
+            }
+            Machine::Qemu(_) if host.name().is_some() => {
+                Err(Error::new(ErrorKind::InvalidInput, "--on is for libvirt:DOMAIN"))
             }
             Machine::Qemu(monitor) => Ok(AttachMachine::Qemu {
                 monitor: monitor.clone(),
@@ -117,9 +122,34 @@ impl AttachMachine {
                 "--agent: libvirt knows the agent's socket; leave it out",
             )),
             Machine::Libvirt(name) => {
-                AttachDomain::find(&Virsh::local(connect)?, name).map(AttachMachine::Libvirt)
+                let virsh = Virsh::on(host.clone(), connect)?;
+                AttachDomain::find(&virsh, name).map(AttachMachine::Libvirt)
             }
         }
+    }
+
+    /// Whether it runs on this host.
+    pub fn is_here(&self) -> bool {
+        match self {
+            AttachMachine::Qemu { .. } => true,
+            AttachMachine::Libvirt(domain) => domain.virsh().host().name().is_none(),
+        }
+    }
+
+    /// Lets its QEMU reach the socket `local` of this host, on which `group` was given rights; returns the socket's path for it.
+    ///
+    /// # Errors
+    /// Those of [`Host::offer`].
+    pub fn offer(&self, local: &Path, name: &Path, group: Option<u32>) -> Result<PathBuf> {
+        let AttachMachine::Libvirt(domain) = self else { return Ok(local.to_owned()) };
+        if self.is_here() {
+            return Ok(local.to_owned());
+        }
+        let (virsh, host) = (domain.virsh(), domain.virsh().host());
+        let there = host.socket_path(name)?;
+        let owner = group.map(|group| format!("0:{group}"));
+        host.offer(local, &there, virsh.uri(), owner.as_deref())?;
+        Ok(there)
     }
 
     /// The group as which its QEMU runs, if that is known and not libvirt's own.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_host::Host;
+use coldrise_host::{FileKind, Host};
 use coldrise_inventory::LOST_TPM;
 use coldrise_session::SessionDocument;
 use coldrise_store::{MachinePart, SWTPM_PERMALL, TPM_STATE};
@@ -32,8 +32,12 @@ pub fn check_tpm(
         return without("its stored state has a format that this version does not know");
     }
     let found = host.look(PROGRAMS.map(Path::new)).unwrap_or_default();
-    if !found.iter().all(|found| found.is_some_and(|found| found.is_file)) {
-        return without("swtpm is not installed there (Debian: apt install swtpm swtpm-tools)");
+    if !found.iter().all(|found| found.is_some_and(|found| found.kind == FileKind::File)) {
+        let text = format!(
+            "swtpm is not installed on {} (Debian: apt install swtpm swtpm-tools)",
+            host.sentence_name()
+        );
+        return without(&text);
     }
     let is_root = host.facts().is_ok_and(|facts| facts.is_root);
     if !connect.contains(":///session") && !is_root {
@@ -72,7 +76,11 @@ pub fn own_tpm(host: &Host, connect: &str, uuid: &str) -> Result<PathBuf> {
     match host.look([folder])? {
         [None] => Ok(file),
         [Some(_)] => {
-            let text = format!("the TPM of the original is on that host: {}", folder.display());
+            let text = format!(
+                "the TPM of the original is on {}: {}",
+                host.sentence_name(),
+                folder.display()
+            );
             Err(Error::new(ErrorKind::AlreadyExists, text).advise(
                 "recover beside it with --new-uuid, which gives the machine a copy of the stored TPM; or remove that folder, if \
                  the original will never start again here",

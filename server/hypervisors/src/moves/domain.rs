@@ -91,13 +91,13 @@ fn reserve(
 ) -> Result<Vec<OpenTarget>> {
     let mut opened: Vec<OpenTarget> = Vec::new();
     for ((target, disk), noted) in targets.iter().zip(&session.disks).zip(&mut note.disks) {
-        match target.open_empty(disk.size_bytes, request.force) {
+        match target.open_on(request.host, disk.size_bytes, request.force) {
             Ok(target) => {
-                noted.made = target.made;
+                noted.made = target.facts.made;
                 opened.push(target);
             }
             Err(error) => {
-                opened.iter().for_each(OpenTarget::discard);
+                opened.iter().for_each(|target| target.discard(request.host));
                 return Err(error);
             }
         }
@@ -261,7 +261,9 @@ impl DomainMove<'_> {
             // The next move lets the machine run on.
             Ok(()) if self.note.is_held => error.context(STILL_IN_SESSION),
             Ok(()) => {
-                self.note.disks.iter().for_each(discard_made);
+                self.note.disks.iter().for_each(|disk| {
+                    discard(self.request.host, &disk.target, disk.made);
+                });
                 match MoveNote::remove(self.notes) {
                     Ok(()) => error.context(STILL_IN_SESSION),
                     Err(also) => also,
@@ -306,7 +308,8 @@ pub(super) fn settle_domain(
         release(&domain, note);
         abort(&domain, &devices)?;
     }
-    note.disks.iter().for_each(discard_made);
+    let host = domain.virsh.host();
+    note.disks.iter().for_each(|disk| discard(host, &disk.target, disk.made));
     MoveNote::remove(notes)?;
     Ok(false)
 }
@@ -367,14 +370,9 @@ fn note_sides(
     }
     abort(domain, devices)?;
     release(domain, note);
-    note.disks.iter().for_each(discard_made);
+    let host = domain.virsh.host();
+    note.disks.iter().for_each(|disk| discard(host, &disk.target, disk.made));
     MoveNote::remove(notes)?;
     let error = Error::new(ErrorKind::ToolFailed, "libvirt did not switch the disks");
     Err(error.context(STILL_IN_SESSION))
-}
-
-fn discard_made(disk: &MovedDisk) {
-    if let Some(made) = disk.made {
-        discard(&disk.target, made);
-    }
 }

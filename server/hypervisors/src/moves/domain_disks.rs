@@ -43,16 +43,16 @@ pub(super) fn start_copy(
 ) -> Result<()> {
     let path = crate::libvirt::escaped(&target.path.to_string_lossy());
     let (format, size_bytes) = (target.format.word(), target.size_bytes);
-    let source = match target.device_bytes {
+    let source = match target.facts.device_bytes {
         None => format!("<source file='{path}'/>"),
         Some(bytes) if bytes == size_bytes => format!("<source dev='{path}'/>"),
         Some(_) => format!(
             "<source dev='{path}'><slices><slice type='storage' offset='0' size='{size_bytes}'/></slices></source>"
         ),
     };
-    let kind = if target.device_bytes.is_some() { "block" } else { "file" };
+    let kind = if target.facts.device_bytes.is_some() { "block" } else { "file" };
     // As for a QEMU of our own.
-    let cache = if target.is_direct { " cache='none'" } else { "" };
+    let cache = if target.facts.is_direct { " cache='none'" } else { "" };
     let xml = format!(
         "<disk type='{kind}' device='disk'><driver name='qemu' type='{format}' discard='unmap'{cache}/>{source}</disk>"
     );
@@ -61,7 +61,7 @@ pub(super) fn start_copy(
     if let Some(rate) = &rate {
         words.extend(["--bytes", "--bandwidth", rate]);
     }
-    if target.device_bytes.is_some() {
+    if target.facts.device_bytes.is_some() {
         words.push("--reuse-external");
     }
     words.push("--transient-job");

@@ -1,16 +1,17 @@
 //! The move of a machine's disks by QEMU's mirror jobs; see the module for the invariants.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_session::SessionNotes;
 
-use super::courtesy::Courtesy;
 use super::note::{MoveNote, MovePhase};
 use super::pace::{Pace, SWITCH_PATIENCE};
 use super::qemu_machine::{job_failed, Job, QemuMachine, Source};
+use super::rate_limit::RateLimit;
 use super::target::OpenTarget;
 use super::{is_cancelled, milliseconds_since, pace, settle, MoveReport, MoveRequest};
 
@@ -26,7 +27,7 @@ pub(super) struct MirrorRun<'a> {
     pub(super) note: MoveNote,
     pub(super) machine: QemuMachine,
     pub(super) sources: Vec<Source>,
-    pub(super) targets: Vec<OpenTarget>,
+    pub(super) targets: Vec<(OpenTarget, File)>,
     pub(super) pace: Pace,
 }
 
@@ -69,13 +70,13 @@ impl MirrorRun<'_> {
 
     /// Copies until all jobs are ready. Returns the copied bytes.
     fn copy(&mut self) -> Result<u64> {
-        for (disk, target) in self.note.disks.iter_mut().zip(&self.targets) {
-            disk.made = target.made;
+        for (disk, (target, _)) in self.note.disks.iter_mut().zip(&self.targets) {
+            disk.made = target.facts.made;
         }
         self.note.write(self.notes)?;
         let ids = self.ids();
-        for ((id, source), target) in ids.iter().zip(&self.sources).zip(&self.targets) {
-            self.machine.add_target(id, target, source.size_bytes)?;
+        for ((id, source), (target, file)) in ids.iter().zip(&self.sources).zip(&self.targets) {
+            self.machine.add_target(id, target, file, source.size_bytes)?;
         }
         let disks = u64::try_from(ids.len()).unwrap_or(u64::MAX).max(1);
         let rate = self.request.rate.map_or(0, |rate| (rate / disks).max(1));
@@ -88,7 +89,7 @@ impl MirrorRun<'_> {
         );
         self.pace = Pace::new(Instant::now());
         // A rate that people ask for is theirs to choose.
-        let mut courtesy = (rate == 0).then(Courtesy::new);
+        let mut rate_limit = (rate == 0).then(RateLimit::new);
         loop {
             let jobs = self.jobs()?;
             self.show(&jobs);
@@ -98,7 +99,7 @@ impl MirrorRun<'_> {
             if is_cancelled(self.request) {
                 return Err(Error::new(ErrorKind::Interrupted, "the move was cancelled"));
             }
-            self.follow(&jobs, &mut courtesy)?;
+            self.follow(&jobs, &mut rate_limit)?;
             let until = Instant::now() + INTERVAL;
             self.machine.wait(INTERVAL)?;
             std::thread::sleep(until.saturating_duration_since(Instant::now()) / 4);
@@ -109,26 +110,26 @@ impl MirrorRun<'_> {
     fn follow(
         &mut self,
         jobs: &BTreeMap<String, Job>,
-        courtesy: &mut Option<Courtesy>,
+        rate_limit: &mut Option<RateLimit>,
     ) -> Result<()> {
         let sum = |bytes: fn(&Job) -> u64| jobs.values().map(bytes).fold(0, u64::saturating_add);
         let done_bytes = sum(|job| job.done_bytes);
         let left_bytes = sum(|job| job.total_bytes).saturating_sub(done_bytes);
         let now = Instant::now();
-        let Some(polite) = courtesy else {
+        let Some(limit) = rate_limit else {
             return match self.pace.must_hold(now, done_bytes, left_bytes)? {
                 true => self.hold_machine(left_bytes),
                 false => Ok(()),
             };
         };
         if self.pace.has_stalled(now, done_bytes, left_bytes) {
-            *courtesy = None;
+            *rate_limit = None;
             self.pace = Pace::new(now);
             return self.set_speed(0);
         }
         let busy_ns = self.machine.busy_ns()?;
         let running = jobs.values().filter(|job| job.status == "running").count();
-        match polite.speed(now, done_bytes, busy_ns) {
+        match limit.speed(now, done_bytes, busy_ns) {
             Some(speed) => self.set_speed(speed / running.max(1) as u64),
             None => Ok(()),
         }
@@ -233,7 +234,7 @@ impl MirrorRun<'_> {
                 return error.context(settle::STILL_IN_SESSION);
             }
         }
-        self.targets.iter().for_each(OpenTarget::discard);
+        self.targets.iter().for_each(|(target, _)| target.discard(self.request.host));
         match MoveNote::remove(self.notes) {
             Ok(()) => error.context(settle::STILL_IN_SESSION),
             Err(also) => also,

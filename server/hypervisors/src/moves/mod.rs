@@ -30,16 +30,17 @@
 //!
 //! One process at a time moves a session: it holds the lock of the notes.
 
-mod courtesy;
 mod domain;
 mod domain_disks;
 mod mirror;
 mod note;
 mod pace;
 mod qemu_machine;
+mod rate_limit;
 mod settle;
 mod target;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -124,7 +125,8 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
             };
         }
     }
-    let (session, targets) = session_and_targets(request.repository, name, request.targets)?;
+    let (session, targets) =
+        session_and_targets(request.host, request.repository, name, request.targets)?;
     match crate::libvirt::RecoveryNote::read(&notes)? {
         Some(recovered) if request.monitor.is_none() => {
             domain::move_domain(request, &notes, &session, &recovered, &targets)
@@ -135,6 +137,7 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
 
 /// The session, on which a machine runs, and the target of each of its disks.
 fn session_and_targets(
+    host: &Host,
     repository: &Arc<Repository>,
     name: &SessionName,
     targets: &[Target],
@@ -151,7 +154,7 @@ fn session_and_targets(
         let advice = format!("coldrise restore live/{name}/DISK TARGET");
         return Err(Error::new(ErrorKind::NotFound, text).advise(advice));
     }
-    let targets = target::of_disks(&session.document, targets)?;
+    let targets = target::of_disks(host, &session.document, targets)?;
     Ok((session.document, targets))
 }
 
@@ -161,14 +164,15 @@ fn session_and_targets(
 /// Those of [`move_disks`] that are known before: no machine on the session, a disk without a target, existing
 /// files, missing folders.
 pub fn check_targets(
+    host: &Host,
     repository: &Arc<Repository>,
     session: &SessionName,
     targets: &[Target],
     force: bool,
 ) -> Result<()> {
-    let (session, targets) = session_and_targets(repository, session, targets)?;
+    let (session, targets) = session_and_targets(host, repository, session, targets)?;
     let mut pairs = targets.iter().zip(&session.disks);
-    pairs.try_for_each(|(target, disk)| target.check(disk.size_bytes, force))
+    pairs.try_for_each(|(target, disk)| host.check_disk(target.path(), disk.size_bytes, force))
 }
 
 fn move_qemu(
@@ -204,13 +208,13 @@ fn open_targets(
     targets: &[Target],
     sources: &[qemu_machine::Source],
     request: &MoveRequest<'_>,
-) -> Result<Vec<OpenTarget>> {
-    let mut opened: Vec<OpenTarget> = Vec::new();
+) -> Result<Vec<(OpenTarget, File)>> {
+    let mut opened: Vec<(OpenTarget, File)> = Vec::new();
     for (target, source) in targets.iter().zip(sources) {
         match target.open(source.size_bytes, request.force) {
             Ok(target) => opened.push(target),
             Err(error) => {
-                opened.iter().for_each(OpenTarget::discard);
+                opened.iter().for_each(|(target, _)| target.discard(request.host));
                 return Err(error);
             }
         }

@@ -77,7 +77,7 @@ impl MoveNote {
         let disk = |target: &Target| MovedDisk {
             disk: target.disk.clone(),
             target: target.path.clone(),
-            format: target.format,
+            format: target.format(),
             made: None,
             is_moved: false,
         };

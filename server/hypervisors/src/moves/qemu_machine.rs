@@ -1,6 +1,7 @@
 //! The block layer of a running QEMU, through its monitor. State is asked for; events only end a wait.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -106,16 +107,16 @@ impl QemuMachine {
         &mut self,
         id: &str,
         target: &OpenTarget,
+        file: &File,
         size_bytes: u64,
     ) -> Result<()> {
         // A confined QEMU cannot open files: it gets an open one.
         let arguments = json!({ "opaque": id });
-        let file = target.file.as_fd();
-        let added = self.monitor.execute_with_file("add-fd", arguments, file, PATIENCE)?;
+        let added = self.monitor.execute_with_file("add-fd", arguments, file.as_fd(), PATIENCE)?;
         let number = added["fdset-id"].as_u64().unwrap_or(0);
-        let driver = if target.device_bytes.is_some() { "host_device" } else { "file" };
+        let driver = if target.facts.device_bytes.is_some() { "host_device" } else { "file" };
         // Threads: with Linux' own asynchronous I/O a write that makes a file longer holds up QEMU's main loop.
-        let cache = json!({ "direct": target.is_direct, "no-flush": false });
+        let cache = json!({ "direct": target.facts.is_direct, "no-flush": false });
         self.execute(
             "blockdev-add",
             json!({ "driver": driver, "node-name": file_node(id), "discard": "unmap",

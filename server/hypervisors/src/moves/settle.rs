@@ -46,9 +46,7 @@ pub(super) fn settle(
                 machine.remove_nodes(&note.prefix())?;
             }
             for disk in &note.disks {
-                if let Some(made) = disk.made {
-                    target::discard(&disk.target, made);
-                }
+                target::discard(request.host, &disk.target, disk.made);
             }
             MoveNote::remove(notes)?;
             return Ok(None);

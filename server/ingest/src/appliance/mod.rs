@@ -22,12 +22,14 @@ use coldrise_inventory::{Envelope, EnvelopeDisk};
 use coldrise_store::{Configuration, DiskName, MAX_CONFIGURATION_BYTES, MAX_DISKS, OVF};
 
 use crate::backup::Watch;
-use crate::source::{is_appliance, SourceSpec};
+use crate::source::{is_appliance, open_source, SourceOptions, SourceSpec};
 use manifest::StatedDigest;
 use package::{Package, Part};
 
 /// Longest manifest, in bytes.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
+/// Sizes of VMDKs are multiples of this, in bytes.
+const SECTOR_BYTES: u64 = 512;
 /// Bytes of one read for a digest.
 const READ_BYTES: usize = 1 << 20;
 
@@ -55,8 +57,8 @@ pub fn appliance_path(argument: &str) -> Option<&Path> {
 ///
 /// # Errors
 /// `InvalidInput` and `Unsupported` for a descriptor or an archive that cannot be read; `NotFound` for a file that is
-/// missing; `Io` for a file with another digest than the manifest states, or with another length than the descriptor
-/// states; `Interrupted`.
+/// missing; `Io` for a file with another digest than the manifest states, or with another length or capacity than the
+/// descriptor states; `Interrupted`.
 pub fn open_appliance(
     path: &Path,
     progress: &dyn Progress,
@@ -102,7 +104,10 @@ pub fn open_appliance(
     let disks = (0..)
         .zip(files)
         .map(|(number, file)| Ok(SourceSpec { disk: disk_name(number)?, location: file.location }));
-    let disks = disks.collect::<Result<_>>()?;
+    let disks = disks.collect::<Result<Vec<SourceSpec>>>()?;
+    for (disk, described) in disks.iter().zip(&envelope.disks) {
+        check_capacity(disk, described, cancel)?;
+    }
     Ok(Appliance { disks, configuration: Configuration { format: OVF.to_owned(), text }, remarks })
 }
 
@@ -128,6 +133,20 @@ fn disk_file(package: &Package, descriptor: &Part, disk: &EnvelopeDisk) -> Resul
         }
         _ => Ok(file),
     }
+}
+
+/// Refuses a disk of another size than the descriptor states. Writers round the size to their unit, up or down.
+fn check_capacity(disk: &SourceSpec, described: &EnvelopeDisk, cancel: &AtomicBool) -> Result<()> {
+    let Some(stated) = described.capacity else { return Ok(()) };
+    let size_bytes = open_source(disk, &SourceOptions::default(), cancel)?.size_bytes();
+    if size_bytes.abs_diff(stated.size_bytes) < stated.unit_bytes.max(SECTOR_BYTES) {
+        return Ok(());
+    }
+    let text = format!(
+        "{disk} is a disk of {size_bytes} bytes, not {} as the descriptor states (ovf:capacity)",
+        stated.size_bytes
+    );
+    Err(Error::new(ErrorKind::Io, text).advise("export the machine again"))
 }
 
 fn percent_decoded(text: &str) -> Option<String> {

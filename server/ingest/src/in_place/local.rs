@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::loop_device;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -61,16 +62,6 @@ impl LocalTarget {
 fn in_use(path: &Path, how: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{} is in use ({how})", path.display()))
         .advise("stop the machine, or detach or unmount the disk first")
-}
-
-/// The loop device that shows the file, if there is one.
-fn loop_device(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
-    std::fs::read_dir("/sys/block").ok()?.flatten().find_map(|device| {
-        let backing = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        let is_same = Path::new(backing.trim_end_matches('\n')) == path;
-        is_same.then(|| format!("/dev/{}", device.file_name().to_string_lossy()))
-    })
 }
 
 impl Target for LocalTarget {

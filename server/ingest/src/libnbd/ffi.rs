@@ -108,6 +108,7 @@ functions! {
     fn nbd_get_error() -> *const c_char;
     fn nbd_get_errno() -> c_int;
     fn nbd_set_uri_allow_local_file(h: *mut NbdHandle, allow: bool) -> c_int;
+    fn nbd_set_pread_initialize(h: *mut NbdHandle, request: bool) -> c_int;
     fn nbd_add_meta_context(h: *mut NbdHandle, name: *const c_char) -> c_int;
     fn nbd_can_meta_context(h: *mut NbdHandle, name: *const c_char) -> c_int;
     fn nbd_aio_connect_uri(h: *mut NbdHandle, uri: *const c_char) -> c_int;

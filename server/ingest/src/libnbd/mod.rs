@@ -205,6 +205,9 @@ impl<'c> Connection<'c> {
             max_request_bytes: MAX_REQUEST_BYTES,
             cancel,
         };
+        // Buffers are initialised: libnbd need not write zeroes into them before each read.
+        // SAFETY: a live handle.
+        unsafe { ffi::nbd_set_pread_initialize(handle.as_ptr(), false) };
         for context in contexts {
             let name = c_string(*context, "the name of a bitmap")?;
             // SAFETY: a live handle and a C string that libnbd copies.

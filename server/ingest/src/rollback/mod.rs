@@ -20,6 +20,7 @@
 //!   which after a crash is the first safety point: it then reads everything.
 
 mod candidates;
+mod host_disks;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -35,6 +36,7 @@ use crate::{
 };
 
 pub use candidates::Bitmap;
+pub use host_disks::HostDisks;
 
 /// The program's name in leases, for people.
 const PROGRAM: &str = "rollback";

@@ -34,6 +34,14 @@ impl CheckpointNames {
     }
 }
 
+/// What libvirt knows of a domain before its backup.
+pub(super) struct Known {
+    /// Checkpoints of ours.
+    pub(super) checkpoints: Vec<String>,
+    /// Whether it has internal snapshots.
+    has_snapshots: bool,
+}
+
 /// The checkpoints of a domain.
 pub(super) struct Checkpoints<'a> {
     pub(super) virsh: &'a Virsh,
@@ -51,9 +59,9 @@ impl Checkpoints<'_> {
         &self,
         base: Option<&PointName>,
         disks: &[DomainDisk],
+        listed: &[String],
     ) -> Result<BTreeSet<String>> {
         let wanted = base.map(|base| self.names.name(base));
-        let listed = self.listed()?;
         for name in listed.iter().filter(|name| Some(*name) != wanted.as_ref()) {
             self.delete(name)?;
         }
@@ -73,26 +81,28 @@ impl Checkpoints<'_> {
         }
     }
 
-    /// Deletes all of ours except `kept`.
+    /// Deletes all of ours that are `listed`, except `kept`.
     ///
     /// # Errors
     /// `ToolFailed` if libvirt refuses.
-    pub(super) fn keep_only(&self, kept: Option<&String>) -> Result<()> {
-        let listed = self.listed()?;
+    pub(super) fn keep_only(&self, kept: Option<&String>, listed: &[String]) -> Result<()> {
         listed.iter().filter(|name| Some(*name) != kept).try_for_each(|name| self.delete(name))
     }
 
     /// A remark on internal snapshots, if the domain has any since `base`; without one, if it has any.
-    pub(super) fn snapshot_remark(&self, domain: &str, base: Option<&PointName>) -> Option<String> {
-        let words = ["snapshot-list", self.uuid, "--internal", "--name"];
-        let listed = self.virsh.run(&words, PATIENCE).ok()?;
+    pub(super) fn snapshot_remark(
+        &self,
+        known: &Known,
+        domain: &str,
+        base: Option<&PointName>,
+    ) -> Option<String> {
         // The current snapshot is the last one that was made, or reverted to.
         let is_new = |base: &PointName| {
             let current = self.virsh.run(&["snapshot-current", self.uuid], PATIENCE);
             current
                 .is_ok_and(|xml| creation_s(&xml).is_some_and(|time| time >= base.unix_seconds()))
         };
-        if listed.trim().is_empty() || !base.is_none_or(is_new) {
+        if !known.has_snapshots || !base.is_none_or(is_new) {
             return None;
         }
         Some(format!(
@@ -103,23 +113,49 @@ impl Checkpoints<'_> {
     }
 
     /// Makes checkpoints known to libvirt whose bitmaps, by their names, are in images of these disks.
+    pub(super) fn adopt(&self, found: &BTreeMap<String, Vec<&DomainDisk>>, known: &mut Known) {
+        let listed = &mut known.checkpoints;
+        for (name, disks) in found.iter().filter(|(name, _)| self.names.is_ours(name)) {
+            if listed.contains(name) {
+                continue;
+            }
+            match self.define(name, disks, &[]) {
+                Ok(()) => listed.push(name.clone()),
+                Err(error) => tracing::info!("{}", error.full_message()),
+            }
+        }
+    }
+
+    /// Asks libvirt for checkpoints and snapshots.
     ///
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
-    pub(super) fn adopt(&self, found: &BTreeMap<String, Vec<&DomainDisk>>) -> Result<()> {
-        let listed = self.listed()?;
-        let is_new = |name: &String| self.names.is_ours(name) && !listed.contains(name);
-        for (name, disks) in found.iter().filter(|(name, _)| is_new(name)) {
-            let defined = self.define(name, disks, &[]);
-            defined.unwrap_or_else(|error| tracing::info!("{}", error.full_message()));
-        }
-        Ok(())
+    pub(super) fn known(&self) -> Result<Known> {
+        let snapshots: &[&str] = &["snapshot-list", self.uuid, "--internal", "--name"];
+        let mut answers = self.virsh.ask(&[&self.list_words(), snapshots], PATIENCE)?.into_iter();
+        let listed = answers.next().unwrap_or_else(|| Ok(String::new()))?;
+        let snapshots = answers.next().and_then(Result::ok).unwrap_or_default();
+        let has_snapshots = !snapshots.trim().is_empty();
+        Ok(Known { checkpoints: self.ours(&listed), has_snapshots })
     }
 
-    fn listed(&self) -> Result<Vec<String>> {
-        let listed = self.virsh.run(&["checkpoint-list", self.uuid, "--name"], PATIENCE)?;
+    /// The command that lists all.
+    pub(super) fn list_words(&self) -> [&str; 3] {
+        ["checkpoint-list", self.uuid, "--name"]
+    }
+
+    /// Those of ours in a list.
+    pub(super) fn ours(&self, listed: &str) -> Vec<String> {
         let ours = listed.lines().map(str::trim).filter(|name| self.names.is_ours(name));
-        Ok(ours.map(str::to_owned).collect())
+        ours.map(str::to_owned).collect()
+    }
+
+    /// All of ours.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub(super) fn listed(&self) -> Result<Vec<String>> {
+        self.virsh.run(&self.list_words(), PATIENCE).map(|listed| self.ours(&listed))
     }
 
     /// With its bitmaps; if those are lost, without.

@@ -82,8 +82,8 @@ pub(super) fn choose(
     let is_chosen = |target: &String| chosen.iter().any(|(_, disk)| disk.target == *target);
     let all = live.writable.iter().map(|disk| &disk.target).chain(&live.others);
     let others = all.filter(|target| !is_chosen(target)).cloned().collect();
-    let disks = chosen.into_iter().map(|(name, disk)| {
-        let size_bytes = size_bytes(virsh, uuid, &disk.target)?;
+    let sizes = sizes_bytes(virsh, uuid, chosen.iter().map(|(_, disk)| &*disk.target).collect())?;
+    let disks = chosen.into_iter().zip(sizes).map(|((name, disk), size_bytes)| {
         let file = match (&disk.file, &disk.volume) {
             (None, Some((pool, volume))) => {
                 let path = virsh.run(&["vol-path", "--pool", pool, volume], PATIENCE).ok();
@@ -97,15 +97,22 @@ pub(super) fn choose(
     Ok((disks.collect::<Result<_>>()?, others))
 }
 
-/// The size of a disk as the guest sees it.
-fn size_bytes(virsh: &Virsh, uuid: &str, target: &str) -> Result<u64> {
-    let answer = virsh.run(&["domblkinfo", uuid, target], PATIENCE)?;
-    let line = answer.lines().find_map(|line| line.strip_prefix("Capacity:"));
-    match line.and_then(|number| number.trim().parse().ok()) {
-        Some(size) if size > 0 && size <= MAX_DISK_SIZE_BYTES => Ok(size),
-        _ => {
-            let text = format!("libvirt does not tell the size of {target}, or it is out of range");
-            Err(Error::new(ErrorKind::Unsupported, text))
+/// The sizes of disks as the guest sees them.
+fn sizes_bytes(virsh: &Virsh, uuid: &str, targets: Vec<&str>) -> Result<Vec<u64>> {
+    let commands: Vec<[&str; 3]> = targets.iter().map(|disk| ["domblkinfo", uuid, disk]).collect();
+    let commands: Vec<&[&str]> = commands.iter().map(|words| &words[..]).collect();
+    let answers = virsh.ask(&commands, PATIENCE)?;
+    let size = |(target, answer): (&str, Result<String>)| {
+        let answer = answer?;
+        let line = answer.lines().find_map(|line| line.strip_prefix("Capacity:"));
+        match line.and_then(|number| number.trim().parse().ok()) {
+            Some(size) if size > 0 && size <= MAX_DISK_SIZE_BYTES => Ok(size),
+            _ => {
+                let text =
+                    format!("libvirt does not tell the size of {target}, or it is out of range");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
         }
-    }
+    };
+    targets.into_iter().zip(answers).map(size).collect()
 }

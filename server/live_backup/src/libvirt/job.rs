@@ -21,13 +21,12 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Ends a job of ours whose process was killed. Returns whether there was one.
+    /// Ends a job of ours whose process was killed, if `answer`, that of domjobinfo, has a job. Returns whether there was one.
     ///
     /// # Errors
     /// `Busy` if the job's process lives, or if another program owns the job.
-    pub(super) fn end_abandoned(&self) -> Result<bool> {
-        let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
-        if field(&answer, "Job type") == "None" {
+    pub(super) fn end_abandoned(&self, answer: &str) -> Result<bool> {
+        if field(answer, "Job type") == "None" {
             return Ok(false);
         }
         // Fails for another kind of job.
@@ -41,20 +40,20 @@ impl Job<'_> {
             let text = "another process is backing up this machine";
             return Err(Error::new(ErrorKind::Busy, text).advise("wait for its end"));
         }
-        self.end(&folder).map(|()| true)
+        self.end(&folder, true).map(|()| true)
     }
 
-    /// Ends the job with scratch files in `folder`, if it runs, and waits for its end. The next job, of another
+    /// Ends the job with scratch files in `folder`, if it `is_running`, and waits for its end. The next job, of another
     /// program or repository, may begin at once: so each look asks whose job it is, and an abort that libvirt has
     /// taken is not repeated soon.
     ///
     /// # Errors
     /// `ToolFailed` with libvirt's reason.
-    pub(super) fn end(&self, folder: &Path) -> Result<()> {
+    pub(super) fn end(&self, folder: &Path, mut is_running: bool) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         let mut next_abort = Instant::now();
         let mut aborted = Ok(String::new());
-        while self.is_of(folder)? {
+        while is_running {
             let now = Instant::now();
             if now >= until {
                 aborted?;
@@ -65,8 +64,10 @@ impl Job<'_> {
                 // It may end by itself meanwhile, or be about to end.
                 aborted = self.virsh.run(&["domjobabort", self.uuid], PATIENCE);
                 next_abort = Instant::now() + ABORT_INTERVAL;
+            } else {
+                std::thread::sleep(Duration::from_millis(20));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            is_running = self.is_of(folder)?;
         }
         Ok(())
     }
@@ -96,19 +97,23 @@ impl Job<'_> {
     /// # Errors
     /// `ToolFailed` if libvirt does not tell.
     pub(super) fn is_of(&self, folder: &Path) -> Result<bool> {
-        let ask = || self.virsh.run(&["backup-dumpxml", self.uuid], PATIENCE);
-        let is_it = |xml: String| our_folder(&xml).as_deref() == Some(folder);
-        let error = match ask() {
-            Ok(xml) => return Ok(is_it(xml)),
-            Err(error) => error,
+        // The one that fails without a job comes last.
+        let ask = || {
+            let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
+            match field(&answer, "Operation") {
+                "Backup" => self.virsh.run(&["backup-dumpxml", self.uuid], PATIENCE).map(Some),
+                _ => Ok(None),
+            }
         };
-        let answer = self.virsh.run(&["domjobinfo", self.uuid], PATIENCE)?;
-        if field(&answer, "Operation") != "Backup" {
-            return Ok(false);
-        }
-        // A job that began between the questions.
-        ask().map(is_it).map_err(|_| error)
+        // A job may end, and another one begin, between the questions.
+        let xml = ask().or_else(|_| ask())?;
+        Ok(xml.is_some_and(|xml| is_in(&xml, folder)))
     }
+}
+
+/// Whether the job of this document has its scratch files in `folder`.
+pub(super) fn is_in(xml: &str, folder: &Path) -> bool {
+    our_folder(xml).as_deref() == Some(folder)
 }
 
 /// A line such as `Job type:         None`.

@@ -56,6 +56,10 @@ impl PartsBefore {
                     false => Ok(content),
                 });
             let part = read.and_then(|content| {
+                if content.is_empty() {
+                    let text = format!("{} is empty", path.display());
+                    return Err(Error::new(ErrorKind::InvalidInput, text));
+                }
                 parts.push(MachinePart::new(kind, format, &content)?);
                 check_parts(&parts).inspect_err(|_| drop(parts.pop()))
             });

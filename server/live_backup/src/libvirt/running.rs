@@ -15,10 +15,10 @@ use coldrise_ingest::{
 };
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
 
-use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints};
+use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints, Known};
 use super::disks::{choose, DomainDisk};
 use super::freeze;
-use super::job::Job;
+use super::job::{is_in, Job};
 use super::parts::PartsBefore;
 use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
 
@@ -81,12 +81,15 @@ impl LiveMachine for RunningDomain {
         start: &BackupStart,
         cancel: &AtomicBool,
     ) -> Result<Instant> {
-        let mut remarks = self.clear_leftovers()?;
-        let text = self.virsh.run(&["dumpxml", &self.uuid], PATIENCE)?;
+        let uuid = &*self.uuid;
+        let [job, text, migratable] = self.virsh.ask_all(
+            [&["domjobinfo", uuid], &["dumpxml", uuid], &["dumpxml", uuid, "--migratable"]],
+            PATIENCE,
+        )?;
+        let mut remarks = self.clear_leftovers(&job)?;
         let live = LiveDomain::parse(&text)?;
         let files = PartFiles::of(self.virsh.uri(), &self.uuid, &text)?;
-        let text = self.virsh.run(&["dumpxml", &self.uuid, "--migratable"], PATIENCE)?;
-        let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
+        let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text: migratable };
         let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
         remarks.extend(left_out(&live, &others));
         if live.has_iothreads() && self.options.mode == Mode::Pull {
@@ -102,11 +105,14 @@ impl LiveMachine for RunningDomain {
             );
         }
         let names = CheckpointNames::new(repository.id(), machine);
-        self.adopt_bitmaps(&names, &disks, cancel)?;
-        let disks = self.settle(repository, start, &names, disks, &mut remarks)?;
+        let mut known = self.checkpoints(&names).known()?;
+        self.adopt_bitmaps(&names, &disks, &mut known, cancel);
+        let listed = &known.checkpoints;
+        let disks = self.settle(repository, start, &names, disks, listed, &mut remarks)?;
         let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
-            remarks.extend(self.checkpoints(&names).snapshot_remark(&self.options.domain, base));
+            let checkpoints = self.checkpoints(&names);
+            remarks.extend(checkpoints.snapshot_remark(&known, &self.options.domain, base));
         }
         let space =
             ScratchSpace::new(self.virsh.host(), self.options.scratch.as_deref(), live.group)?;
@@ -137,6 +143,8 @@ impl LiveMachine for RunningDomain {
         });
         let (is_quiesced, sources) = begun.map_err(|error| match self.close(false) {
             Ok(()) => error,
+            // Both have one cause, such as a lost connection.
+            Err(left) if left.message().ends_with(&error.message()) => left,
             Err(left) => error.context(left.message()),
         })?;
         let space = self.taken.as_ref().map(|taken| &taken.space);
@@ -160,20 +168,36 @@ impl LiveMachine for RunningDomain {
         is_named_by_another(&self.virsh, &self.uuid, name)
     }
 
-    /// Whether the job that offers the disks has ended, although it was not closed: by `virsh domjobabort`, or with
-    /// the machine.
-    fn has_lost_its_job(&self) -> bool {
+    /// By `virsh domjobabort`, with the machine, or because its host cannot be asked any more.
+    fn why_disks_are_lost(&self) -> Option<(String, &'static str)> {
         let is_read_live = self.options.mode == Mode::Pull;
-        let taken = self.taken.as_ref().filter(|_| is_read_live);
-        taken.is_some_and(|taken| !self.job().is_of(taken.space.folder()).unwrap_or(false))
+        let taken = self.taken.as_ref().filter(|_| is_read_live)?;
+        match self.job().is_of(taken.space.folder()) {
+            Ok(true) => None,
+            Err(error) if error.kind() != ErrorKind::ToolFailed => {
+                Some((error.message(), "the machine was not changed: back up again"))
+            }
+            // Also if libvirt does not know the machine any more.
+            Ok(false) | Err(_) => Some((
+                "libvirt's backup job ended before everything was read".to_owned(),
+                "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
+            )),
+        }
     }
 
     fn close(&mut self, is_stored: bool) -> Result<()> {
         let Some(taken) = self.taken.take() else { return Ok(()) };
         let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
         let kept = kept.map(|point| taken.names.name(point));
-        let ended = self.job().end(taken.space.folder());
-        let kept = self.checkpoints(&taken.names).keep_only(kept.as_ref());
+        let (folder, checkpoints) = (taken.space.folder(), self.checkpoints(&taken.names));
+        // Both succeed while the job runs.
+        let questions: [&[&str]; 2] = [&["backup-dumpxml", &self.uuid], &checkpoints.list_words()];
+        let (is_running, listed) = match self.virsh.ask_all(questions, PATIENCE) {
+            Ok([xml, listed]) => (Ok(is_in(&xml, folder)), Ok(checkpoints.ours(&listed))),
+            Err(_) => (self.job().is_of(folder), checkpoints.listed()),
+        };
+        let ended = is_running.and_then(|is_running| self.job().end(folder, is_running));
+        let kept = listed.and_then(|listed| checkpoints.keep_only(kept.as_ref(), &listed));
         ended.and(kept).map_err(|error| {
             let text = format!(
                 "a backup job or a checkpoint may be left in domain {}; the next backup removes them",
@@ -185,10 +209,10 @@ impl LiveMachine for RunningDomain {
 }
 
 impl RunningDomain {
-    /// Ends the job that a killed backup left, removes its files, and thaws the guest.
-    fn clear_leftovers(&self) -> Result<Vec<String>> {
+    /// Ends the job that a killed backup left, by the answer of domjobinfo, removes its files, and thaws the guest.
+    fn clear_leftovers(&self, job: &str) -> Result<Vec<String>> {
         let mut remarks = Vec::new();
-        if self.job().end_abandoned()? {
+        if self.job().end_abandoned(job)? {
             remarks.push("ended the backup job that a killed backup left in libvirt".to_owned());
         }
         self.virsh.host().remove_abandoned(self.options.scratch.as_deref())?;
@@ -212,8 +236,13 @@ impl RunningDomain {
         &self,
         names: &CheckpointNames,
         disks: &[DomainDisk],
+        known: &mut Known,
         cancel: &AtomicBool,
-    ) -> Result<()> {
+    ) {
+        // Images of other hosts are not here.
+        if self.virsh.host().name().is_some() {
+            return;
+        }
         let mut found: BTreeMap<String, Vec<&DomainDisk>> = BTreeMap::new();
         for disk in disks.iter().filter(|disk| disk.keeps_checkpoints()) {
             let look = |file| StoppedImage::inspect(file, ImageFormat::Qcow2, cancel).ok();
@@ -221,7 +250,7 @@ impl RunningDomain {
                 found.entry(name.to_owned()).or_default().push(disk);
             }
         }
-        self.checkpoints(names).adopt(&found)
+        self.checkpoints(names).adopt(&found, known);
     }
 
     /// Decides of which disks the checkpoint of the latest backup is believed.
@@ -231,6 +260,7 @@ impl RunningDomain {
         start: &BackupStart,
         names: &CheckpointNames,
         disks: Vec<DomainDisk>,
+        listed: &[String],
         remarks: &mut Vec<String>,
     ) -> Result<Vec<TakenDisk>> {
         let mut taken = Vec::with_capacity(disks.len());
@@ -242,7 +272,7 @@ impl RunningDomain {
         let with_base = taken.iter().filter(|taken| taken.base.is_some());
         let with_base: Vec<DomainDisk> = with_base.map(|taken| taken.disk.clone()).collect();
         let believed: BTreeSet<String> =
-            self.checkpoints(names).settle(base.as_ref(), &with_base)?;
+            self.checkpoints(names).settle(base.as_ref(), &with_base, listed)?;
         for taken in &mut taken {
             let disk = &taken.disk;
             if disk.keeps_checkpoints() && believed.contains(&disk.target) {

@@ -94,7 +94,10 @@ impl LiveMachine for StoppedDomain {
         let kept = taken.disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
             let checkpoints = Checkpoints { virsh: &virsh, uuid: &self.uuid, names: &names };
-            remarks.extend(checkpoints.snapshot_remark(&self.options.domain, base));
+            let known = checkpoints.known().ok();
+            let remark = known
+                .and_then(|known| checkpoints.snapshot_remark(&known, &self.options.domain, base));
+            remarks.extend(remark);
         }
         // Nothing changes them while the machine is off, which is proven at the end.
         let space = match files.is_qcow2 {

@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosts::{parse_host_name, Hosts};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -99,6 +100,7 @@ async fn add_job(
     caller.allow_all(Permission::Administer)?;
     let added = blocking(move || {
         refuse_own_files(&service, &job)?;
+        refuse_unknown_hosts(&service, &job)?;
         service.database.add_job(&job, now_ms())?;
         service.queue.tell(Some(&job.name));
         show(&service, service.database.job(&job.name)?)
@@ -136,6 +138,7 @@ async fn replace_job(
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         refuse_own_files(&service, &job)?;
+        refuse_unknown_hosts(&service, &job)?;
         service.database.replace_job(&job, now_ms())?;
         service.queue.tell(Some(&name));
         show(&service, service.database.job(&name)?)
@@ -245,6 +248,19 @@ fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses hosts that the repository does not know. A disabled job may name them: so a job can be disabled whose host was removed.
+fn refuse_unknown_hosts(service: &Service, job: &Job) -> Result<()> {
+    if job.named_hosts().next().is_none() || !job.enabled {
+        return Ok(());
+    }
+    let hosts = Hosts::of(&service.inventory()?.repository()?);
+    job.named_hosts().try_for_each(|name| {
+        let found = parse_host_name(name).and_then(|name| hosts.find(&name));
+        let unknown = |error: Error| error.with_kind(ErrorKind::InvalidInput).context("hosts");
+        found.map(drop).map_err(unknown)
+    })
 }
 
 /// Show the queue: runs that wait, with the reason, and runs that were started.

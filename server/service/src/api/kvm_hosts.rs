@@ -3,8 +3,9 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::Json;
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::{add_host, check, parse_host_name, HostAddress, Hosts, KnownHost, Seen};
+use coldrise_store::MachineName;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -174,7 +175,19 @@ async fn add(
     Ok((StatusCode::CREATED, Json(added)))
 }
 
-/// Remove a host. Nothing changes on the host itself.
+/// Refuses a host that a job names: its machines would no longer be backed up.
+fn refuse_used(service: &Service, name: &MachineName) -> Result<()> {
+    let jobs = service.database.jobs()?.into_iter().map(|stored| stored.job);
+    let using = jobs.filter(|job| job.named_hosts().any(|host| host == name.as_str()));
+    let using: Vec<String> = using.map(|job| job.name).collect();
+    if using.is_empty() {
+        return Ok(());
+    }
+    let text = format!("host {name} is named by jobs: {}", using.join(", "));
+    Err(Error::new(ErrorKind::Busy, text).advise("take it out of their hosts, or delete them"))
+}
+
+/// Remove a host that no job names. Nothing changes on the host itself.
 #[utoipa::path(delete, path = "/kvm-hosts/{name}", tag = "hosts", params(("name" = String, Path)),
     responses((status = 204), (status = "4XX", body = Problem, content_type = "application/problem+json")), security(("token" = []), ("login" = [])))]
 async fn remove(
@@ -182,7 +195,11 @@ async fn remove(
     Caller(caller): Caller,
     Names(name): Names<String>,
 ) -> Answer<StatusCode> {
-    let change = move |service: &Service| known(service)?.remove(&parse_host_name(&name)?);
+    let change = move |service: &Service| {
+        let name = parse_host_name(&name)?;
+        refuse_used(service, &name)?;
+        known(service)?.remove(&name)
+    };
     settings::change(service, &caller, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }

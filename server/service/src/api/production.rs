@@ -4,8 +4,11 @@
 //! all machines: a path of one machine can be another's disk.
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosts::{host_of, parse_host_name, Hosts};
+use coldrise_hypervisors::libvirt::RecoveryNote;
 use coldrise_hypervisors::{attach, libvirt, moves};
 use coldrise_requests::{Attach, Detach, Move, Recover, Rollback};
+use coldrise_session::SessionNotes;
 use coldrise_store::{Address, DiskName, PointName, SessionName};
 
 use super::starts::{disk, live, new_session, point, Command};
@@ -37,8 +40,9 @@ pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) ->
 
 fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
     if !request.hosts.is_empty() {
-        return Err(invalid("hosts: libvirt runs on the service's host only"));
+        return Err(invalid("hosts: goes with vcenter and esxi; on names a host of libvirt"));
     }
+    check_host(service, request.on.as_deref())?;
     let connect = request.connect.as_deref().unwrap_or(CONNECTIONS[0]);
     if !CONNECTIONS.contains(&connect) {
         caller.allow_all(Permission::Administer)?;
@@ -48,7 +52,7 @@ fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Res
     }
     let machine = subject(request, service, caller)?;
     // A session continues where it was started.
-    let is_new = !request.address.starts_with("live/");
+    let is_new = !request.address.starts_with("live/") && request.on.is_none();
     if let Some(missing) = is_new.then(|| libvirt::missing(connect)).flatten() {
         return Err(Error::new(ErrorKind::Unsupported, missing));
     }
@@ -68,7 +72,7 @@ pub(super) fn subject(request: &Recover, service: &Service, caller: &Identity) -
     };
     let has_options =
         request.name.is_some() || request.network.is_some() || request.connect.is_some();
-    if has_options || request.new_uuid || !request.hosts.is_empty() {
+    if has_options || request.new_uuid || request.on.is_some() || !request.hosts.is_empty() {
         let text = "live/SESSION continues with the options it was started with: give no others";
         return Err(invalid(text));
     }
@@ -83,7 +87,7 @@ pub(super) fn subject(request: &Recover, service: &Service, caller: &Identity) -
 
 fn undo(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
     let has_choices = request.to.is_some() || request.name.is_some() || request.network.is_some();
-    if has_choices || request.new_uuid || !request.hosts.is_empty() {
+    if has_choices || request.new_uuid || request.on.is_some() || !request.hosts.is_empty() {
         return Err(invalid("undo: goes with address, discard and without_server only"));
     }
     // What a session has captured exists nowhere else.
@@ -120,7 +124,9 @@ pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> R
     let targets = targets.collect::<Result<Vec<_>>>()?;
     if !targets.is_empty() {
         let repository = service.inventory()?.repository()?;
-        let checked = moves::check_targets(&repository, &session, &targets, request.replace);
+        let recovered = RecoveryNote::read(&SessionNotes::of(&repository, &session)?)?;
+        let host = host_of(&repository, recovered.and_then(|note| note.host).as_ref())?;
+        let checked = moves::check_targets(&host, &repository, &session, &targets, request.replace);
         checked.map_err(|error| match error.kind() {
             // Its advice is an option of the command.
             ErrorKind::AlreadyExists => Error::new(error.kind(), error.message())
@@ -153,6 +159,7 @@ pub(super) fn rollback(request: Rollback, service: &Service, caller: &Identity) 
     for target in disks.clone().map(|(_, target)| target).chain(request.onto.as_deref()) {
         check_in_place(service, target)?;
     }
+    check_host(service, request.on.as_deref())?;
     for (disk, _) in disks {
         disk.parse::<DiskName>()?;
     }
@@ -175,6 +182,7 @@ pub(super) fn attach(request: Attach, service: &Service, caller: &Identity) -> R
     caller.allow_all(Permission::Administer)?;
     let machine = disk(service, caller, &request.address)?;
     check_running(service, &request.to)?;
+    check_host(service, request.on.as_deref())?;
     request.name.as_deref().map(attach::check_name).transpose()?;
     Command::new("attach", machine, &request)
 }
@@ -184,7 +192,14 @@ pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> R
     caller.allow_all(Permission::Administer)?;
     attach::check_name(&request.name)?;
     check_running(service, &request.from)?;
+    check_host(service, request.on.as_deref())?;
     Command::new("detach", None::<String>, &request)
+}
+
+/// Checks the name of a host.
+fn check_host(service: &Service, on: Option<&str>) -> Result<()> {
+    let Some(name) = on.map(parse_host_name).transpose()? else { return Ok(()) };
+    Hosts::of(&service.inventory()?.repository()?).find(&name).map(drop)
 }
 
 /// Checks a running machine. Those that the service boots have their monitors in its own folder: it uses them.

@@ -16,6 +16,9 @@ use crate::service::Service;
 pub(super) struct Recovered {
     /// `libvirt`.
     hypervisor: &'static str,
+    /// The host of libvirt that runs it; absent: the service's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
     /// URI of the hypervisor.
     connect: String,
     /// The machine's name there.
@@ -84,6 +87,7 @@ pub(super) fn read(
     let run = serving_run(service, session)?;
     let recovered = Recovered {
         hypervisor: "libvirt",
+        host: note.host.map(|host| host.to_string()),
         connect: note.connect,
         name: note.name,
         state: run.as_ref().and_then(|run| field(run, "state").map(str::to_owned)),

@@ -32,8 +32,8 @@ pub(super) fn under_vsphere(
         return Err(invalid(format!("to: {name} is configured as {known}:{name}")));
     }
     request.to = Some(format!("{known}:{}", hypervisor.settings.address));
-    if request.connect.is_some() {
-        return Err(invalid("connect: goes with libvirt"));
+    if request.connect.is_some() || request.on.is_some() {
+        return Err(invalid("connect, on: go with libvirt"));
     }
     if request.network.as_deref().is_some_and(|network| !["none", "same"].contains(&network)) {
         return Err(invalid("network: give none or same; choose networks in the vSphere client"));

@@ -7,7 +7,8 @@ use coldrise_hosts::parse_host_name;
 use coldrise_inventory::{BootStage, Retention};
 use coldrise_schedule::{Calendar, Window};
 use coldrise_store::{DiskName, MachineName};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::commands::{check_device, check_rate, check_source};
 use crate::invalid::invalid;
@@ -128,8 +129,8 @@ pub(crate) struct Job {
     pub(crate) from: Option<String>,
     /// With `from` and libvirt: the hosts on which the machines are, as `coldrise host add` has named them; this host if absent.
     /// Each machine is backed up where it runs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(max_items = 64)]
+    #[serde(deserialize_with = "some_hosts", default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(min_items = 1, max_items = 64)]
     pub(crate) hosts: Vec<String>,
     /// With `from`: QEMU copies the disks into scratch files first, as `coldrise backup --push` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -213,6 +214,17 @@ fn yes() -> bool {
     true
 }
 
+/// An empty list would mean this host, as an absent one.
+fn some_hosts<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<String>, D::Error> {
+    let hosts = Vec::deserialize(from)?;
+    match hosts.is_empty() {
+        true => Err(D::Error::custom(
+            "the list is empty: name a host, or leave the field out for the machines of this host",
+        )),
+        false => Ok(hosts),
+    }
+}
+
 fn all_machines() -> Vec<JobPattern> {
     vec![JobPattern::all()]
 }
@@ -226,6 +238,11 @@ fn default_retry_seconds() -> u32 {
 }
 
 impl Job {
+    /// The hosts that it names: those of its machines, and the one that boots their points.
+    pub(crate) fn named_hosts(&self) -> impl Iterator<Item = &String> {
+        self.hosts.iter().chain(self.boot_check.iter().filter_map(|check| check.on.as_ref()))
+    }
+
     /// Whether it copies, and each of its runs keeps below a rate.
     pub(super) fn limits_a_line(&self) -> bool {
         let is_limited = self.rate_bytes_per_second.is_some() || !self.rate_windows.is_empty();

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_hypervisors::attach::Machine;
@@ -10,6 +11,7 @@ use coldrise_store::Repository;
 use serde_json::Value;
 
 use super::{Findings, Status};
+use crate::commands::attach::named_host;
 
 const CHECK: &str = "killed commands";
 /// The newest ended runs that are looked at.
@@ -17,7 +19,7 @@ const MAX_RUNS: usize = 1000;
 
 /// Names disks that a killed `attach` has left in a machine, and, until a later one has completed, targets that a killed
 /// `rollback` has left half written, and what a killed `backup` of a running machine has left.
-pub(super) fn check(found: &mut Findings, repository: &Repository) {
+pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
     // Without records nothing is known.
     let Ok(folder) = coldrise_runs::RunsFolder::required() else { return };
     let runs = match folder.list(MAX_RUNS) {
@@ -42,10 +44,10 @@ pub(super) fn check(found: &mut Findings, repository: &Repository) {
                 rolled_back(&folder, run, &mut settled).map(Ok)
             }
             ("attach", State::Running) => {
-                settled.extend(note(&folder, run, "machine").map(|begun| seat(&begun)));
+                settled.extend(note(&folder, run, "machine").map(|begun| place(&begun)));
                 continue;
             }
-            ("attach", State::Lost) => attached(&folder, run, &mut settled),
+            ("attach", State::Lost) => attached(repository, &folder, run, &mut settled),
             _ => continue,
         };
         match left {
@@ -119,22 +121,28 @@ fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, Stri
 }
 
 /// Names the place of an attached disk.
-fn seat(begun: &Value) -> String {
+fn place(begun: &Value) -> String {
     format!("{} {}", text(begun, "machine"), text(begun, "name"))
 }
 
 fn attached(
+    repository: &Arc<Repository>,
     folder: &RunsFolder,
     run: &RunRecord,
     settled: &mut HashSet<String>,
 ) -> Option<Result<(String, String)>> {
     let begun = note(folder, run, "machine")?;
-    if !settled.insert(seat(&begun)) {
+    if !settled.insert(place(&begun)) {
         return None;
     }
     let (machine, name) = (text(&begun, "machine"), text(&begun, "name"));
     let (connect, address) = (begun["connect"].as_str(), text(&begun, "address"));
-    let is_there = match is_attached(machine, connect, name) {
+    let on = begun["host"].as_str();
+    let asked = named_host(repository, on).and_then(|host| {
+        let machine = machine.parse::<Machine>()?;
+        machine.is_attached(&host, connect, name)
+    });
+    let is_there = match asked {
         // The machine has ended, and its disks with it.
         Err(error) if error.kind() == ErrorKind::NotFound => return None,
         Err(error) => {
@@ -144,15 +152,16 @@ fn attached(
         Ok(is_there) => is_there,
     };
     let message = format!("{machine} still has disk {name} ({address}), and nothing serves it");
-    is_there.then(|| Ok((message, detach_command(machine, connect, name))))
-}
-
-fn is_attached(machine: &str, connect: Option<&str>, name: &str) -> Result<bool> {
-    machine.parse::<Machine>()?.is_attached(connect, name)
+    is_there.then(|| Ok((message, detach_command(machine, (connect, on), name))))
 }
 
 /// The command that removes it.
-fn detach_command(machine: &str, connect: Option<&str>, name: &str) -> String {
+fn detach_command(
+    machine: &str,
+    (connect, on): (Option<&str>, Option<&str>),
+    name: &str,
+) -> String {
     let connect = connect.map(|uri| format!(" --connect {uri}")).unwrap_or_default();
-    format!("coldrise detach {name} --from {machine}{connect}")
+    let on = on.map(|host| format!(" --on {host}")).unwrap_or_default();
+    format!("coldrise detach {name} --from {machine}{on}{connect}")
 }

@@ -48,7 +48,7 @@ pub(crate) struct RecoverArguments {
     #[arg(long, display_order = 6)]
     default_hardware: bool,
 
-    /// Path of the NBD server's socket on the machine's host. Default: in /run/coldrise, or in the user's runtime folder.
+    /// Path of the NBD server's socket on the machine's host. Default: in /run/coldrise-machines, or in the user's runtime folder.
     #[arg(long, value_name = "PATH", conflicts_with = "undo")]
     socket: Option<PathBuf>,
 

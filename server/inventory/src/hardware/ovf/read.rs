@@ -43,6 +43,17 @@ pub struct EnvelopeDisk {
     pub href: String,
     /// The file's length, if the descriptor states it.
     pub length_bytes: Option<u64>,
+    /// The disk's size, if the descriptor states it.
+    pub capacity: Option<StatedCapacity>,
+}
+
+/// The size of a disk, in the unit that its writer chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatedCapacity {
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The unit in bytes, at least 1.
+    pub unit_bytes: u64,
 }
 
 impl Envelope {
@@ -240,7 +251,18 @@ impl DescribedDisk<'_, '_> {
         let length_bytes = attribute(file, "size").map(str::parse).transpose();
         let length_bytes = length_bytes
             .map_err(|_| invalid(format!("the size of the file '{file_name}' is not a number")))?;
-        Ok(EnvelopeDisk { id, href: href.to_owned(), length_bytes })
+        let capacity = self.capacity().map_err(|error| error.context(format!("disk '{id}'")))?;
+        Ok(EnvelopeDisk { id, href: href.to_owned(), length_bytes, capacity })
+    }
+
+    fn capacity(&self) -> Result<Option<StatedCapacity>> {
+        let Some(count) = attribute(self.node, "capacity") else { return Ok(None) };
+        let unit = attribute(self.node, "capacityAllocationUnits").unwrap_or("byte");
+        let unit_bytes = unit_bytes(unit)?;
+        let size_bytes = count.parse::<u64>().ok().and_then(|count| count.checked_mul(unit_bytes));
+        let size_bytes = size_bytes
+            .ok_or_else(|| invalid(format!("its capacity '{}' is not a size", shown(count))))?;
+        Ok(Some(StatedCapacity { size_bytes, unit_bytes }))
     }
 }
 
@@ -295,13 +317,18 @@ fn system(machine: Node<'_, '_>) -> Result<VirtualSystem> {
 /// "Programmatic units" such as `byte * 2^20`, and the words of older descriptors.
 fn unit_bytes(unit: &str) -> Result<u64> {
     let plain: String = unit.to_ascii_lowercase().split_whitespace().collect();
+    let power = |text: &str| {
+        let (base, exponent) = text.strip_prefix("byte*")?.split_once('^')?;
+        base.parse::<u64>().ok()?.checked_pow(exponent.parse().ok()?).filter(|bytes| *bytes > 0)
+    };
     Ok(match plain.as_str() {
         "byte" | "bytes" => 1,
-        "byte*2^10" | "kilobytes" | "kb" => 1 << 10,
-        "byte*2^20" | "megabytes" | "mb" => 1 << 20,
-        "byte*2^30" | "gigabytes" | "gb" => 1 << 30,
-        "byte*2^40" => 1 << 40,
-        _ => return Err(invalid(format!("its memory has the unknown unit '{}'", shown(unit)))),
+        "kilobytes" | "kb" => 1 << 10,
+        "megabytes" | "mb" => 1 << 20,
+        "gigabytes" | "gb" => 1 << 30,
+        other => {
+            power(other).ok_or_else(|| invalid(format!("'{}' is an unknown unit", shown(unit))))?
+        }
     })
 }
 

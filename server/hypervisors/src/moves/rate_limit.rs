@@ -27,7 +27,7 @@ const LEAST_BYTES_PER_S: f64 = (8 << 20) as f64;
 const SMALLEST_CHANGE: f64 = 0.1;
 
 /// Finds the rate that leaves a machine most of the time of its disks.
-pub(super) struct Courtesy {
+pub(super) struct RateLimit {
     /// The last observation: when, copied bytes, and time of the machine's requests.
     latest: Option<(Instant, u64, u64)>,
     /// The copy's rate without a limit, in bytes per second, and when it was measured.
@@ -38,9 +38,9 @@ pub(super) struct Courtesy {
     limit: u64,
 }
 
-impl Courtesy {
-    pub(super) fn new() -> Courtesy {
-        Courtesy { latest: None, full: None, probes: FIRST_PROBES, limit: 0 }
+impl RateLimit {
+    pub(super) fn new() -> RateLimit {
+        RateLimit { latest: None, full: None, probes: FIRST_PROBES, limit: 0 }
     }
 
     /// The limit in bytes per second, 0 for none, if it changes. To be called every `INTERVAL` with the bytes
@@ -97,13 +97,13 @@ mod tests {
 
     /// The limits of ten intervals beside a machine with this many requests under way, for a copy that reaches 100
     /// MiB per interval.
-    fn limits(courtesy: &mut Courtesy, start: Instant, under_way: f64) -> Vec<u64> {
+    fn limits(rate_limit: &mut RateLimit, start: Instant, under_way: f64) -> Vec<u64> {
         let mut limit = 0;
         let (mut done, mut busy_ns) = (0, 0);
         (0..10)
             .map(|turn| {
                 let now = start + INTERVAL * turn;
-                limit = courtesy.speed(now, done, busy_ns).unwrap_or(limit);
+                limit = rate_limit.speed(now, done, busy_ns).unwrap_or(limit);
                 done += if limit == 0 { 100 * MIB } else { limit / 10 };
                 busy_ns += (INTERVAL.as_nanos() as f64 * under_way) as u64;
                 limit
@@ -114,14 +114,14 @@ mod tests {
     #[test]
     fn a_copy_leaves_a_busy_machine_most_of_the_time_and_an_idle_one_none() {
         let start = Instant::now();
-        let idle = limits(&mut Courtesy::new(), start, 0.001);
+        let idle = limits(&mut RateLimit::new(), start, 0.001);
         assert!(idle.iter().all(|limit| *limit == 0), "{idle:?}");
-        let mut courtesy = Courtesy::new();
-        let busy = limits(&mut courtesy, start, 1.0);
+        let mut rate_limit = RateLimit::new();
+        let busy = limits(&mut rate_limit, start, 1.0);
         let fifth = 200 * MIB;
         assert!(busy[4..].iter().all(|limit| limit.abs_diff(fifth) < MIB), "{busy:?}");
         // After a while it looks how fast the copy can be.
-        let later = limits(&mut courtesy, start + PROBE_INTERVAL, 1.0);
+        let later = limits(&mut rate_limit, start + PROBE_INTERVAL, 1.0);
         assert!(later.contains(&0) && later[9].abs_diff(fifth) < MIB, "{later:?}");
     }
 }

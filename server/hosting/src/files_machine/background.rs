@@ -24,7 +24,7 @@ pub(super) const MAY_STAY: u8 = b's';
 /// command that started this process ends without giving leave to stay.
 ///
 /// # Errors
-/// Those of the machine's start, for the command that waits. `Busy` if another keeper lives.
+/// Those of the machine's start, for the command that waits. `Busy` if another background process lives.
 pub fn keep(caller: &Caller, address: &FilesAddress, idle: Duration) -> Result<()> {
     // The terminal's signals are for the command.
     let _ = setsid();

@@ -1,13 +1,13 @@
 //! The bound of machines that read file systems, of one user on this host.
 //!
-//! Each machine holds the lock of one of the files `seat-0` to `seat-3` beside the places. Locks are freed by
+//! Each machine holds the lock of one of the files `slot-0` to `slot-3` beside the places. Locks are freed by
 //! the kernel, so a kill leaves nothing. If all are taken, the machine ends that is unused longest.
 
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, HeldLock, Result};
 
-use super::place::{end_unused, try_seat};
+use super::place::{end_unused, try_slot};
 use crate::signals::ChildSignals;
 
 /// Maximum number of machines. Each needs 512 MiB of memory.
@@ -16,7 +16,7 @@ const MAX_MACHINES: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Takes a seat, and holds it until it is dropped.
+/// Takes a slot, and holds it until it is dropped.
 ///
 /// # Errors
 /// `Busy` if commands use all machines; `Interrupted`.
@@ -24,8 +24,8 @@ pub(super) fn take(signals: &mut ChildSignals) -> Result<HeldLock> {
     let until = Instant::now() + PATIENCE;
     loop {
         for number in 0..MAX_MACHINES {
-            if let Some(seat) = try_seat(number)? {
-                return Ok(seat);
+            if let Some(slot) = try_slot(number)? {
+                return Ok(slot);
             }
         }
         end_unused()?;
