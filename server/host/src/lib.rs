@@ -33,7 +33,7 @@ pub use messages::{
     Reply, Request, PROTOCOL_VERSION,
 };
 pub use programs::{ProgramEnd, ProgramStart, ProgramState};
-pub use qemu::{has_virtualisation, installed_program, kvm_works, QemuFacts, QEMU};
+pub use qemu::{installed_program, QemuFacts, QEMU};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};
 pub use socket_access::{parse_mode, SocketAccess, SocketOwner};

@@ -1,12 +1,12 @@
 //! What a host has for machines in QEMU.
 
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::read_small_file;
 use serde::{Deserialize, Serialize};
 
 use crate::confinement::can_confine;
+use crate::kvm::kvm_works;
 
 /// QEMU's program.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -50,27 +50,6 @@ impl QemuFacts {
 pub fn installed_program(name: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file())
-}
-
-/// Whether guests really run under KVM here. An accessible /dev/kvm is not enough, and
-/// QEMU's own fallback checks no more: without the processor's feature such guests only
-/// crawl.
-pub fn kvm_works() -> std::result::Result<(), &'static str> {
-    if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
-        return Err("/dev/kvm cannot be opened");
-    }
-    if has_virtualisation() {
-        Ok(())
-    } else {
-        Err("the processor does not offer virtualisation (vmx or svm)")
-    }
-}
-
-/// Whether the processor offers virtualisation (vmx or svm): without it guests under KVM only crawl.
-pub fn has_virtualisation() -> bool {
-    let described = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = described.lines().find_map(|line| line.strip_prefix("flags"));
-    flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"))
 }
 
 fn available_bytes() -> Option<u64> {

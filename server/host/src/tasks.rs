@@ -21,8 +21,9 @@ use crate::files::{
     look, read_file, read_folder, read_from, remove_tpm, write_file, MAX_FILE_BYTES,
 };
 use crate::freezes::Freezes;
+use crate::kvm::kvm_works;
 use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
-use crate::qemu::{kvm_works, QemuFacts};
+use crate::qemu::QemuFacts;
 use crate::relay;
 use crate::scratch::{default_scratch, free_bytes, Space};
 use crate::sockets;

@@ -252,11 +252,11 @@ fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
 
 /// Refuses hosts that the repository does not know. A disabled job may name them: so a job can be disabled whose host was removed.
 fn refuse_unknown_hosts(service: &Service, job: &Job) -> Result<()> {
-    if job.hosts.is_empty() || !job.enabled {
+    if job.named_hosts().next().is_none() || !job.enabled {
         return Ok(());
     }
     let hosts = Hosts::of(&service.inventory()?.repository()?);
-    job.hosts.iter().try_for_each(|name| {
+    job.named_hosts().try_for_each(|name| {
         let found = parse_host_name(name).and_then(|name| hosts.find(&name));
         let unknown = |error: Error| error.with_kind(ErrorKind::InvalidInput).context("hosts");
         found.map(drop).map_err(unknown)

@@ -179,7 +179,7 @@ async fn add(
 /// Refuses a host that a job names: its machines would no longer be backed up.
 fn refuse_used(service: &Service, name: &MachineName) -> Result<()> {
     let jobs = service.database.jobs()?.into_iter().map(|stored| stored.job);
-    let using = jobs.filter(|job| job.hosts.iter().any(|host| host == name.as_str()));
+    let using = jobs.filter(|job| job.named_hosts().any(|host| host == name.as_str()));
     let using: Vec<String> = using.map(|job| job.name).collect();
     if using.is_empty() {
         return check_no_machines_on(&service.inventory()?.repository()?, name);

@@ -238,6 +238,11 @@ fn default_retry_seconds() -> u32 {
 }
 
 impl Job {
+    /// The hosts that it names: those of its machines, and the one that boots their points.
+    pub(crate) fn named_hosts(&self) -> impl Iterator<Item = &String> {
+        self.hosts.iter().chain(self.boot_check.iter().filter_map(|check| check.on.as_ref()))
+    }
+
     /// Whether it copies, and each of its runs keeps below a rate.
     pub(super) fn limits_a_line(&self) -> bool {
         let is_limited = self.rate_bytes_per_second.is_some() || !self.rate_windows.is_empty();
