@@ -14,6 +14,7 @@ mod disk_file;
 mod files;
 mod freezes;
 mod host;
+mod kvm;
 mod messages;
 mod programs;
 mod qemu;
@@ -28,6 +29,7 @@ mod virsh;
 pub use channel::Channel;
 pub use disk_file::{discard_disk_file, loop_device, open_disk_file, DiskFacts};
 pub use host::{Host, HostProgram, ScratchSpace};
+pub use kvm::{has_virtualisation, kvm_works};
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
     Reply, Request, PROTOCOL_VERSION,
