@@ -33,6 +33,10 @@ const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// A state that has not changed is recorded again after this time: readers look at the end of the run's log only.
 const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 
+/// Pauses between attempts to reach a host that is away.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
 /// A machine that is off for this long has ended.
 const OFF_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -120,8 +124,17 @@ pub struct RecoveryServer {
     owner: Option<String>,
     host: Host,
     domain: Domain,
-    /// Since when the host cannot be reached; `None` while it can be.
-    away_since: Option<Instant>,
+    /// `None` while the host can be reached.
+    outage: Option<Outage>,
+}
+
+/// The time in which a host cannot be reached.
+struct Outage {
+    since: Instant,
+    /// The last reason, which was logged.
+    reason: String,
+    tried: Instant,
+    pause: Duration,
 }
 
 impl RecoveryServer {
@@ -163,7 +176,6 @@ impl RecoveryServer {
         })?;
         let domain = note.domain(&host);
         let repository = Arc::clone(repository);
-        let away_since = None;
         let server = RecoveryServer {
             repository,
             session,
@@ -173,7 +185,7 @@ impl RecoveryServer {
             owner,
             host,
             domain,
-            away_since,
+            outage: None,
         };
         let offered = server.offer(&server.host);
         match offered.and_then(|()| server.start_domain(caller, is_new)) {
@@ -216,22 +228,35 @@ impl RecoveryServer {
     /// Connects to the host again. The machine has paused meanwhile, and is resumed when it is looked at.
     fn reconnect(&mut self, caller: &Caller) {
         let Some(name) = &self.note.host else { return };
-        let since = *self.away_since.get_or_insert_with(|| {
+        let outage = self.outage.get_or_insert_with(|| {
             caller.remark(&format!(
                 "host {name} is away; the machine pauses when it needs its disks, and sees no error"
             ));
-            Instant::now()
+            let now = Instant::now();
+            Outage { since: now, reason: String::new(), tried: now, pause: Duration::ZERO }
         });
+        if outage.tried.elapsed() < outage.pause {
+            return;
+        }
+        outage.pause = (outage.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         let connected = host_of(&self.repository, Some(name));
         match connected.and_then(|host| self.offer(&host).map(|()| host)) {
             Ok(host) => {
                 self.domain = self.note.domain(&host);
                 self.host = host;
-                self.away_since = None;
-                let seconds = since.elapsed().as_secs();
-                caller.remark(&format!("host {name} is back after {seconds} s"));
+                let away = self.outage.take().map_or(0, |outage| outage.since.elapsed().as_secs());
+                caller.remark(&format!("host {name} is back after {away} s"));
             }
-            Err(error) => tracing::warn!("{}", error.full_message()),
+            Err(error) => {
+                let reason = error.full_message();
+                if let Some(outage) = &mut self.outage {
+                    outage.tried = Instant::now();
+                    if outage.reason != reason {
+                        tracing::warn!("{reason}");
+                        outage.reason = reason;
+                    }
+                }
+            }
         }
     }
 
@@ -356,15 +381,13 @@ impl RecoveryServer {
                         return Ok(RecoveryEnd::Off);
                     }
                     // libvirtd may restart; its domains run on.
-                    Err(error) => {
-                        tracing::warn!("{}", error.full_message());
-                        if self.host.is_lost() {
-                            // What the machine does is not known; it pauses at its next request.
-                            recorded.change_word("unreachable");
-                            recorded.record(&self.session, &self.note);
-                            self.reconnect(caller);
-                        }
+                    Err(_) if self.host.is_lost() => {
+                        // What the machine does is not known; it pauses at its next request.
+                        recorded.change_word("unreachable");
+                        recorded.record(&self.session, &self.note);
+                        self.reconnect(caller);
                     }
+                    Err(error) => tracing::warn!("{}", error.full_message()),
                 }
             }
             std::thread::sleep(INTERVAL);

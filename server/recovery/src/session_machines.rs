@@ -1,5 +1,6 @@
 //! Sessions by the machines on them: which may be started, which stand still.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -10,6 +11,7 @@ use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
 use coldrise_session::{SessionDocument, SessionNotes, SessionState};
 use coldrise_store::{Repository, SessionName};
 
+use crate::domain_server::socket_on_way;
 use coldrise_hosting::ganesha;
 
 /// The sentence about a session whose machine stands still or is off. libvirt is asked only if nothing has the session open.
@@ -39,6 +41,13 @@ pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<
     let machine = &note.name;
     if let Some(host) = &note.host {
         // A list does not wait for other hosts.
+        let socket = socket_on_way(repository, name);
+        if socket.is_ok_and(|socket| UnixStream::connect(socket).is_ok()) {
+            return Ok(Some(format!(
+                "{machine} on host {host} has no connection to its disks: it is off, or its host is away; the command that \
+                 serves them connects again (coldrise runs)"
+            )));
+        }
         let is_moved = move_state(repository, name)?.is_some();
         return Ok((!is_moved).then(|| {
             format!(

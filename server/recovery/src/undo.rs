@@ -53,7 +53,8 @@ pub fn undo(
         return Ok(Undone { machine: note.name, end, sealed });
     }
     let host = host_of(repository, note.host.as_ref()).map_err(|error| match &note.host {
-        Some(_) if error.kind() == ErrorKind::NotFound => error,
+        // It answers, or is not known here.
+        Some(_) if error.is_advised() && error.kind() != ErrorKind::ToolFailed => error,
         Some(_) => Error::new(error.kind(), error.message()).advise(format!(
             "if the host is gone for good: coldrise recover live/{session} --undo --without-server"
         )),

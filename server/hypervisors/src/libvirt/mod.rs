@@ -244,8 +244,8 @@ impl Domain {
                 "the machine starts by UEFI: install its firmware on this host (Debian: apt install ovmf)"
             } else if message.contains("already defined with uuid") {
                 "the original is defined on this host: recover the machine under its name, or with --new-uuid"
-            } else if message.contains("etwork not found") {
-                "choose another --network: virsh net-list --all shows those of the host"
+            } else if message.contains("etwork not found") || message.contains("interface MTU on") {
+                "the host has not that network: choose another one, or none (virsh net-list --all shows those of libvirt)"
             } else {
                 "to start it with plain hardware in place of the stored: --default-hardware"
             };
