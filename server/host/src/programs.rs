@@ -202,7 +202,9 @@ fn keep(
     };
     std::thread::scope(|scope| {
         scope.spawn(move || output.map(|output| keep_output(output, shared)));
-        messages.map(|messages| keep_messages(messages, shared));
+        if let Some(messages) = messages {
+            keep_messages(messages, shared);
+        }
     });
     let end = reap(&shared.child).map_or(ProgramEnd::Unknown, |status| {
         let code = status.code().map(ProgramEnd::Code);
