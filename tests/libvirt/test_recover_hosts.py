@@ -138,6 +138,8 @@ def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, ad
     running.kill()
     host.libvirt.virsh("destroy", "web01")
     host.stop()
+    kept = coldrise.run("unpublish", "web01-1")
+    assert kept.returncode == 11 and "may run on session web01-1" in kept.stderr, kept.stderr
     failed = coldrise.run("recover", "live/web01-1", "--undo")
     assert failed.returncode == 1 and "--undo --without-server" in failed.stderr, failed.stderr
     undone = coldrise.json("recover", "live/web01-1", "--undo", "--without-server")

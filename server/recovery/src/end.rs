@@ -182,6 +182,16 @@ fn check_no_domain_uses(
                  live/{session} --undo"
             )));
         }
+        Err(error) if note.host.is_some() && move_state(repository, session)?.is_none() => {
+            let text = format!(
+                "the domain {} may run on session {session}: {}",
+                note.name,
+                error.full_message()
+            );
+            Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                "end it when its host is back; if that is gone for good: coldrise recover live/{session} --undo --without-server"
+            )))
+        }
         Err(error) => {
             caller.remark(&format!(
                 "warning: it is not known whether the domain {} still runs on the session: {}",
