@@ -93,7 +93,8 @@ fn kept(session: &SessionName) -> String {
 
 /// Where nbdkit listens here for a machine on another host.
 pub(crate) fn socket_on_way(repository: &Repository, session: &SessionName) -> Result<PathBuf> {
-    socket_path(Path::new(&own_socket_name(repository, session)))
+    // Another name than there: SSH may lead back to this host.
+    socket_path(Path::new(&format!("way-{}", own_socket_name(repository, session))))
 }
 
 /// Where nbdkit listens here, and for whom: QEMU's user on this host; else SSH, which is this user's.
