@@ -91,7 +91,7 @@ fn socket_on(
 }
 
 /// libvirt on that host: of another host that of the system, whose files are known from here.
-fn virsh_on<'a>(host: &'a Host, connect: &str) -> Result<Virsh> {
+fn virsh_on(host: &Host, connect: &str) -> Result<Virsh> {
     if host.name().is_some() && !connect.contains(":///system") {
         let text = format!("{connect}: on another host machines run under qemu:///system");
         return Err(Error::new(ErrorKind::InvalidInput, text));

@@ -177,10 +177,10 @@ fn check_no_domain_uses(
         Ok((None | Some(DomainState::Off), host)) => Ok(Some(host)),
         Ok((Some(_), _)) => {
             let text = format!("the domain {} of libvirt runs on session {session}", note.name);
-            return Err(Error::new(ErrorKind::Busy, text).advise(format!(
+            Err(Error::new(ErrorKind::Busy, text).advise(format!(
                 "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
                  live/{session} --undo"
-            )));
+            )))
         }
         Err(error) if note.host.is_some() && move_state(repository, session)?.is_none() => {
             let text = format!(
