@@ -46,6 +46,18 @@ pub struct LiveBackup {
 /// How often a machine is taken again that is started or changed while it is read.
 const MAX_REPEATS: u32 = 3;
 
+/// An error of reading the disks, with its cause as far as the hypervisor knows it.
+fn explained(error: Error, lost: Option<(String, &'static str)>, is_off: bool) -> Error {
+    match lost {
+        Some((why, advice)) => error.context(why).advise(advice),
+        None if error.kind() == ErrorKind::Io && !is_off => error.advise(
+            "the scratch files may have been full or too slow: make space in their \
+             folder, or name another one with --scratch DIR; or the machine's own disks fail",
+        ),
+        None => error,
+    }
+}
+
 impl LiveBackup {
     /// Connects to the machine. The hypervisor's name for it is `derived_from`, from which the machine's name was derived;
     /// else the machine's own, unless --from names another one. `disks` has DISK=DEVICE for each disk; none stands for all.
@@ -126,7 +138,9 @@ impl LiveBackup {
         instant.remarks.splice(0..0, restarts);
         for source in &mut instant.sources {
             let compared = start.is_another_disk(repository, source, cancel);
-            if let Some(why) = compared.map_err(|error| self.explained(error, instant.is_off))? {
+            if let Some(why) = compared.map_err(|error| {
+                explained(error, self.machine.why_disks_are_lost(), instant.is_off)
+            })? {
                 instant.remarks.push(format!("{}: {why}: everything is read", source.disk));
                 if let Location::Live { bitmap, .. } = &mut source.location {
                     *bitmap = None;
@@ -191,18 +205,6 @@ impl LiveBackup {
         }
     }
 
-    /// An error of reading the disks, with its cause as far as the hypervisor knows it.
-    fn explained(&self, error: Error, is_off: bool) -> Error {
-        match self.machine.why_disks_are_lost() {
-            Some((why, advice)) => error.context(why).advise(advice),
-            None if error.kind() == ErrorKind::Io && !is_off => error.advise(
-                "the scratch files may have been full or too slow: make space in their \
-                 folder, or name another one with --scratch DIR; or the machine's own disks fail",
-            ),
-            None => error,
-        }
-    }
-
     /// Checks that a name that was derived from that of a domain belongs to no other machine. Returns whether the machine is new.
     ///
     /// # Errors
@@ -236,10 +238,16 @@ impl LiveBackup {
     /// That of `stored`, with what the machine's side says about it.
     pub fn end<T>(&mut self, stored: Result<T>, warn: &dyn Fn(&str)) -> Result<Option<T>> {
         let is_off = self.instant.as_ref().is_some_and(|instant| instant.is_off);
-        let stored = stored.map_err(|error| self.explained(error, is_off));
-        if let Err(left) = self.machine.close(stored.is_ok()) {
+        let lost = stored.as_ref().err().and_then(|_| self.machine.why_disks_are_lost());
+        let closed = self.machine.close(stored.is_ok());
+        if let Err(left) = &closed {
             warn(&format!("warning: {}", left.full_message()));
         }
+        let stored = stored.map_err(|error| match lost {
+            // The machine's side has just said why.
+            None if closed.is_err() => error,
+            lost => explained(error, lost, is_off),
+        });
         match stored {
             Err(error) if error.kind() == ErrorKind::Incomplete => {
                 self.take_again(error).map(|why| warn(&why))?;
