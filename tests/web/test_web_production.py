@@ -94,7 +94,7 @@ def move(visitor, libvirt):
     assert target.input_value() == "/var/lib/libvirt/images/web01-vda.qcow2"
     target.fill(f"{folder}/none/web01.qcow2")
     form.get_by_role("button", name="Move").click()
-    form.get_by_role("alert").get_by_text("does not exist here").wait_for()
+    form.get_by_role("alert").get_by_text("does not exist").wait_for()
     target.fill(f"{folder}/web01.qcow2")
     form.get_by_label("At most").fill("1")
     form.get_by_text("--rate 1M").wait_for()
