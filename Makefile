@@ -131,8 +131,9 @@ test-build: test-packages web-test-packages ganesha-deps ## Build and install wh
 	    web/node_modules/installed $(GANESHA_DIR)/configured/include/config.h
 	@$(MAKE) --no-print-directory -j2 test-programs web ganesha-fsal
 
+# A test that hangs is named by cargo after a minute, and ended with the others after 25.
 .PHONY: run-rust-tests
-run-rust-tests: ## A test that hangs is ended with the rest after 25 minutes; cargo has named it by then
+run-rust-tests:
 	timeout 1500 $(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
 
 .PHONY: run-python-tests
