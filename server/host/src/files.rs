@@ -7,7 +7,7 @@ use std::path::Path;
 
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
-use coldrise_block::{read_at_most, write_synced, Context, Error, ErrorKind, Result};
+use coldrise_block::{read_at_most, replace_file, Context, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
 
 use crate::disk_file::is_device;
@@ -84,13 +84,12 @@ pub(crate) fn look(path: &Path) -> Option<FoundFile> {
     Some(FoundFile { kind, size_bytes: found.map_or(0, |found| found.len()) })
 }
 
-/// Writes a file durably.
+/// Writes a file durably. After a kill it is whole or not there: a part of a TPM's state would be taken for the machine's.
 pub(crate) fn write_file(path: &Path, content: &[u8], is_private: bool) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let folder = path.parent().unwrap_or(path);
     make_folder(folder, if is_private { 0o700 } else { ENTERED }).context(what)?;
-    coldrise_block::remove_if_present(path)?;
-    write_synced(path, content).context(what)
+    replace_file(path, content)
 }
 
 /// Makes a folder with that mode, whatever this process's umask is, and those above it, which others can go through.

@@ -147,7 +147,9 @@ impl AttachMachine {
         }
         let (virsh, host) = (domain.virsh(), domain.virsh().host());
         let there = host.socket_path(name)?;
-        let owner = group.map(|group| format!("0:{group}"));
+        // Another user gives it to a group of its own, by name.
+        let is_root = host.facts()?.is_root;
+        let owner = group.filter(|_| is_root).map(|group| format!("0:{group}"));
         host.offer(local, &there, virsh.uri(), owner.as_deref())?;
         Ok(there)
     }

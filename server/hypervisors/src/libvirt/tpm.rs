@@ -31,7 +31,10 @@ pub fn check_tpm(
     if part.format != SWTPM_PERMALL {
         return without("its stored state has a format that this version does not know");
     }
-    let found = host.look(PROGRAMS.map(Path::new)).unwrap_or_default();
+    let found = match host.look(PROGRAMS.map(Path::new)) {
+        Ok(found) => found,
+        Err(error) => return without(&error.full_message()),
+    };
     if !found.iter().all(|found| found.is_some_and(|found| found.kind == FileKind::File)) {
         let text = format!(
             "swtpm is not installed on {} (Debian: apt install swtpm swtpm-tools)",
