@@ -10,6 +10,7 @@ use base64::Engine;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
+use crate::files::{FileFacts, FilesState};
 use crate::messages::{Answer, Facts, Request};
 use crate::programs::{ProgramStart, ProgramState};
 use crate::tasks::HostTasks;
@@ -87,6 +88,17 @@ impl Host {
         content(self.0.call(Request::ReadFile { path: path.to_owned(), max_bytes })?)
     }
 
+    /// Facts of a file or block device.
+    ///
+    /// # Errors
+    /// Errors of the operating system there; `Unsupported` if it is something else.
+    pub fn look_at_file(&self, path: &Path) -> Result<FileFacts> {
+        match self.0.call(Request::LookAtFile { path: path.to_owned() })? {
+            Answer::File(facts) => Ok(facts),
+            _ => Err(odd()),
+        }
+    }
+
     /// Whether a living process holds a private folder.
     ///
     /// # Errors
@@ -132,6 +144,30 @@ impl ScratchSpace {
             Answer::Path(folder) => Ok(ScratchSpace { host: host.clone(), folder }),
             _ => Err(odd()),
         }
+    }
+
+    /// The host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Holds a name on the host until the folder is removed.
+    ///
+    /// # Errors
+    /// `Busy` if another process there holds it.
+    pub fn claim(&self, name: &str) -> Result<()> {
+        let (space, name) = (self.folder.clone(), name.to_owned());
+        self.host.0.call(Request::Claim { space, name }).map(drop)
+    }
+
+    /// Watches files from now on. There is one watch for each folder.
+    ///
+    /// # Errors
+    /// Errors of the operating system there.
+    pub fn watch(&self, paths: Vec<PathBuf>) -> Result<FileWatch> {
+        let (host, space) = (self.host.clone(), self.folder.clone());
+        host.0.call(Request::WatchFiles { space: space.clone(), paths })?;
+        Ok(FileWatch { host, space })
     }
 
     /// The folder, absolute.
@@ -198,6 +234,25 @@ impl ScratchSpace {
         let bitmap = bitmap.map(str::to_owned);
         let request = Request::AddImage { space, name, size_bytes, cluster_bytes, bitmap };
         self.host.0.call(request).map(drop)
+    }
+}
+
+/// Files of a host that are watched while their folder exists.
+pub struct FileWatch {
+    host: Host,
+    space: PathBuf,
+}
+
+impl FileWatch {
+    /// Whether they are as they were when the watch began.
+    ///
+    /// # Errors
+    /// Errors of the operating system there, and of the connection: then it is unknown.
+    pub fn state(&self) -> Result<FilesState> {
+        match self.host.0.call(Request::FilesState { space: self.space.clone() })? {
+            Answer::Files(state) => Ok(state),
+            _ => Err(odd()),
+        }
     }
 }
 

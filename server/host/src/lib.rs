@@ -1,4 +1,5 @@
-//! What happens on a hypervisor's host beside libvirt: scratch files, files of machines, calls of virsh.
+//! What happens on a hypervisor's host beside libvirt: scratch files, files of machines, calls of virsh,
+//! QEMU's tools.
 //!
 //! ```text
 //!   Host ─▶ HostTasks                                          this host: in this process
@@ -8,18 +9,26 @@
 //! The program `coldrise-host` has no key of a repository and stores nothing. It ends with its connection.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod channel;
+mod confinement;
+mod files;
 mod freezes;
 mod host;
+mod limits;
 mod messages;
 mod programs;
 mod scratch;
 mod serve;
 mod tasks;
 mod virsh;
+mod watched_file;
 
-pub use channel::Channel;
-pub use host::{Host, HostProgram, ScratchSpace};
+pub use channel::{greets, Channel};
+pub use confinement::{import_confinement, AllowedFile, Bounds, Confinement};
+pub use files::{FileFacts, FilesState};
+pub use host::{FileWatch, Host, HostProgram, ScratchSpace};
+pub use limits::Limits;
 pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, HostError, Outcome, Reply, Request,
     PROTOCOL_VERSION,

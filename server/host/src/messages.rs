@@ -14,6 +14,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::files::{FileFacts, FilesState};
 use crate::programs::{ProgramStart, ProgramState};
 
 /// The version of the messages. Both sides must have the same: the server brings the program along.
@@ -114,6 +115,30 @@ pub enum Request {
         /// Its number.
         number: u64,
     },
+    /// Facts of a file or block device.
+    LookAtFile {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Holds a name, so that no other program on the host does the same, until the folder is removed.
+    Claim {
+        /// The folder.
+        space: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// Watches files from now on, in place of those that the folder's watch had before.
+    WatchFiles {
+        /// The folder.
+        space: PathBuf,
+        /// Their paths.
+        paths: Vec<PathBuf>,
+    },
+    /// Whether the watched files are as they were.
+    FilesState {
+        /// The folder.
+        space: PathBuf,
+    },
     /// The content of a file.
     ReadFile {
         /// Its path.
@@ -141,6 +166,10 @@ pub enum Answer {
     Number(u64),
     /// For [`Request::ProgramState`].
     Program(ProgramState),
+    /// For [`Request::LookAtFile`].
+    File(FileFacts),
+    /// For [`Request::FilesState`].
+    Files(FilesState),
     /// For [`Request::Facts`].
     Facts(Facts),
 }

@@ -5,6 +5,8 @@
 //!      ├◀── its output     the beginning is kept
 //!      └◀── its messages   the end is kept
 //! ```
+//!
+//! A thread with [`Bounds`] restricts itself before it starts the program, which inherits that.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -20,6 +22,9 @@ use std::time::Duration;
 use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+
+use crate::confinement::Bounds;
+use crate::limits::Limits;
 
 /// Bytes kept of the beginning of a program's output.
 const MAX_OUTPUT_BYTES: usize = 2 << 20;
@@ -43,6 +48,8 @@ pub struct ProgramStart {
     /// The name of a socket in the private folder, at which the program listens: it gets it as descriptor 3
     /// (systemd's socket activation). A connection made right after the start waits until the program is ready.
     pub socket: Option<String>,
+    /// What it may use; without, all that its user may.
+    pub bounds: Option<Bounds>,
 }
 
 /// What is known of a program that was started.
@@ -66,6 +73,19 @@ pub enum ProgramEnd {
     Signal(i32),
     /// The system does not tell.
     Unknown,
+}
+
+impl ProgramEnd {
+    /// The message if the program exceeded its processor time; `None` if it did not.
+    pub fn limit_reached(self, limits: &Limits) -> Option<String> {
+        (self == ProgramEnd::Signal(libc::SIGXCPU)).then(|| {
+            format!(
+                "it was stopped after {} s of processor time, more than an image of this size \
+                 can need: it is damaged, or crafted to keep its reader busy",
+                limits.processor_seconds
+            )
+        })
+    }
 }
 
 /// A program that was started. Dropping it ends it.
@@ -105,24 +125,26 @@ impl Program {
     /// `ToolFailed` if it cannot be started; errors of making the socket.
     pub(crate) fn start(start: &ProgramStart, folder: &Path) -> Result<Program> {
         let mut command = command(start, folder)?;
-        let name = start.program.clone();
+        let (name, bounds) = (start.program.clone(), start.bounds.clone());
         let shared = Arc::new(Shared::default());
         let kept = Arc::clone(&shared);
         let (started, result) = sync_channel(1);
         let keeper = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
-                let spawned = command.spawn();
+                let confined = bounds.map_or(Ok(()), |bounds| bounds.confine_this_thread());
+                let spawned = confined.and_then(|()| {
+                    let what = || format!("starting {name}");
+                    let failed = |error| Error::with_source(ErrorKind::ToolFailed, what(), error);
+                    command.spawn().map_err(failed)
+                });
                 // With our copy of its socket: a client notices the program's end.
                 drop(command);
                 keep(spawned, &kept, &started);
             })
-            .context(|| format!("starting a thread for {name}"))?;
+            .context(|| format!("starting a thread for {}", start.program))?;
         let what = || format!("starting {}", start.program);
-        let spawned = result
-            .recv()
-            .map_err(|error| Error::with_source(ErrorKind::Internal, what(), error))?;
-        spawned.map_err(|error| Error::with_source(ErrorKind::ToolFailed, what(), error))?;
+        result.recv().map_err(|error| Error::with_source(ErrorKind::Internal, what(), error))??;
         Ok(Program { shared, keeper: Some(keeper) })
     }
 
@@ -158,17 +180,24 @@ impl Drop for Program {
 }
 
 fn command(start: &ProgramStart, folder: &Path) -> Result<Command> {
-    let mut command = Command::new(&start.program);
+    let mut words = Vec::new();
     let mut input = Stdio::null();
     if let Some(socket) = &start.socket {
         let path = folder.join(socket);
         let listener =
             UnixListener::bind(&path).context(|| format!("making {}", path.display()))?;
         input = OwnedFd::from(listener).into();
-        command = Command::new("/bin/sh");
-        command.args(["-c", LISTEN_SCRIPT, "sh", &start.program]);
+        words.extend(["/bin/sh", "-c", LISTEN_SCRIPT, "sh"].map(str::to_owned));
     }
-    command.args(&start.words).current_dir(folder);
+    if let Some(bounds) = &start.bounds {
+        words.push("prlimit".to_owned());
+        words.extend(bounds.limits.arguments());
+        words.push("--".to_owned());
+    }
+    words.push(start.program.clone());
+    words.extend_from_slice(&start.words);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).current_dir(folder);
     command.env_clear().env("LC_ALL", "C");
     if let Some(path) = std::env::var_os(SEARCH_PATH) {
         command.env(SEARCH_PATH, path);
@@ -180,11 +209,7 @@ fn command(start: &ProgramStart, folder: &Path) -> Result<Command> {
 }
 
 /// Keeps what the program writes, until it has ended.
-fn keep(
-    spawned: std::io::Result<Child>,
-    shared: &Arc<Shared>,
-    started: &SyncSender<std::io::Result<()>>,
-) {
+fn keep(spawned: Result<Child>, shared: &Arc<Shared>, started: &SyncSender<Result<()>>) {
     let (output, messages) = match spawned {
         Ok(mut child) => {
             let pipes = (child.stdout.take(), child.stderr.take());
@@ -246,8 +271,12 @@ mod tests {
 
     fn started(program: &str, words: &[&str], socket: Option<&str>, folder: &Path) -> Program {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
-        let start =
-            ProgramStart { program: program.to_owned(), words, socket: socket.map(str::to_owned) };
+        let start = ProgramStart {
+            program: program.to_owned(),
+            words,
+            socket: socket.map(str::to_owned),
+            bounds: None,
+        };
         Program::start(&start, folder).unwrap()
     }
 

@@ -15,6 +15,7 @@ use coldrise_block::{
 use rustix::fs::OFlags;
 
 use crate::channel::Channel;
+use crate::files;
 use crate::freezes::Freezes;
 use crate::messages::{Answer, Facts, Request, PROTOCOL_VERSION};
 use crate::scratch::{default_scratch, free_bytes, Space};
@@ -107,6 +108,16 @@ impl Channel for HostTasks {
             Request::RemoveAbandoned { parent } => {
                 remove_abandoned_folders_in(&parent.unwrap_or_else(default_scratch));
                 Ok(Answer::Done)
+            }
+            Request::LookAtFile { path } => files::look_at(&path).map(Answer::File),
+            Request::Claim { space, name } => {
+                self.with_space(&space, |space| space.claim(&name)).map(|()| Answer::Done)
+            }
+            Request::WatchFiles { space, paths } => {
+                self.with_space(&space, |space| space.watch(&paths)).map(|()| Answer::Done)
+            }
+            Request::FilesState { space } => {
+                self.with_space(&space, |space| space.files_state()).map(Answer::Files)
             }
             Request::ReadFile { path, max_bytes } => {
                 let bytes = read_file(&path, max_bytes.min(MAX_FILE_BYTES))?;
