@@ -1,6 +1,5 @@
 """coldrise backup --from libvirt: domains that are off, or are started meanwhile."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,8 @@ import pytest
 
 from support.block_device import block_device
 from support.nbdserver import wait_until
-from support.running import MIB, SIZE, assert_same_as_now, restored
+from support.off import assert_same, bitmaps, write
+from support.running import MIB, SIZE, assert_same_as_now
 from support.sources import RunningBackup, tool
 from support.virsh import changed_virsh
 
@@ -35,22 +35,6 @@ def start(coldrise, libvirt, scratch):
                              "--rate", rate)
 
     return begin
-
-
-def write(machine, disk, command):
-    """Writes to an image as a program would that knows bitmaps."""
-    tool("qemu-io", "-f", machine.format, "-c", command, machine.images[disk])
-
-
-def bitmaps(machine, disk="vda"):
-    """Those in the image, by name."""
-    data = json.loads(tool("qemu-img", "info", "-U", "--output=json", machine.images[disk]))["format-specific"]["data"]
-    return [bitmap["name"] for bitmap in data.get("bitmaps", [])]
-
-
-def assert_same(coldrise, made, machine, folder):
-    for image, source in zip(restored(coldrise, made["address"], folder), machine.images.values()):
-        tool("qemu-img", "compare", "-U", "-f", "raw", "-F", machine.format, image, source)
 
 
 def assert_counts_on(made, base, machine):

@@ -9,7 +9,10 @@ import pytest
 
 from support.domain import Domain
 from support.nbdserver import DEADLINE_S, wait_until
+from support.nbdserver import wait_until
+from support.off import assert_same, bitmaps, write
 from support.running import MIB, assert_same_as_now
+from support.sources import RunningBackup
 from support.ssh_host import SshHost
 
 
@@ -153,6 +156,73 @@ def test_a_lost_connection_loses_no_change(coldrise, host, backup, tmp_path):
     assert len(running.checkpoints()) == 1 and not running.has_job()
 
 
+def test_disks_with_an_iothread_are_copied_on_the_host(coldrise, host, backup, tmp_path):
+    running = Domain(host.libvirt, "web01", iothread=True)
+    running.write("vda", "write -P 17 0 4M")
+    full = backup()
+    assert "iothread" in full["instant"]["remarks"][0]
+    assert_same_as_now(coldrise, full["address"], running, tmp_path)
+    running.write("vda", "write -P 18 8M 1M")
+    part = backup()
+    assert [disk["read_bytes"] for disk in part["disks"]] == [MIB, 0]
+    assert_same_as_now(coldrise, part["address"], running, tmp_path)
+
+
+@pytest.fixture
+def off(host):
+    """A domain that is off and has 20 MiB of content."""
+    made = Domain(host.libvirt, "web01", persistent=True)
+    made.write("vda", "write -P 17 0 20M")
+    made.end()
+    return made
+
+
+def test_a_machine_that_is_off_is_read_on_its_host(coldrise, host, backup, off, tmp_path):
+    full = backup()
+    assert full["instant"]["is_off"] and full["instant"]["remarks"] == []
+    assert_same(coldrise, full, off, tmp_path)
+    write(off, "vda", "write -P 18 8M 64k")
+    part = backup()
+    assert [disk["read_bytes"] for disk in part["disks"]] == [65536, 0]
+    assert_same(coldrise, part, off, tmp_path)
+    same = backup()
+    assert same["is_unchanged"] and [disk["base"] for disk in same["disks"]] == [part["point"]] * 2
+    assert [name.endswith(same["point"]) for name in bitmaps(off)] == [True]
+
+
+def test_a_start_on_the_host_is_not_hindered(coldrise, host, backup, off, tmp_path):
+    first = backup()
+    write(off, "vda", "write -P 19 0 20M")
+    reading = RunningBackup(coldrise, "web01", "--from", "libvirt", "--on", "hv1", "--rate", "8M")
+    host.libvirt.virsh("start", "web01", "--paused")
+    off.write("vda", "write -P 20 0 4M")
+    code, made, messages = reading.end()
+    assert code == 0 and "starts again" in messages, messages
+    assert not made["instant"]["is_off"] and made["disks"][0]["base"] == first["point"]
+    assert_same_as_now(coldrise, made["address"], off, tmp_path)
+    assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 2
+    assert [name.endswith(made["point"]) for name in off.checkpoints()] == [True]
+
+
+def test_a_connection_that_is_lost_while_a_machine_is_off(coldrise, host, backup, off, tmp_path):
+    first = backup()
+    write(off, "vda", "write -P 19 0 20M")
+    reading = RunningBackup(coldrise, "web01", "--from", "libvirt", "--on", "hv1", "--rate", "1M")
+    host.stop()
+    code, _, messages = reading.end()
+    assert code not in (0, 101) and messages, messages
+    assert len(coldrise.json("list", "web01")["machines"][0]["points"]) == 1
+    assert len(bitmaps(off)) == 2 and list(host.scratch.iterdir())
+    # qemu-nbd ends with the program that started it.
+    readers = ["pgrep", "-f", f"qemu-nbd .*{off.images['vda']}"]
+    wait_until(lambda: subprocess.run(readers, capture_output=True, check=False).returncode == 1, "the end of qemu-nbd")
+    host.start()
+    made = backup()
+    assert [disk["base"] for disk in made["disks"]] == [first["point"]] * 2
+    assert [name.endswith(made["point"]) for name in bitmaps(off)] == [True]
+    assert_same(coldrise, made, off, tmp_path)
+
+
 def test_the_service_adds_and_checks_hosts(hv1, coldrise, request):
     service = request.getfixturevalue("service")
     added = service.post("kvm-hosts/hv1", {"address": hv1.address}, expected=(201,))
@@ -199,6 +269,8 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
     made = coldrise.json("backup", "db01", *everywhere)
     assert_same_as_now(coldrise, made["address"], two, tmp_path)
     assert "no domain web09 is on hv1, hv2" in refused("backup", "web09", *everywhere)[1]
+    # A pattern means machines that are off, too.
+    Domain(hv2.libvirt, "idle01", persistent=True).end()
     service = request.getfixturevalue("service")
     service.post("jobs", {"name": "nightly", "kind": "backup", "from": "libvirt", "hosts": ["hv1", "hv2"], "machines": ["*"],
                           "retries": 0})
@@ -210,13 +282,13 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
         states = sorted(service.get(f"runs/{run}")["state"] for run in started)
         return states, {one["machine"]: len(one["points"]) for one in coldrise.json("list")["machines"]}
 
-    assert runs() == (["ok", "ok"], {"db01": 2, "web01": 1})
+    assert runs() == (["ok", "ok", "ok"], {"db01": 2, "idle01": 1, "web01": 1})
     one.write("vda", "write -P 6 0 1M")
     other = Domain(hv2.libvirt, "web01")
     assert "a domain web01 runs on hv1 and on hv2" in refused("backup", "web01", *everywhere)[1]
     other.end()
     hv2.stop()
-    assert runs() == (["failed", "ok"], {"db01": 2, "web01": 2})
+    assert runs() == (["failed", "ok"], {"db01": 2, "idle01": 1, "web01": 2})
     failed = next(run for run in service.get("runs")["runs"] if run["state"] == "failed")
     assert "host hv2" in str(service.get(f"runs/{failed['id']}")), failed
     assert not next(one for one in service.get("kvm-hosts")["hosts"] if one["name"] == "hv2")["last_check"]["is_ok"]

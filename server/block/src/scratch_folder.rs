@@ -29,7 +29,7 @@ const NEW: Duration = Duration::from_secs(3600);
 /// The purpose of a folder, a part of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchKind {
-    /// For the backup of a running machine.
+    /// For a backup: a running machine, a foreign image.
     Backup,
     /// For a machine that a user boots.
     Boot,
@@ -39,8 +39,6 @@ pub enum ScratchKind {
     Files,
     /// For a connection to a hypervisor's host.
     Host,
-    /// For the reader of a foreign image.
-    Image,
     /// Of nbdkit.
     Nbdkit,
     /// Of nfs-ganesha.
@@ -52,13 +50,12 @@ pub enum ScratchKind {
 }
 
 impl ScratchKind {
-    const ALL: [ScratchKind; 10] = [
+    const ALL: [ScratchKind; 9] = [
         ScratchKind::Backup,
         ScratchKind::Boot,
         ScratchKind::Check,
         ScratchKind::Files,
         ScratchKind::Host,
-        ScratchKind::Image,
         ScratchKind::Nbdkit,
         ScratchKind::Nfs,
         ScratchKind::Smb,
@@ -72,7 +69,6 @@ impl ScratchKind {
             ScratchKind::Check => "coldrise-check-",
             ScratchKind::Files => "coldrise-files-",
             ScratchKind::Host => "coldrise-host-",
-            ScratchKind::Image => "coldrise-image-",
             ScratchKind::Nbdkit => "coldrise-nbdkit-",
             ScratchKind::Nfs => "coldrise-nfs-",
             ScratchKind::Smb => "coldrise-smb-",

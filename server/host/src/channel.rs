@@ -1,8 +1,11 @@
 //! The way to a host.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use coldrise_block::Result;
+use coldrise_block::{Context, Result};
 
 use crate::messages::{Answer, Request};
 
@@ -37,4 +40,18 @@ pub trait Channel: Send + Sync {
 
     /// The host's name; `None` for this host.
     fn name(&self) -> Option<&str>;
+}
+
+/// How long a server of a socket may take for its first byte.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+
+/// Waits until a server behind a Unix socket speaks first, as NBD's do.
+///
+/// # Errors
+/// Errors of the connection; after 10 s.
+pub fn greets(socket: &Path) -> Result<()> {
+    let what = || format!("connecting to {}", socket.display());
+    let mut stream = UnixStream::connect(socket).context(what)?;
+    stream.set_read_timeout(Some(GREETING_LIMIT)).context(what)?;
+    stream.read_exact(&mut [0; 8]).context(what)
 }

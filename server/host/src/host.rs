@@ -11,6 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
 use crate::disk_file::DiskFacts;
+use crate::image_files::{FileFacts, FilesState};
 use crate::messages::{Answer, Facts, FileKind, FoundFile, Outcome, Request};
 use crate::programs::{ProgramStart, ProgramState};
 use crate::qemu::QemuFacts;
@@ -171,6 +172,17 @@ impl Host {
         }
     }
 
+    /// Facts of a file or block device.
+    ///
+    /// # Errors
+    /// Errors of the operating system there; `Unsupported` if it is something else.
+    pub fn look_at_file(&self, path: &Path) -> Result<FileFacts> {
+        match self.0.call(Request::LookAtFile { path: path.to_owned() })? {
+            Answer::File(facts) => Ok(facts),
+            _ => Err(odd()),
+        }
+    }
+
     /// What is at each of these paths; `None` where there is nothing.
     ///
     /// # Errors
@@ -323,6 +335,30 @@ impl ScratchSpace {
         }
     }
 
+    /// The host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Holds a name on the host until the folder is removed.
+    ///
+    /// # Errors
+    /// `Busy` if another process there holds it.
+    pub fn claim(&self, name: &str) -> Result<()> {
+        let (space, name) = (self.folder.clone(), name.to_owned());
+        self.host.0.call(Request::Claim { space, name }).map(drop)
+    }
+
+    /// Watches files from now on. There is one watch for each folder.
+    ///
+    /// # Errors
+    /// Errors of the operating system there.
+    pub fn watch(&self, paths: Vec<PathBuf>) -> Result<FileWatch> {
+        let (host, space) = (self.host.clone(), self.folder.clone());
+        host.0.call(Request::WatchFiles { space: space.clone(), paths })?;
+        Ok(FileWatch { host, space })
+    }
+
     /// The folder, absolute.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -396,6 +432,25 @@ impl ScratchSpace {
         let bitmap = bitmap.map(str::to_owned);
         let request = Request::AddImage { space, name, size_bytes, cluster_bytes, bitmap };
         self.host.0.call(request).map(drop)
+    }
+}
+
+/// Files of a host that are watched while their folder exists.
+pub struct FileWatch {
+    host: Host,
+    space: PathBuf,
+}
+
+impl FileWatch {
+    /// Whether they are as they were when the watch began.
+    ///
+    /// # Errors
+    /// Errors of the operating system there, and of the connection: then it is unknown.
+    pub fn state(&self) -> Result<FilesState> {
+        match self.host.0.call(Request::FilesState { space: self.space.clone() })? {
+            Answer::Watched(state) => Ok(state),
+            _ => Err(odd()),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::disk_file::DiskFacts;
+use crate::image_files::{FileFacts, FilesState};
 use crate::programs::{ProgramStart, ProgramState};
 use crate::qemu::QemuFacts;
 
@@ -138,6 +139,30 @@ pub enum Request {
     },
     /// A TCP port of loopback that nothing uses now.
     FreePort,
+    /// Facts of a file or block device.
+    LookAtFile {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Holds a name, so that no other program on the host does the same, until the folder is removed.
+    Claim {
+        /// The folder.
+        space: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// Watches files from now on, in place of those that the folder's watch had before.
+    WatchFiles {
+        /// The folder.
+        space: PathBuf,
+        /// Their paths.
+        paths: Vec<PathBuf>,
+    },
+    /// Whether the watched files are as they were.
+    FilesState {
+        /// The folder.
+        space: PathBuf,
+    },
     /// The content of a file.
     ReadFile {
         /// Its path.
@@ -281,6 +306,10 @@ pub enum Answer {
     Number(u64),
     /// For [`Request::ProgramState`].
     Program(ProgramState),
+    /// For [`Request::LookAtFile`].
+    File(FileFacts),
+    /// For [`Request::FilesState`].
+    Watched(FilesState),
     /// For [`Request::Facts`].
     Facts(Facts),
     /// For [`Request::QemuFacts`].

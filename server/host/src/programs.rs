@@ -5,6 +5,8 @@
 //!      ├◀── its output     the beginning is kept
 //!      └◀── its messages   the end is kept
 //! ```
+//!
+//! A thread with [`Bounds`] restricts itself before it starts the program, which inherits that.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -22,6 +24,8 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::confinement::{confine_this_thread, Reach};
+use crate::image_confinement::Bounds;
+use crate::limits::Limits;
 
 /// Bytes kept of the beginning of a program's output.
 const MAX_OUTPUT_BYTES: usize = 2 << 20;
@@ -47,6 +51,8 @@ pub struct ProgramStart {
     pub socket: Option<String>,
     /// What it may open; `None`: anything. For QEMU.
     pub reach: Option<Reach>,
+    /// What a program may use that reads a foreign image; `None`: anything.
+    pub bounds: Option<Bounds>,
 }
 
 /// What is known of a program that was started.
@@ -70,6 +76,19 @@ pub enum ProgramEnd {
     Signal(i32),
     /// The system does not tell.
     Unknown,
+}
+
+impl ProgramEnd {
+    /// The message if the program exceeded its processor time; `None` if it did not.
+    pub fn limit_reached(self, limits: &Limits) -> Option<String> {
+        (self == ProgramEnd::Signal(libc::SIGXCPU)).then(|| {
+            format!(
+                "it was stopped after {} s of processor time, more than an image of this size \
+                 can need: it is damaged, or crafted to keep its reader busy",
+                limits.processor_seconds
+            )
+        })
+    }
 }
 
 /// A program that was started. Dropping it ends it.
@@ -109,25 +128,27 @@ impl Program {
     /// `ToolFailed` if it cannot be started; errors of making the socket.
     pub(crate) fn start(start: &ProgramStart, folder: &Path) -> Result<Program> {
         let mut command = command(start, folder)?;
-        let name = start.program.clone();
+        let (name, bounds) = (start.program.clone(), start.bounds.clone());
         let shared = Arc::new(Shared::default());
         let (kept, reach) = (Arc::clone(&shared), start.reach.clone());
         let (started, result) = sync_channel(1);
         let keeper = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
-                reach.inspect(confine_this_thread);
-                let spawned = command.spawn();
+                reach.iter().for_each(confine_this_thread);
+                let confined = bounds.map_or(Ok(()), |bounds| bounds.confine_this_thread());
+                let spawned = confined.and_then(|()| {
+                    let what = || format!("starting {name}");
+                    let failed = |error| Error::with_source(ErrorKind::ToolFailed, what(), error);
+                    command.spawn().map_err(failed)
+                });
                 // With our copy of its socket: a client notices the program's end.
                 drop(command);
                 keep(spawned, &kept, &started);
             })
-            .context(|| format!("starting a thread for {name}"))?;
+            .context(|| format!("starting a thread for {}", start.program))?;
         let what = || format!("starting {}", start.program);
-        let spawned = result
-            .recv()
-            .map_err(|error| Error::with_source(ErrorKind::Internal, what(), error))?;
-        spawned.map_err(|error| Error::with_source(ErrorKind::ToolFailed, what(), error))?;
+        result.recv().map_err(|error| Error::with_source(ErrorKind::Internal, what(), error))??;
         Ok(Program { shared, keeper: Some(keeper) })
     }
 
@@ -163,17 +184,24 @@ impl Drop for Program {
 }
 
 fn command(start: &ProgramStart, folder: &Path) -> Result<Command> {
-    let mut command = Command::new(&start.program);
+    let mut words = Vec::new();
     let mut input = Stdio::null();
     if let Some(socket) = &start.socket {
         let path = folder.join(socket);
         let listener =
             UnixListener::bind(&path).context(|| format!("making {}", path.display()))?;
         input = OwnedFd::from(listener).into();
-        command = Command::new("/bin/sh");
-        command.args(["-c", LISTEN_SCRIPT, "sh", &start.program]);
+        words.extend(["/bin/sh", "-c", LISTEN_SCRIPT, "sh"].map(str::to_owned));
     }
-    command.args(&start.words).current_dir(folder);
+    if let Some(bounds) = &start.bounds {
+        words.push("prlimit".to_owned());
+        words.extend(bounds.limits.arguments());
+        words.push("--".to_owned());
+    }
+    words.push(start.program.clone());
+    words.extend_from_slice(&start.words);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).current_dir(folder);
     command.env_clear().env("LC_ALL", "C");
     if let Some(path) = std::env::var_os(SEARCH_PATH) {
         command.env(SEARCH_PATH, path);
@@ -185,11 +213,7 @@ fn command(start: &ProgramStart, folder: &Path) -> Result<Command> {
 }
 
 /// Keeps what the program writes, until it has ended.
-fn keep(
-    spawned: std::io::Result<Child>,
-    shared: &Arc<Shared>,
-    started: &SyncSender<std::io::Result<()>>,
-) {
+fn keep(spawned: Result<Child>, shared: &Arc<Shared>, started: &SyncSender<Result<()>>) {
     let (output, messages) = match spawned {
         Ok(mut child) => {
             let pipes = (child.stdout.take(), child.stderr.take());
@@ -255,7 +279,7 @@ mod tests {
     fn started(program: &str, words: &[&str], socket: Option<&str>, folder: &Path) -> Program {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let (program, socket) = (program.to_owned(), socket.map(str::to_owned));
-        let start = ProgramStart { program, words, socket, reach: None };
+        let start = ProgramStart { program, words, socket, ..Default::default() };
         Program::start(&start, folder).unwrap()
     }
 
@@ -286,13 +310,13 @@ mod tests {
         let start = ProgramStart {
             program: "sh".to_owned(),
             words: ["-c", script, other.path().to_str().unwrap()].map(str::to_owned).to_vec(),
-            socket: None,
             reach: Some(Reach {
                 program: None,
                 files: Vec::new(),
                 folders: vec![folder.path().to_owned()],
                 network: NetworkReach::Port(None),
             }),
+            ..Default::default()
         };
         let state = Program::start(&start, folder.path()).unwrap().state(LONG);
         assert_eq!((state.end, &*state.output), (Some(ProgramEnd::Code(0)), "x\n"), "{state:?}");

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +16,9 @@ use rustix::fs::{fallocate, statvfs, FallocateFlags};
 use rustix::io::Errno;
 use serde_json::json;
 
+use crate::image_files::{self, FilesState};
 use crate::programs::{Program, ProgramStart};
+use crate::watched_file::WatchedFile;
 
 /// Longest path of a socket, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
@@ -32,6 +36,8 @@ pub fn default_scratch() -> PathBuf {
 pub(crate) struct Space {
     /// By their numbers. They end before the folder is removed.
     programs: Mutex<HashMap<u64, Arc<Program>>>,
+    watched: Mutex<Vec<WatchedFile>>,
+    claimed: Mutex<Vec<UnixListener>>,
     folder: ScratchFolder,
     parent: PathBuf,
     group: Option<u32>,
@@ -41,8 +47,15 @@ impl Space {
     pub(crate) fn new(parent: &Path, group: Option<u32>) -> Result<Space> {
         let parent = std::path::absolute(parent).context(|| parent.display().to_string())?;
         let folder = ScratchFolder::new_in(&parent, ScratchKind::Backup)
-            .map_err(|error| error.advise("name another folder with --scratch DIR"))?;
-        let space = Space { programs: Mutex::default(), folder, parent, group };
+            .map_err(|error| error.advise("name another folder with --scratch DIR or TMPDIR"))?;
+        let space = Space {
+            programs: Mutex::default(),
+            watched: Mutex::default(),
+            claimed: Mutex::default(),
+            folder,
+            parent,
+            group,
+        };
         let inner = space.folder().join("qemu");
         std::fs::create_dir(&inner).context(|| format!("making {}", inner.display()))?;
         space.share(space.folder(), 0o710)?;
@@ -51,7 +64,9 @@ impl Space {
         if socket.as_os_str().len() > MAX_SOCKET_BYTES {
             let text = format!("{} is too long for a socket", socket.display());
             let error = Error::new(ErrorKind::InvalidInput, text);
-            return Err(error.advise("name a folder with a shorter path with --scratch DIR"));
+            return Err(
+                error.advise("name a folder with a shorter path with --scratch DIR or TMPDIR")
+            );
         }
         Ok(space)
     }
@@ -98,6 +113,34 @@ impl Space {
         // Another task may wait for its end.
         program.inspect(|program| program.kill());
         Ok(())
+    }
+
+    /// Holds a name on this host. The kernel frees it when the process ends.
+    ///
+    /// # Errors
+    /// `Busy` if another process holds it.
+    pub(crate) fn claim(&self, name: &str) -> Result<()> {
+        let what = || format!("taking the lock {name}");
+        let address = SocketAddr::from_abstract_name(name).context(what)?;
+        let held = UnixListener::bind_addr(&address).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                Error::new(ErrorKind::Busy, format!("another process holds the lock {name}"))
+            }
+            _ => Error::io(what(), error),
+        })?;
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+        Ok(())
+    }
+
+    /// Watches files from now on, in place of those before.
+    pub(crate) fn watch(&self, paths: &[PathBuf]) -> Result<()> {
+        let files = paths.iter().map(|path| WatchedFile::open(path)).collect::<Result<_>>()?;
+        *self.watched.lock().unwrap_or_else(PoisonError::into_inner) = files;
+        Ok(())
+    }
+
+    pub(crate) fn files_state(&self) -> Result<FilesState> {
+        image_files::state(&self.watched.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Ends all programs.

@@ -21,6 +21,7 @@ use crate::files::{
     look, read_file, read_folder, read_from, remove_tpm, write_file, MAX_FILE_BYTES,
 };
 use crate::freezes::Freezes;
+use crate::image_files;
 use crate::kvm::kvm_works;
 use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
 use crate::qemu::QemuFacts;
@@ -140,6 +141,16 @@ impl Channel for HostTasks {
             Request::RemoveAbandoned { parent } => {
                 remove_abandoned_folders_in(&parent.unwrap_or_else(default_scratch));
                 Ok(Answer::Done)
+            }
+            Request::LookAtFile { path } => image_files::look_at(&path).map(Answer::File),
+            Request::Claim { space, name } => {
+                self.with_space(&space, |space| space.claim(&name)).map(|()| Answer::Done)
+            }
+            Request::WatchFiles { space, paths } => {
+                self.with_space(&space, |space| space.watch(&paths)).map(|()| Answer::Done)
+            }
+            Request::FilesState { space } => {
+                self.with_space(&space, |space| space.files_state()).map(Answer::Watched)
             }
             Request::ReadFile { path, max_bytes } => {
                 Ok(Answer::Content(STANDARD.encode(read_file(&path, max_bytes)?)))

@@ -25,7 +25,7 @@ use coldrise_block::{
     now_ms, remove_abandoned_folders, Context, Error, ErrorKind, PeriodicThread, Result,
 };
 use coldrise_host::{
-    read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
+    greets, read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
     PROTOCOL_VERSION, SILENCE,
 };
 use coldrise_store::{MachineName, Repository};
@@ -40,8 +40,6 @@ use crate::ssh::{is_session_refused, login_error, shown, SshFolder, SESSIONS_ADV
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long an answer may take beyond the task's own limit.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
-/// How long a server of a socket may take for its first byte.
-const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// How long the program there may take for its end.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum of what a login shell may say, in bytes.
@@ -397,14 +395,6 @@ impl Drop for Connection {
             drop(UnixStream::connect(local));
         }
     }
-}
-
-/// Whether a server behind a socket here speaks first, as NBD's do.
-fn greets(socket: &Path) -> Result<()> {
-    let what = || format!("connecting to {}", socket.display());
-    let mut stream = UnixStream::connect(socket).context(what)?;
-    stream.set_read_timeout(Some(GREETING_LIMIT)).context(what)?;
-    stream.read_exact(&mut [0; 8]).context(what)
 }
 
 /// Waits for the end of a session's ssh, and keeps its messages.

@@ -32,11 +32,9 @@ pub use heal::{check_source, heal, HealSummary};
 pub use heal_disk::heal_from_disk;
 pub use in_place::{united, Differences, ExistingDisk, Purpose};
 pub use libnbd::check_libnbd;
-pub use qemu::{import_confinement, Confinement};
+pub use qemu::ImageServer;
 pub use restore::{
     is_ova, restore, restore_ova, Ova, OvaDisk, PartFiles, RestoreOptions, RestoreSummary,
     RestoreTarget,
 };
-pub use source::{
-    keep_out, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
-};
+pub use source::{keep_out, ImageFormat, LiveBitmap, Location, MachineImage, SourceSpec};

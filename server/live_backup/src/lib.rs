@@ -6,7 +6,7 @@
 //!        the instant: sources ─▶ ingest
 //! ```
 //!
-//! libvirt also tells the images of a machine that is off: they are read as they are.
+//! libvirt also tells the images of a machine that is off: they are read as they are, on its host.
 #![forbid(unsafe_code)]
 
 mod disk_pick;

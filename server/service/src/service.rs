@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_hosts::{connect, parse_host_name, Hosts};
-use coldrise_hypervisors::libvirt::domains;
+use coldrise_hypervisors::libvirt::all_domains;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Inventory;
 use coldrise_runs::{RunsFolder, Starter};
@@ -89,11 +89,10 @@ impl Known for SharedService {
         Ok(self.known_machines()?.into_iter().map(|known| known.names).collect())
     }
 
-    fn running_on(&self, host: &str) -> Result<Vec<String>> {
+    fn domains_on(&self, host: &str) -> Result<Vec<String>> {
         let hosts = Hosts::of(&self.inventory()?.repository()?);
         let host = connect(&hosts, &hosts.find(&parse_host_name(host)?)?)?;
-        let running = domains(&Virsh::on(host, None)?, false, LIBVIRT_PATIENCE)?;
-        Ok(running.into_iter().map(|(_, name)| name).collect())
+        all_domains(&Virsh::on(host, None)?, LIBVIRT_PATIENCE)
     }
 }
 

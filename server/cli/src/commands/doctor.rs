@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_ingest::import_confinement;
+use coldrise_host::import_confinement;
 use coldrise_session::{
     damaged_sessions, open_live_disk, open_point_disk, session_damage, Catalog, SessionDamage,
 };

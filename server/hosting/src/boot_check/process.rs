@@ -58,8 +58,8 @@ impl MachineProcess {
         let start = ProgramStart {
             program: PROGRAM.to_owned(),
             words: words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            socket: None,
             reach: Some(Reach { program, files: Vec::new(), folders, network }),
+            ..Default::default()
         };
         let program = space.start(start)?;
         let printer = MessagePrinter::new(caller.print_message);

@@ -240,8 +240,7 @@ pub fn read_disks(
             Location::Live { bitmap, .. } => bitmap.as_ref().map(|bitmap| bitmap.name.clone()),
             _ => request.bitmap.clone(),
         };
-        let options =
-            SourceOptions { bitmap, follow_backing: request.follow_backing, is_shared: false };
+        let options = SourceOptions { bitmap, follow_backing: request.follow_backing };
         let source = open_source(spec, &options, cancel)?;
         let base = match quarantined {
             Some(_) => Base::NONE,

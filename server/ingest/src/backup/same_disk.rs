@@ -36,11 +36,7 @@ impl BackupStart {
         };
         let base = self.latest.as_ref().and_then(|point| point.disk(&spec.disk));
         let Some(base) = base.filter(|_| bitmap.is_whole_disk) else { return Ok(None) };
-        let options = SourceOptions {
-            bitmap: Some(bitmap.name.clone()),
-            follow_backing: false,
-            is_shared: false,
-        };
+        let options = SourceOptions { bitmap: Some(bitmap.name.clone()), follow_backing: false };
         let source = open_source(spec, &options, cancel)?;
         let stored = repository.disk(base.root, base.size_bytes);
         let unit_bytes = u64::from(repository.chunk_size_bytes()).max(source.alignment_bytes());

@@ -1,9 +1,9 @@
 //! Changes the persistent dirty bitmaps of a qcow2 image that no program has open.
 
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::{ProgramEnd, ScratchSpace};
 
 use super::questions::ask;
 use super::{refused, QemuImage};
@@ -17,13 +17,17 @@ pub(crate) enum BitmapChange {
     Remove,
 }
 
-/// Makes the change under QEMU's own lock for writing, which is held for some 10 ms. Opens neither the backing file nor
-/// any other file. The bitmap's name begins with a letter.
+/// Makes the change under QEMU's own lock for writing, which is held for some 10 ms. `image` is opened without its backing
+/// file and any other file. The bitmap's name begins with a letter.
 ///
 /// # Errors
 /// `Busy` if a program has the image open for writing; `ToolFailed` with QEMU's reason. The bitmaps are then as before.
-pub(crate) fn change_bitmap(path: &Path, change: BitmapChange, bitmap: &str) -> Result<()> {
-    let mut image = QemuImage::new("qcow2", path, &[], None)?;
+pub(crate) fn change_bitmap(
+    space: &ScratchSpace,
+    mut image: QemuImage,
+    change: BitmapChange,
+    bitmap: &str,
+) -> Result<()> {
     for file in &mut image.files {
         file.is_writable = true;
     }
@@ -31,10 +35,11 @@ pub(crate) fn change_bitmap(path: &Path, change: BitmapChange, bitmap: &str) -> 
         BitmapChange::Add => "--add",
         BitmapChange::Remove => "--remove",
     };
-    let what = format!("changing the bitmaps of {}", path.display());
+    let path = image.files.first().map(|file| file.path.display().to_string());
+    let what = format!("changing the bitmaps of {}", path.unwrap_or_default());
     // A change that began is not cancelled.
-    let answer = ask(&["bitmap", word], &image, &[bitmap], &what, &AtomicBool::new(false))?;
-    if answer.status.is_some_and(|status| status.success()) {
+    let answer = ask(space, &["bitmap", word], &image, &[bitmap], &what, &AtomicBool::new(false))?;
+    if answer.end == ProgramEnd::Code(0) {
         return Ok(());
     }
     if answer.messages.contains("\" lock") {

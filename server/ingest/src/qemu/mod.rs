@@ -3,33 +3,29 @@
 //!
 //! ```text
 //!   questions ── qemu-img ──┐
-//!                           ├─ child ── confinement: Landlock, seccomp, capabilities
-//!   server ───── qemu-nbd ──┘        └─ limits: memory, processor time, open files
+//!                           ├─ coldrise_host: a program in a private folder, with bounds
+//!   server ───── qemu-nbd ──┘
 //! ```
+//!
+//! The program runs on the host of the private folder: this one, or that of a machine.
 //!
 //! `qemu-img` answers questions; `qemu-nbd` serves one image, read-only, on a private Unix
 //! socket. Both get the format and never probe it. Neither can open a file that is
 //! not listed in the [`QemuImage`].
 
 mod bitmaps;
-mod calls;
-mod child;
-mod confinement;
-mod limits;
 mod questions;
 mod server;
 
-use std::io::Seek;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::{AllowedFile, Bounds, FileFacts, Limits, ScratchSpace};
 use serde_json::{json, Value};
 
 pub(crate) use bitmaps::{change_bitmap, BitmapChange};
-pub use confinement::{import_confinement, Confinement};
 pub(crate) use questions::{check_image, image_facts};
-pub(crate) use server::ImageServer;
+pub use server::ImageServer;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -40,32 +36,22 @@ pub(crate) struct FileRange {
     pub(crate) length_bytes: u64,
 }
 
-/// A file that QEMU may open.
-#[derive(Clone, Debug)]
-struct ImageFile {
-    path: PathBuf,
-    /// Whether the last component of its path may be a link: in the user's path it may. In
-    /// a name from an image it may not, not even right after the check.
-    may_be_link: bool,
-    /// Whether QEMU may also write it.
-    is_writable: bool,
-}
-
 /// The options with which QEMU opens an image, and all files that it may open for it.
 #[derive(Clone, Debug)]
 pub(crate) struct QemuImage {
     options: Value,
-    files: Vec<ImageFile>,
+    files: Vec<AllowedFile>,
     length_bytes: u64,
     allocated_bytes: u64,
 }
 
 impl QemuImage {
-    /// A local file or block device with its format. Only `extents`, its own files, and
+    /// A file or block device, on the host of `space`, with its format. Only `extents`, its own files, and
     /// `backing`, if the format supports it, are opened with it.
     ///
     /// Fails if a file cannot be examined, or if a path cannot be written in JSON.
     pub(crate) fn new(
+        space: &ScratchSpace,
         driver: &str,
         path: &Path,
         extents: &[PathBuf],
@@ -79,9 +65,8 @@ impl QemuImage {
                 format!("{}: QEMU needs a path in UTF-8; rename the file", path.display()),
             ));
         };
-        let status = std::fs::metadata(path)
-            .map_err(|error| Error::io(format!("opening the image {}", path.display()), error))?;
-        let file_driver = if status.file_type().is_block_device() { "host_device" } else { "file" };
+        let facts = space.host().look_at_file(&absolute)?;
+        let file_driver = if facts.is_device { "host_device" } else { "file" };
         let mut options =
             json!({ "driver": driver, "file": { "driver": file_driver, "filename": filename } });
         let mut image = QemuImage {
@@ -90,9 +75,9 @@ impl QemuImage {
             length_bytes: 0,
             allocated_bytes: 0,
         };
-        image.add_file(&absolute, true)?;
+        image.add_file(&absolute, true, &facts);
         for extent in extents {
-            image.add_file(extent, false)?;
+            image.add_file(extent, false, &space.host().look_at_file(extent)?);
         }
         // Raw and VHD have no backing file and would reject the option.
         if matches!(driver, "qcow2" | "vmdk") {
@@ -117,8 +102,13 @@ impl QemuImage {
     /// A part of a local file. Opens no other file.
     ///
     /// Fails as [`QemuImage::new`] does; and if the file ends before the part does.
-    pub(crate) fn new_part(driver: &str, path: &Path, range: FileRange) -> Result<QemuImage> {
-        let mut image = QemuImage::new(driver, path, &[], None)?;
+    pub(crate) fn new_part(
+        space: &ScratchSpace,
+        driver: &str,
+        path: &Path,
+        range: FileRange,
+    ) -> Result<QemuImage> {
+        let mut image = QemuImage::new(space, driver, path, &[], None)?;
         // QEMU wants whole sectors; a tar archive fills up its members to them.
         let size_bytes = range.length_bytes.next_multiple_of(SECTOR_BYTES);
         let end_bytes = range.offset_bytes.saturating_add(size_bytes);
@@ -134,25 +124,15 @@ impl QemuImage {
         Ok(image)
     }
 
-    fn add_file(&mut self, path: &Path, may_be_link: bool) -> Result<()> {
-        let what = || format!("looking at {}", path.display());
-        let status = std::fs::metadata(path).context(what)?;
-        let (length_bytes, allocated_bytes) = if status.file_type().is_block_device() {
-            let end = std::fs::File::open(path).context(what)?.seek(std::io::SeekFrom::End(0));
-            let size_bytes = end.context(what)?;
-            (size_bytes, size_bytes)
-        } else {
-            // Some network file systems do not report allocated blocks.
-            let allocated = match status.blocks() {
-                0 => status.len(),
-                blocks => blocks.saturating_mul(512),
-            };
-            (status.len(), allocated)
-        };
-        self.length_bytes = self.length_bytes.saturating_add(length_bytes);
-        self.allocated_bytes = self.allocated_bytes.saturating_add(allocated_bytes);
-        self.files.push(ImageFile { path: path.to_path_buf(), may_be_link, is_writable: false });
-        Ok(())
+    fn add_file(&mut self, path: &Path, may_be_link: bool, facts: &FileFacts) {
+        self.length_bytes = self.length_bytes.saturating_add(facts.length_bytes);
+        self.allocated_bytes = self.allocated_bytes.saturating_add(facts.allocated_bytes);
+        self.files.push(AllowedFile { path: path.to_path_buf(), may_be_link, is_writable: false });
+    }
+
+    /// What a program may use that opens it.
+    fn bounds(&self, limits: Limits) -> Bounds {
+        Bounds { files: self.files.clone(), limits }
     }
 
     /// The same, opened without a lock that could keep a machine from starting on it. Such a machine may change
@@ -178,19 +158,11 @@ impl QemuImage {
     }
 }
 
-fn missing_tool(tool: &str, error: std::io::Error) -> Error {
-    Error::with_source(
-        ErrorKind::ToolFailed,
-        format!("starting {tool} (Debian: apt install qemu-utils)"),
-        error,
-    )
-}
-
 /// The useful part of a tool's messages, without the tool's own name and the long `json:`
 /// name of the image. An image may have put text into a message, and with it terminal
 /// escapes: these are replaced.
-fn plain_message(raw: &[u8], image: &str) -> String {
-    let text = String::from_utf8_lossy(raw).replace(image, "the image");
+fn plain_message(raw: &str, image: &str) -> String {
+    let text = raw.replace(image, "the image");
     let text = text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
     let lines: Vec<&str> = text
         .lines()

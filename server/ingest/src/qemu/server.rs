@@ -1,80 +1,77 @@
-//! A `qemu-nbd` child that serves one image.
+//! A `qemu-nbd` that serves one image on its host.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::{HostProgram, Limits, ProgramStart, ScratchSpace};
 
-use super::child::ConfinedChild;
-use super::limits::Limits;
 use super::{plain_message, refused, QemuImage};
 use crate::libnbd::Endpoint;
 
-/// A child that refused an image ends by itself; this is the time limit for its message.
+/// Maximum number of clients: the readers, the queries, one to spare.
+const MAX_CLIENTS: u32 = 8;
+/// A program that refused an image ends by itself; this is the time limit for its message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The same limit when a request fails on a child that already served: its message, if
-/// any, is already written, and the child may be ending.
+/// The same limit when a request fails on a program that already served: its message, if
+/// any, is already written, and it may be ending.
 const SHORT_PATIENCE: Duration = Duration::from_millis(200);
 
-/// The child. Dropping it ends it.
+/// The program. Dropping it ends it.
 ///
-/// The listening socket is ours and the child inherits it (systemd socket activation). So
-/// a connection that is made right after the start waits until the child is ready, and
-/// fails if the child refuses the image. No polling is needed.
-pub(crate) struct ImageServer {
-    child: ConfinedChild,
+/// It inherits its listening socket. So a connection that is made right after the start waits until the program is
+/// ready, and fails if it refuses the image. No polling is needed.
+pub struct ImageServer {
+    program: HostProgram,
+    limits: Limits,
     name: String,
-    directory: ScratchFolder,
+    socket: PathBuf,
 }
 
-/// Makes stdin the socket that qemu-nbd expects as descriptor 3, and limits the process. The
-/// arguments travel as `$@`: the shell never parses them.
-const START_SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; \
-                            exec prlimit \"$@\"";
-
 impl ImageServer {
-    /// Starts the child for up to `max_clients` clients; `bitmap` is a persistent dirty
-    /// bitmap of the image to export. The first connection shows whether the child
-    /// accepts the image.
+    /// Starts the program at the socket `socket` of a private folder; `bitmap` is a persistent dirty
+    /// bitmap of the image to export. The first connection shows whether it accepts the image.
     pub(crate) fn start(
         image: &QemuImage,
         bitmap: Option<&str>,
-        max_clients: u32,
+        space: &ScratchSpace,
+        socket: &str,
     ) -> Result<ImageServer> {
-        let directory = ScratchFolder::new(ScratchKind::Image)?;
-        let listener = UnixListener::bind(directory.path().join("nbd"))
-            .context(|| "making a private socket")?;
         let name = image.name();
-        let limits = Limits::of_serving(image);
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", START_SCRIPT, "prlimit"]).args(limits.arguments());
-        command.args(["--", "qemu-nbd", "--read-only"]);
-        if let Some(bitmap) = bitmap {
-            command.arg(format!("--bitmap={bitmap}"));
-        }
-        command.arg(format!("--shared={max_clients}")).arg("--").arg(&name);
-        command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null());
-        let (child, _) = ConfinedChild::start("qemu-nbd", command, image, limits)?;
-        Ok(ImageServer { child, name, directory })
+        let limits = Limits::of_serving(image.allocated_bytes, image.files.len());
+        let mut words = vec!["--read-only".to_owned(), "--persistent".to_owned()];
+        words.extend(bitmap.map(|bitmap| format!("--bitmap={bitmap}")));
+        words.extend([format!("--shared={MAX_CLIENTS}"), "--".to_owned(), name.clone()]);
+        let program = space.start(ProgramStart {
+            program: "qemu-nbd".to_owned(),
+            words,
+            socket: Some(socket.to_owned()),
+            bounds: Some(image.bounds(limits)),
+            ..Default::default()
+        })?;
+        Ok(ImageServer { program, limits, name, socket: space.file(socket) })
     }
 
-    /// The listening address.
+    /// The listening address, on its host.
+    pub fn socket(&self) -> &PathBuf {
+        &self.socket
+    }
+
+    /// The same, if that is this host.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        Endpoint::Socket(self.directory.path().join("nbd"))
+        Endpoint::Socket(self.socket.clone())
     }
 
-    /// Replaces the client's `error` by the reason why the child did not serve, if the
-    /// child gave one.
-    pub(crate) fn explain_refusal(&self, what: &str, error: Error) -> Error {
+    /// Replaces the client's `error` by the reason why the program did not serve, if it
+    /// gave one.
+    pub fn explain_refusal(&self, what: &str, error: Error) -> Error {
         match self.reason(&error, PATIENCE) {
             Some(reason) => refused(what, reason),
             None => error.context(what),
         }
     }
 
-    /// Like [`ImageServer::explain_refusal`], for a request that failed. Ends the child.
+    /// Like [`ImageServer::explain_refusal`], for a request that failed.
     pub(crate) fn explain_failure(&self, error: Error) -> Error {
         match self.reason(&error, SHORT_PATIENCE) {
             Some(reason) => Error::with_source(ErrorKind::ToolFailed, error.to_string(), reason),
@@ -83,18 +80,14 @@ impl ImageServer {
     }
 
     fn reason(&self, error: &Error, patience: Duration) -> Option<String> {
-        // The child can only cause a broken connection or a refused request.
+        // The program can only cause a broken connection or a refused request.
         if error.kind() != ErrorKind::Io {
             return None;
         }
-        let end = self.child.end_within(patience).unwrap_or_else(|| {
-            self.child.kill();
-            self.child.wait()
-        });
-        if let Some(why) = self.child.limit_reached(&end) {
-            return Some(why);
-        }
-        let is_silent = end.messages.iter().all(u8::is_ascii_whitespace);
-        (!is_silent).then(|| plain_message(&end.messages, &self.name))
+        let state = self.program.state(patience).ok()?;
+        state.end.and_then(|end| end.limit_reached(&self.limits)).or_else(|| {
+            let is_silent = state.messages.trim().is_empty();
+            (!is_silent).then(|| plain_message(&state.messages, &self.name))
+        })
     }
 }

@@ -4,6 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use coldrise_host::Host;
 use proptest::prelude::*;
 
 use super::qcow2::check_qcow2;
@@ -145,7 +146,7 @@ proptest! {
         }
         let (_folder, path) = file(&[(0, content)]);
         // Each may refuse it; none may panic.
-        let _ = check_qcow2(&path);
+        let _ = check_qcow2(&path, &Host::here().look_at_file(&path).unwrap());
         let _ = check_vhd(&path);
         let _ = vmdk_extents(&path);
         prop_assert!(VhdxMap::open(&path).is_err());

@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_host::{Host, ScratchSpace};
 
-use super::inspect::{inspect, inspect_member, Inspected};
+use super::inspect::{inspect, inspect_member, Inspected, Inspection};
 use super::vhdx::VhdxMap;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
 use crate::qemu::{FileRange, ImageServer};
 
-/// Maximum number of the child's clients: the readers, the queries, one to spare.
-const MAX_CLIENTS: u32 = 8;
+/// The name of the socket.
+const SOCKET: &str = "nbd";
 /// The maximum expansion of deflate, the strongest compression that images use.
 const MAX_EXPANSION: u64 = 1032;
 /// Tolerance: an image may store less than a block's end suggests.
@@ -28,6 +29,7 @@ pub(crate) struct ImageSource<'c> {
     map: Option<VhdxMap>,
     plausible: PlausibleContent,
     server: ImageServer,
+    _space: ScratchSpace,
 }
 
 impl<'c> ImageSource<'c> {
@@ -46,8 +48,10 @@ impl<'c> ImageSource<'c> {
             ));
         }
         let file = RawSource::open(path)?;
-        let inspected = inspect(path, format, options, true, cancel)?;
-        ImageSource::serve(path, format, file, inspected, bitmap, cancel)
+        let space = private_folder()?;
+        let way = Inspection::of_import(&space, options.follow_backing, cancel);
+        let inspected = inspect(path, format, &way)?;
+        ImageSource::serve(space, path, format, file, inspected, bitmap, cancel)
     }
 
     /// The same for a VMDK that is a part of the file `archive`.
@@ -63,12 +67,14 @@ impl<'c> ImageSource<'c> {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let file = RawSource::open(archive)?;
-        let inspected = inspect_member(archive, Path::new(name), range, cancel)?;
-        ImageSource::serve(Path::new(name), ImageFormat::Vmdk, file, inspected, None, cancel)
+        let space = private_folder()?;
+        let inspected = inspect_member(&space, archive, Path::new(name), range, cancel)?;
+        ImageSource::serve(space, Path::new(name), ImageFormat::Vmdk, file, inspected, None, cancel)
     }
 
     /// Starts the child.
     fn serve(
+        space: ScratchSpace,
         path: &Path,
         format: ImageFormat,
         file: RawSource,
@@ -79,7 +85,7 @@ impl<'c> ImageSource<'c> {
         let expansion = if inspected.may_be_compressed { MAX_EXPANSION } else { 1 };
         let plausible = PlausibleContent::new(path, inspected.image.length_bytes(), expansion);
         let what = format!("opening {} as {format}", path.display());
-        let server = ImageServer::start(&inspected.image, bitmap, MAX_CLIENTS)?;
+        let server = ImageServer::start(&inspected.image, bitmap, &space, SOCKET)?;
         let nbd = NbdSource::open(server.endpoint(), path.display().to_string(), bitmap, cancel)
             .map_err(|error| server.explain_refusal(&what, error))?;
         let map = match format {
@@ -92,7 +98,7 @@ impl<'c> ImageSource<'c> {
                 format!("{what}: its size changed while it was opened"),
             ));
         }
-        Ok(ImageSource { nbd, file, map, plausible, server })
+        Ok(ImageSource { nbd, file, map, plausible, server, _space: space })
     }
 }
 
@@ -139,6 +145,11 @@ impl Source for ImageSource<'_> {
     fn check_after_reading(&self) -> Result<Option<String>> {
         self.file.check_after_reading()
     }
+}
+
+/// A private folder for QEMU's tools, on this host.
+fn private_folder() -> Result<ScratchSpace> {
+    ScratchSpace::new(&Host::here(), Some(&std::env::temp_dir()), None)
 }
 
 struct ImageReader<'s> {

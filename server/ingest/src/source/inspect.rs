@@ -5,11 +5,12 @@
 //! own process and with the format named, answers everything else.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_host::{FileFacts, ScratchSpace};
 use serde_json::Value;
 
 use super::qcow2::check_qcow2;
@@ -18,8 +19,40 @@ use super::raw_signs::refuse_fixed_vhd;
 use super::vhd::check_vhd;
 use super::vhdx::VhdxMap;
 use super::vmdk::{check_member, vmdk_extents, SPARSE_HEADER_BYTES};
-use super::{open_named, ImageFormat, SourceOptions};
+use super::{open_named, ImageFormat};
 use crate::qemu::{check_image, image_facts, FileRange, QemuImage};
+
+/// How an image is inspected.
+pub(super) struct Inspection<'a> {
+    /// A folder for QEMU's tools, on the host of the image.
+    pub(super) space: &'a ScratchSpace,
+    /// Whether its backing files belong to it and may be opened.
+    pub(super) follows_backing: bool,
+    /// Whether QEMU checks the tables of all its files.
+    pub(super) is_checked: bool,
+    /// Whether it is the image of a machine. Then its files are opened without a lock that could keep the machine from
+    /// starting, and as the machine's own QEMU opens them.
+    pub(super) is_of_machine: bool,
+    pub(super) cancel: &'a AtomicBool,
+}
+
+impl<'a> Inspection<'a> {
+    /// For an image of this host that the user names.
+    pub(super) fn of_import(
+        space: &'a ScratchSpace,
+        follows_backing: bool,
+        cancel: &'a AtomicBool,
+    ) -> Inspection<'a> {
+        Inspection { space, follows_backing, is_checked: true, is_of_machine: false, cancel }
+    }
+
+    fn locked(&self, image: QemuImage) -> QemuImage {
+        match self.is_of_machine {
+            true => image.shared(),
+            false => image,
+        }
+    }
+}
 
 /// Maximum number of images in one backing chain.
 const MAX_CHAIN: usize = 64;
@@ -46,14 +79,8 @@ struct Link {
 }
 
 /// Inspects an image. Refuses damaged images and those that refer to files the user did
-/// not name. With `is_checked`, QEMU checks the tables of all its files.
-pub(super) fn inspect(
-    path: &Path,
-    format: ImageFormat,
-    options: &SourceOptions,
-    is_checked: bool,
-    cancel: &AtomicBool,
-) -> Result<Inspected> {
+/// not name.
+pub(super) fn inspect(path: &Path, format: ImageFormat, way: &Inspection<'_>) -> Result<Inspected> {
     let mut chain: Vec<Link> = Vec::new();
     let mut next = Some((path.to_path_buf(), format));
     while let Some((path, format)) = next {
@@ -63,7 +90,7 @@ pub(super) fn inspect(
                 format!("more than {MAX_CHAIN} backing files, or a circle of them"),
             ));
         }
-        let (link, backing) = inspect_one(path, format, options, is_checked, cancel)?;
+        let (link, backing) = inspect_one(path, format, way)?;
         chain.push(link);
         next = backing;
     }
@@ -72,19 +99,11 @@ pub(super) fn inspect(
     let mut image = None;
     for link in chain.iter().rev() {
         let driver = link.format.qemu_driver();
-        image = Some(QemuImage::new(driver, &link.path, &link.extents, image.take())?);
+        image = Some(QemuImage::new(way.space, driver, &link.path, &link.extents, image.take())?);
     }
     match image {
-        Some(image) => Ok(Inspected { image: locked_as(options, image), may_be_compressed, facts }),
+        Some(image) => Ok(Inspected { image: way.locked(image), may_be_compressed, facts }),
         None => Err(Error::new(ErrorKind::Internal, "the image has no file")),
-    }
-}
-
-fn locked_as(options: &SourceOptions, image: QemuImage) -> QemuImage {
-    if options.is_shared {
-        image.shared()
-    } else {
-        image
     }
 }
 
@@ -93,6 +112,7 @@ fn locked_as(options: &SourceOptions, image: QemuImage) -> QemuImage {
 /// # Errors
 /// As of [`inspect`].
 pub(super) fn inspect_member(
+    space: &ScratchSpace,
     path: &Path,
     name: &Path,
     range: FileRange,
@@ -103,9 +123,9 @@ pub(super) fn inspect_member(
     let mut start = vec![0; range.length_bytes.min(SPARSE_HEADER_BYTES as u64) as usize];
     file.read_exact_at(&mut start, range.offset_bytes).context(what)?;
     check_member(name, &start, range.length_bytes)?;
-    let image = QemuImage::new_part(ImageFormat::Vmdk.qemu_driver(), path, range)?;
+    let image = QemuImage::new_part(space, ImageFormat::Vmdk.qemu_driver(), path, range)?;
     let what = format!("opening {} as vmdk", name.display());
-    let facts = image_facts(&image, &what, cancel)?;
+    let facts = image_facts(space, &image, &what, cancel)?;
     let data = &facts["format-specific"]["data"];
     if data["parent-cid"].as_u64().is_some_and(|parent| parent != NO_PARENT) {
         return Err(Error::new(
@@ -116,7 +136,7 @@ pub(super) fn inspect_member(
             ),
         ));
     }
-    check_image(ImageFormat::Vmdk.qemu_driver(), &image, name, cancel)?;
+    check_image(space, ImageFormat::Vmdk.qemu_driver(), &image, name, cancel)?;
     let may_be_compressed = data["extents"]
         .as_array()
         .is_some_and(|extents| extents.iter().any(|extent| extent["compressed"] == true));
@@ -127,31 +147,34 @@ pub(super) fn inspect_member(
 fn inspect_one(
     path: PathBuf,
     format: ImageFormat,
-    options: &SourceOptions,
-    is_checked: bool,
-    cancel: &AtomicBool,
+    way: &Inspection<'_>,
 ) -> Result<(Link, Option<(PathBuf, ImageFormat)>)> {
-    // A backing file name may refer to anything; opening a pipe would block.
-    let metadata =
-        std::fs::metadata(&path).context(|| format!("opening the image {}", path.display()))?;
-    if !metadata.is_file() && !metadata.file_type().is_block_device() {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("{} is neither a file nor a block device", path.display()),
-        ));
+    let file = way.space.host().look_at_file(&path);
+    let file = file.map_err(|error| error.context("opening the image"))?;
+    let is_here = way.space.host().name().is_none();
+    if !is_here && !matches!(format, ImageFormat::Raw | ImageFormat::Qcow2) {
+        let text = format!(
+            "{} has the format {format}; on another host only qcow2 and raw can be read",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let extents = check_header(&path, format)?;
+    let extents = match format {
+        ImageFormat::Raw if way.is_of_machine => Vec::new(),
+        _ => check_header(&path, format, &file)?,
+    };
     if format == ImageFormat::Raw {
         let facts = Value::Null;
         return Ok((Link { path, format, extents, may_be_compressed: false, facts }, None));
     }
-    let image = locked_as(options, QemuImage::new(format.qemu_driver(), &path, &extents, None)?);
+    let image = QemuImage::new(way.space, format.qemu_driver(), &path, &extents, None)?;
+    let image = way.locked(image);
     let what = format!("opening {} as {format}", path.display());
-    let facts = image_facts(&image, &what, cancel)?;
+    let facts = image_facts(way.space, &image, &what, way.cancel)?;
     let may_be_compressed = format == ImageFormat::Qcow2 || check_vmdk(&path, &facts)?;
     let backing = backing_file(&path, format, &facts)?;
     if let Some((backing, _)) = &backing {
-        if !options.follow_backing {
+        if !way.follows_backing {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -163,15 +186,15 @@ fn inspect_one(
             ));
         }
     }
-    if is_checked {
-        check_image(format.qemu_driver(), &image, &path, cancel)?;
+    if way.is_checked {
+        check_image(way.space, format.qemu_driver(), &image, &path, way.cancel)?;
     }
     Ok((Link { path, format, extents, may_be_compressed, facts }, backing))
 }
 
 /// Refuses images that make QEMU open another file or read wrong content. Returns the
 /// image's additional files.
-fn check_header(path: &Path, format: ImageFormat) -> Result<Vec<PathBuf>> {
+fn check_header(path: &Path, format: ImageFormat, facts: &FileFacts) -> Result<Vec<PathBuf>> {
     match format {
         ImageFormat::Raw => {
             let file = File::open(path).context(|| format!("reading {}", path.display()))?;
@@ -179,7 +202,7 @@ fn check_header(path: &Path, format: ImageFormat) -> Result<Vec<PathBuf>> {
             refuse_fixed_vhd(&file, path, length)?;
         }
         ImageFormat::Vmdk => return vmdk_extents(path),
-        ImageFormat::Qcow2 => check_qcow2(path)?,
+        ImageFormat::Qcow2 => check_qcow2(path, facts)?,
         ImageFormat::Vhd => check_vhd(path)?,
         ImageFormat::Vhdx => drop(VhdxMap::open(path)?),
     }

@@ -12,12 +12,12 @@
 mod image;
 mod inspect;
 mod kept_out;
+mod machine_image;
 mod nbd;
 mod qcow2;
 mod raw;
 mod raw_signs;
 mod spec;
-mod stopped;
 mod vhd;
 mod vhdx;
 mod vmdk;
@@ -29,15 +29,15 @@ use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
 use crate::libnbd::Endpoint;
 use crate::qemu::FileRange;
 
-pub use spec::{ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec};
+pub use spec::{ImageFormat, LiveBitmap, Location, SourceSpec};
 
 pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
 pub(crate) use kept_out::open_named;
+pub use machine_image::MachineImage;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
 pub(crate) use spec::{is_appliance, is_nbd_uri};
-pub use stopped::StoppedImage;
 
 /// Longest name of a dirty bitmap, in bytes: QEMU's own limit.
 const MAX_BITMAP_NAME_BYTES: usize = 1023;
@@ -49,8 +49,6 @@ pub struct SourceOptions {
     pub bitmap: Option<String>,
     /// Whether an image's backing files belong to it and may be opened.
     pub follow_backing: bool,
-    /// Whether an image is opened without a lock: see [`LivePlace::Stopped`].
-    pub is_shared: bool,
 }
 
 /// A run of a dirty bitmap.
@@ -129,20 +127,9 @@ fn open_location<'c>(
     let bitmap = options.bitmap.as_deref();
     let source: Box<dyn Source + 'c> = match location {
         Location::Nbd { uri } => Box::new(NbdSource::open_uri(uri, bitmap, cancel)?),
-        Location::Live { place: LivePlace::Export(uri), name, .. } => {
+        Location::Live { uri, name, .. } => {
             let endpoint = Endpoint::Uri(uri.clone());
             Box::new(NbdSource::open(endpoint, name.clone(), bitmap, cancel)?)
-        }
-        Location::Live { place: LivePlace::Qcow2(path), .. } => {
-            Box::new(ImageSource::open(path, ImageFormat::Qcow2, options, cancel)?)
-        }
-        Location::Live { place: LivePlace::Stopped(path, ImageFormat::Raw), .. } => {
-            Box::new(RawSource::open_disk(path)?)
-        }
-        Location::Live { place: LivePlace::Stopped(path, format), .. } => {
-            let options =
-                SourceOptions { follow_backing: true, is_shared: true, ..options.clone() };
-            Box::new(ImageSource::open(path, *format, &options, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {

@@ -1,12 +1,9 @@
 //! Checks of a qcow2 before QEMU opens it.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
-
-use super::raw::file_length;
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::FileFacts;
 
 /// All checked fields lie before this byte; the shortest header, that of version 2, has 72 bytes.
 const LOOKED_AT_BYTES: usize = 80;
@@ -16,16 +13,10 @@ const DATA_FILE: u64 = 1 << 2;
 
 /// Refuses an image that refers to another file, is encrypted, or is truncated. QEMU itself refuses
 /// unknown features and names them.
-pub(super) fn check_qcow2(path: &Path) -> Result<()> {
-    let file = File::open(path).context(|| format!("reading {}", path.display()))?;
-    let mut header = [0; LOOKED_AT_BYTES];
-    match file.read_exact_at(&mut header, 0) {
-        Ok(()) => {}
-        // QEMU refuses it with its own message.
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
-        Err(error) => return Err(Error::io(format!("reading {}", path.display()), error)),
-    }
-    if !header.starts_with(MAGIC) {
+pub(super) fn check_qcow2(path: &Path, file: &FileFacts) -> Result<()> {
+    let header = &file.head;
+    // QEMU refuses anything else with its own message.
+    if header.len() < LOOKED_AT_BYTES || !header.starts_with(MAGIC) {
         return Ok(());
     }
     let refused =
@@ -47,7 +38,7 @@ pub(super) fn check_qcow2(path: &Path) -> Result<()> {
     }
     // Bytes past the end read as zeroes. A missing L1 table would mean an empty disk.
     let tables_end = long(40).saturating_add(8 * u64::from(number(36)));
-    let length = file_length(&file).context(|| format!("reading {}", path.display()))?;
+    let length = file.length_bytes;
     if tables_end > length {
         return Err(Error::new(
             ErrorKind::Io,

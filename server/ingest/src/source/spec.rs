@@ -107,27 +107,15 @@ pub enum Location {
         /// The URI, as given.
         uri: String,
     },
-    /// The content of a running machine, made for this backup.
+    /// The content of a machine, offered for this backup.
     Live {
-        /// Where it is.
-        place: LivePlace,
+        /// The URI of its NBD export.
+        uri: String,
         /// The name that the user gave, for messages and the point's origin.
         name: String,
         /// The dirty bitmap that limits what is read.
         bitmap: Option<LiveBitmap>,
     },
-}
-
-/// The place of a running machine's content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LivePlace {
-    /// The URI of an NBD export.
-    Export(String),
-    /// A qcow2 image that was copied for this backup.
-    Qcow2(PathBuf),
-    /// An image of a machine that is off, with its backing files. It is read without a lock that could keep the machine
-    /// from starting, so the caller has to prove that nothing changed meanwhile.
-    Stopped(PathBuf, ImageFormat),
 }
 
 /// A dirty bitmap of a running machine.

@@ -3,7 +3,7 @@
 //! ```text
 //!   pull   guest ─▶ vda ─ old content, before the guest overwrites it ─▶ scratch file
 //!          vda as it was at the instant ─▶ QEMU's NBD server ─▶ ingest
-//!   push   vda as it was at the instant ─▶ scratch file; then scratch file ─▶ ingest
+//!   push   vda as it was at the instant ─▶ scratch file; then scratch file ─▶ qemu-nbd ─▶ ingest
 //! ```
 //!
 //! [`RunningDomain`]: connect, `take` the instant while the machine is claimed in the
@@ -39,7 +39,7 @@
 //! ```
 //!
 //! [`StoppedDomain`] reads the images without a lock, so a start of the machine succeeds at once; [`Stillness`]
-//! notices it. Then nothing is stored, and the backup starts again with the domain as it is: usually running.
+//! notices it on the machine's host. Then nothing is stored, and the backup starts again with the domain as it is: usually running.
 //!
 //! 5. One rule for both: a bitmap counts from the point of its name, and only that of the latest backup is believed. The bitmap
 //!    is in the image itself. So an older copy of the image, put back by somebody, lacks it, and is read completely. (The
@@ -65,9 +65,8 @@ mod parts;
 mod running;
 mod stillness;
 mod stopped;
-mod watched_file;
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::Result;
 use coldrise_hypervisors::libvirt::find_domain;
 
 use crate::LiveMachine;
@@ -83,13 +82,6 @@ use stopped::StoppedDomain;
 pub(crate) fn connect(options: DomainOptions) -> Result<Box<dyn LiveMachine>> {
     Ok(match find_domain(&options.virsh, &options.domain)? {
         (uuid, true) => Box::new(RunningDomain::new(options, uuid)),
-        (uuid, false) if options.virsh.host().name().is_none() => {
-            Box::new(StoppedDomain::new(options, uuid))
-        }
-        (_, false) => {
-            let text = format!("domain {} is off, and on another host", options.domain);
-            return Err(Error::new(ErrorKind::NotFound, text)
-                .advise("start it; or back it up on that host itself"));
-        }
+        (uuid, false) => Box::new(StoppedDomain::new(options, uuid)),
     })
 }

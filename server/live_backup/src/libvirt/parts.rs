@@ -36,7 +36,7 @@ impl PartsBefore {
     /// The parts after the instant. A part that cannot be read is named in a remark, and fails nothing.
     pub(super) fn after_instant(
         self,
-        space: Option<&ScratchSpace>,
+        space: &ScratchSpace,
         remarks: &mut Vec<String>,
     ) -> Vec<MachinePart> {
         let PartsBefore { host, files, variables, tpm } = self;
@@ -52,7 +52,7 @@ impl PartsBefore {
             let read = before.and_then(|before| settled(&host, &path, before, words, remarks));
             let read =
                 read.and_then(|content| match kind == FIRMWARE_VARIABLES && files.is_qcow2 {
-                    true => raw_of_qcow2(space, &content),
+                    true => space.raw_of_qcow2(&content, MAX_PART_BYTES),
                     false => Ok(content),
                 });
             let part = read.and_then(|content| {
@@ -70,11 +70,6 @@ impl PartsBefore {
         }
         parts
     }
-}
-
-fn raw_of_qcow2(space: Option<&ScratchSpace>, image: &[u8]) -> Result<Vec<u8>> {
-    let none = || Error::new(ErrorKind::Internal, "no folder to convert a qcow2 image in");
-    space.ok_or_else(none)?.raw_of_qcow2(image, MAX_PART_BYTES)
 }
 
 /// The content after the instant, when two reads in a row are equal.

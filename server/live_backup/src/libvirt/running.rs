@@ -11,7 +11,7 @@ use coldrise_hypervisors::libvirt::{
 };
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{
-    BackupStart, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+    BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
 };
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
 
@@ -57,6 +57,8 @@ struct Taken {
     names: CheckpointNames,
     base: Option<PointName>,
     point: PointName,
+    /// The exports of the copies that QEMU made (push).
+    servers: Vec<ImageServer>,
     space: ScratchSpace,
 }
 
@@ -93,12 +95,6 @@ impl LiveMachine for RunningDomain {
         let (disks, others) = choose(&live, &self.virsh, &self.uuid, &self.options.picks)?;
         remarks.extend(left_out(&live, &others));
         if live.has_iothreads() && self.options.mode == Mode::Pull {
-            if self.virsh.host().name().is_some() {
-                let text = "a disk has an iothread: QEMU would have to copy the disks into files of that host first";
-                return Err(Error::new(ErrorKind::Unsupported, text).advise(
-                    "back it up on that host itself, or take the iothread out of its configuration",
-                ));
-            }
             self.options.mode = Mode::Push;
             remarks.push(
                 "a disk has an iothread: QEMU copies the disks into scratch files first".into(),
@@ -106,7 +102,9 @@ impl LiveMachine for RunningDomain {
         }
         let names = CheckpointNames::new(repository.id(), machine);
         let mut known = self.checkpoints(&names).known()?;
-        self.adopt_bitmaps(&names, &disks, &mut known, cancel);
+        let space =
+            ScratchSpace::new(self.virsh.host(), self.options.scratch.as_deref(), live.group)?;
+        self.adopt_bitmaps(&names, &space, &disks, &mut known, cancel);
         let listed = &known.checkpoints;
         let disks = self.settle(repository, start, &names, disks, listed, &mut remarks)?;
         let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
@@ -114,8 +112,6 @@ impl LiveMachine for RunningDomain {
             let checkpoints = self.checkpoints(&names);
             remarks.extend(checkpoints.snapshot_remark(&known, &self.options.domain, base));
         }
-        let space =
-            ScratchSpace::new(self.virsh.host(), self.options.scratch.as_deref(), live.group)?;
         let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
         let add = |disk: &DomainDisk, cluster_bytes, bitmap| {
             space.add(&file_name(disk), disk.size_bytes, cluster_bytes, bitmap)
@@ -130,16 +126,12 @@ impl LiveMachine for RunningDomain {
         let new = names.name(start.point());
         let words = self.documents(&space, &disks, &others, &names, &new)?;
         let base = disks.iter().find_map(|taken| taken.base.clone());
-        let (socket, folder) = (space.socket(), space.folder().to_owned());
+        let folder = space.folder().to_owned();
         let before = PartsBefore::read(self.virsh.host(), files);
-        self.taken = Some(Taken { names, base, point: start.point().clone(), space });
+        let (point, servers) = (start.point().clone(), Vec::new());
+        self.taken = Some(Taken { names, base, point, servers, space });
         let begun = self.begin(&words, &folder, &mut remarks, cancel).and_then(|is_quiesced| {
-            let socket = match self.options.mode {
-                Mode::Pull => self.virsh.host().reach(&socket)?,
-                Mode::Push => socket,
-            };
-            let sources = disks.iter().map(|taken| self.source(&folder, &socket, taken)).collect();
-            Ok((is_quiesced, sources))
+            self.offered(&disks, cancel).map(|sources| (is_quiesced, sources))
         });
         let (is_quiesced, sources) = begun.map_err(|error| match self.close(false) {
             Ok(()) => error,
@@ -147,8 +139,10 @@ impl LiveMachine for RunningDomain {
             Err(left) if left.message().ends_with(&error.message()) => left,
             Err(left) => error.context(left.message()),
         })?;
-        let space = self.taken.as_ref().map(|taken| &taken.space);
-        let parts = before.after_instant(space, &mut remarks);
+        let parts = match &self.taken {
+            Some(taken) => before.after_instant(&taken.space, &mut remarks),
+            None => Vec::new(),
+        };
         Ok(Instant {
             sources,
             standstill: None,
@@ -186,7 +180,8 @@ impl LiveMachine for RunningDomain {
     }
 
     fn close(&mut self, is_stored: bool) -> Result<()> {
-        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let Some(mut taken) = self.taken.take() else { return Ok(()) };
+        taken.servers.clear();
         let kept = if is_stored { Some(&taken.point) } else { taken.base.as_ref() };
         let kept = kept.map(|point| taken.names.name(point));
         let (folder, checkpoints) = (taken.space.folder(), self.checkpoints(&taken.names));
@@ -235,18 +230,16 @@ impl RunningDomain {
     fn adopt_bitmaps(
         &self,
         names: &CheckpointNames,
+        space: &ScratchSpace,
         disks: &[DomainDisk],
         known: &mut Known,
         cancel: &AtomicBool,
     ) {
-        // Images of other hosts are not here.
-        if self.virsh.host().name().is_some() {
-            return;
-        }
         let mut found: BTreeMap<String, Vec<&DomainDisk>> = BTreeMap::new();
         for disk in disks.iter().filter(|disk| disk.keeps_checkpoints()) {
-            let look = |file| StoppedImage::inspect(file, ImageFormat::Qcow2, cancel).ok();
-            for name in disk.file.as_deref().and_then(look).iter().flat_map(StoppedImage::bitmaps) {
+            let look =
+                |file| MachineImage::inspect(space, file, ImageFormat::Qcow2, false, cancel).ok();
+            for name in disk.file.as_deref().and_then(look).iter().flat_map(MachineImage::bitmaps) {
                 found.entry(name.to_owned()).or_default().push(disk);
             }
         }
@@ -362,21 +355,34 @@ impl RunningDomain {
         Ok(is_quiesced)
     }
 
-    fn source(&self, folder: &Path, socket: &Path, taken: &TakenDisk) -> SourceSpec {
-        let place = match self.options.mode {
-            Mode::Pull => LivePlace::Export(nbd_uri(socket, &taken.disk.target)),
-            Mode::Push => LivePlace::Qcow2(folder.join(file_name(&taken.disk))),
-        };
+    /// The disks for reading: QEMU's own exports (pull), or exports of the copies that it made (push).
+    ///
+    /// # Errors
+    /// `ToolFailed` with QEMU's reason; errors of the connection.
+    fn offered(&mut self, disks: &[TakenDisk], cancel: &AtomicBool) -> Result<Vec<SourceSpec>> {
+        let Some(Taken { space, servers, .. }) = &mut self.taken else { return Ok(Vec::new()) };
         let is_whole_disk = self.options.mode == Mode::Pull;
-        let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since, is_whole_disk };
-        SourceSpec {
-            disk: taken.disk.name.clone(),
-            location: Location::Live {
-                place,
-                name: format!("libvirt:{} {}", self.options.domain, taken.disk.target),
-                bitmap: taken.base.clone().map(changed),
-            },
+        let own = is_whole_disk.then(|| space.host().reach(&space.socket())).transpose()?;
+        let mut sources = Vec::with_capacity(disks.len());
+        for (index, TakenDisk { disk, base }) in disks.iter().enumerate() {
+            let uri = match &own {
+                Some(way) => nbd_uri(way, &disk.target),
+                None => {
+                    let (file, format) = (space.file(&file_name(disk)), ImageFormat::Qcow2);
+                    let copy = MachineImage::inspect(space, &file, format, false, cancel)?;
+                    let bitmap = base.as_ref().map(|_| CHANGED);
+                    let (server, way) = copy.serve(space, &format!("nbd{index}"), bitmap)?;
+                    servers.push(server);
+                    nbd_uri(&way, "")
+                }
+            };
+            let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since, is_whole_disk };
+            let (domain, bitmap) = (&self.options.domain, base.clone().map(changed));
+            let name = format!("libvirt:{domain} {}", disk.target);
+            let location = Location::Live { uri, name, bitmap };
+            sources.push(SourceSpec { disk: disk.name.clone(), location });
         }
+        Ok(sources)
     }
 }
 

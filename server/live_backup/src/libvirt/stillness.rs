@@ -1,6 +1,5 @@
 //! The proof that a machine was off, and that none of its images changed, while they were read.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -8,30 +7,34 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_host::{FileWatch, FilesState, ScratchSpace};
 use coldrise_hypervisors::libvirt::{Domain, DomainState};
 use coldrise_hypervisors::virsh::Virsh;
-
-use super::watched_file::WatchedFile;
 
 /// How often the files are looked at while they are read. A machine that starts is slowed down by the reader for as
 /// long.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A domain that is off, and the files of its images.
+/// A domain that is off, and the files of its images, which its host watches.
 pub(crate) struct Stillness {
     domain: Domain,
-    files: Vec<WatchedFile>,
+    files: FileWatch,
     /// Why it ended.
     broken: Mutex<Option<String>>,
 }
 
 impl Stillness {
-    /// Begins before the first byte is read.
+    /// Begins before the first byte is read. It needs the private folder until its end.
     ///
     /// # Errors
     /// `Busy` if the domain runs or a program has an image open for writing.
-    pub(super) fn begin(virsh: &Virsh, uuid: &str, paths: BTreeSet<PathBuf>) -> Result<Stillness> {
-        let files = paths.iter().map(|path| WatchedFile::open(path)).collect::<Result<_>>()?;
+    pub(super) fn begin(
+        virsh: &Virsh,
+        uuid: &str,
+        space: &ScratchSpace,
+        paths: Vec<PathBuf>,
+    ) -> Result<Stillness> {
+        let files = space.watch(paths)?;
         let domain = Domain::new(virsh, uuid);
         let still = Stillness { domain, files, broken: Mutex::new(None) };
         still.prove()?;
@@ -42,7 +45,8 @@ impl Stillness {
     /// in between, and wrote, has changed a file.
     ///
     /// # Errors
-    /// `Busy` or `Incomplete` with the reason; `ToolFailed` if libvirt does not tell: it is then unproven.
+    /// `Busy` or `Incomplete` with the reason; `ToolFailed` if libvirt does not tell, `Io` if the host does not: it is
+    /// then unproven.
     pub(crate) fn prove(&self) -> Result<()> {
         if self.domain.state()? != DomainState::Off {
             return Err(self.end(ErrorKind::Busy, "the machine was started".to_owned()));
@@ -51,19 +55,19 @@ impl Stillness {
     }
 
     fn look(&self) -> Result<()> {
-        for file in &self.files {
-            let path = file.path().display();
-            if file.has_writer()? {
-                let text = format!("a program has opened {path} for writing");
-                return Err(self.end(ErrorKind::Busy, text).advise(
+        match self.files.state()? {
+            FilesState::Unchanged => Ok(()),
+            FilesState::Opened(path) => {
+                let text = format!("a program has opened {} for writing", path.display());
+                Err(self.end(ErrorKind::Busy, text).advise(
                     "end the program; or start the machine: QEMU then reads the image for the backup",
-                ));
+                ))
             }
-            if !file.is_unchanged()? {
-                return Err(self.end(ErrorKind::Incomplete, format!("{path} has changed")));
+            FilesState::Changed(path) => {
+                let text = format!("{} has changed", path.display());
+                Err(self.end(ErrorKind::Incomplete, text))
             }
         }
-        Ok(())
     }
 
     fn end(&self, kind: ErrorKind, why: String) -> Error {

@@ -1,16 +1,15 @@
 //! The sequence of a backup of a domain that is off.
 
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
     is_named_by_another, Domain, DomainState, LiveDomain, PartFiles, PATIENCE,
 };
 use coldrise_ingest::{
-    BackupStart, ImageFormat, LiveBitmap, LivePlace, Location, SourceSpec, StoppedImage,
+    BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
 };
 use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
 
@@ -20,7 +19,7 @@ use super::parts::PartsBefore;
 use super::running::left_out;
 use super::stillness::Stillness;
 use super::{connect, DomainOptions};
-use crate::{Instant, LiveMachine, Mode};
+use crate::{nbd_uri, Instant, LiveMachine, Mode};
 
 /// A domain that is off.
 pub(super) struct StoppedDomain {
@@ -35,13 +34,15 @@ struct Taken {
     /// The name of the new bitmaps.
     new: String,
     disks: Vec<TakenDisk>,
-    /// Held until the bitmaps are in order.
-    _lock: UnixListener,
+    /// The exports of the images.
+    servers: Vec<ImageServer>,
+    /// Has the lock of the domain until the bitmaps are in order.
+    space: ScratchSpace,
 }
 
 struct TakenDisk {
     disk: DomainDisk,
-    image: StoppedImage,
+    image: MachineImage,
     /// The backup from which a bitmap of the image counts; `None`: all is read.
     base: Option<PointName>,
     /// The name of that bitmap.
@@ -64,10 +65,11 @@ impl LiveMachine for StoppedDomain {
         start: &BackupStart,
         cancel: &AtomicBool,
     ) -> Result<Instant> {
-        let lock = lock(&self.uuid)?;
         let virsh = self.options.virsh.clone();
-        // Of a backup that was killed while the machine ran.
+        // Of a killed backup.
         virsh.host().remove_abandoned(self.options.scratch.as_deref())?;
+        let space = ScratchSpace::new(virsh.host(), self.options.scratch.as_deref(), None)?;
+        lock(&space, &self.uuid)?;
         let dump = |more: &[&str]| {
             virsh.run(&[&["dumpxml", &*self.uuid, "--inactive"], more].concat(), PATIENCE)
         };
@@ -80,9 +82,9 @@ impl LiveMachine for StoppedDomain {
         let mut remarks = left_out(&defined, &others);
         let names = CheckpointNames::new(repository.id(), machine);
         let new = names.name(start.point());
-        let mut taken = Taken { new, disks: Vec::new(), _lock: lock };
+        let mut taken = Taken { new, disks: Vec::new(), servers: Vec::new(), space };
         for disk in disks {
-            let image = inspect(&disk, cancel)?;
+            let image = inspect(&taken.space, &disk, cancel)?;
             let base = Mode::Pull.base(repository, start, &disk.name, disk.size_bytes)?;
             let base = base.filter(|base| image.has_whole_bitmap(&names.name(base)));
             if base.is_none() {
@@ -100,27 +102,20 @@ impl LiveMachine for StoppedDomain {
             remarks.extend(remark);
         }
         // Nothing changes them while the machine is off, which is proven at the end.
-        let space = match files.is_qcow2 {
-            true => Some(ScratchSpace::new(virsh.host(), self.options.scratch.as_deref(), None)?),
-            false => None,
-        };
         let parts =
-            PartsBefore::read(virsh.host(), files).after_instant(space.as_ref(), &mut remarks);
+            PartsBefore::read(virsh.host(), files).after_instant(&taken.space, &mut remarks);
         let taken = self.taken.insert(taken);
-        let still = taken.prepare(&names, &mut remarks).and_then(|()| {
-            let files = taken.disks.iter().flat_map(|taken| taken.image.files().to_vec());
-            Stillness::begin(&virsh, &self.uuid, files.collect())
+        let offered = taken.prepare(&names, &mut remarks).and_then(|()| {
+            let files: BTreeSet<_> =
+                taken.disks.iter().flat_map(|taken| taken.image.files()).collect();
+            let files = files.into_iter().collect();
+            self.still = Some(Stillness::begin(&virsh, &self.uuid, &taken.space, files)?);
+            taken.offer(&self.options.domain)
         });
-        let sources = taken.disks.iter().map(|taken| taken.source(&self.options.domain)).collect();
-        match still {
-            Ok(still) => self.still = Some(still),
-            Err(error) => {
-                return Err(match self.close(false) {
-                    Ok(()) => error,
-                    Err(left) => error.context(left.message()),
-                });
-            }
-        }
+        let sources = offered.map_err(|error| match self.close(false) {
+            Ok(()) => error,
+            Err(left) => error.context(left.message()),
+        })?;
         Ok(Instant {
             sources,
             standstill: None,
@@ -154,14 +149,15 @@ impl LiveMachine for StoppedDomain {
     }
 
     fn close(&mut self, is_stored: bool) -> Result<()> {
-        let Some(taken) = self.taken.take() else { return Ok(()) };
+        let Some(mut taken) = self.taken.take() else { return Ok(()) };
+        taken.servers.clear();
         let mut left = Ok(());
         for TakenDisk { image, old, has_new, .. } in &taken.disks {
             let unused = match is_stored {
                 true => old.as_ref(),
                 false => Some(&taken.new).filter(|_| *has_new),
             };
-            match unused.map(|name| image.remove_bitmap(name)) {
+            match unused.map(|name| image.remove_bitmap(&taken.space, name)) {
                 // The machine was started: the backup of the running machine removes it.
                 Some(Err(error)) if error.kind() != ErrorKind::Busy => left = Err(error),
                 _ => {}
@@ -181,8 +177,8 @@ impl Taken {
             let is_left = |name: &&str| names.is_ours(name) && Some(*name) != taken.old.as_deref();
             let mut left = taken.image.bitmaps().filter(is_left);
             let added = left
-                .try_for_each(|name| taken.image.remove_bitmap(name))
-                .and_then(|()| taken.image.add_bitmap(&self.new));
+                .try_for_each(|name| taken.image.remove_bitmap(&self.space, name))
+                .and_then(|()| taken.image.add_bitmap(&self.space, &self.new));
             match added {
                 Ok(()) => taken.has_new = true,
                 Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
@@ -196,39 +192,42 @@ impl Taken {
         }
         Ok(())
     }
-}
 
-impl TakenDisk {
-    fn source(&self, domain: &str) -> SourceSpec {
-        let (path, format) = (self.image.path().to_owned(), self.image.format());
-        let bitmap = self.base.clone().zip(self.old.clone());
-        SourceSpec {
-            disk: self.disk.name.clone(),
-            location: Location::Live {
-                place: LivePlace::Stopped(path, format),
-                name: format!("libvirt:{domain} {}", self.disk.target),
-                bitmap: bitmap.map(|(since, name)| LiveBitmap { name, since, is_whole_disk: true }),
-            },
+    /// Offers the images for reading, with the bitmaps that count from the latest backup.
+    ///
+    /// # Errors
+    /// `ToolFailed` with QEMU's reason; errors of the connection.
+    fn offer(&mut self, domain: &str) -> Result<Vec<SourceSpec>> {
+        let mut sources = Vec::with_capacity(self.disks.len());
+        for (index, taken) in self.disks.iter().enumerate() {
+            let TakenDisk { disk, image, base, old, .. } = taken;
+            let socket = format!("nbd{index}");
+            let (server, way) = image.serve(&self.space, &socket, old.as_deref())?;
+            self.servers.push(server);
+            let bitmap = base.clone().zip(old.clone());
+            let bitmap =
+                bitmap.map(|(since, name)| LiveBitmap { name, since, is_whole_disk: true });
+            let (uri, name) = (nbd_uri(&way, ""), format!("libvirt:{domain} {}", disk.target));
+            let location = Location::Live { uri, name, bitmap };
+            sources.push(SourceSpec { disk: disk.name.clone(), location });
         }
+        Ok(sources)
     }
 }
 
 /// Two backups of a domain that is off would change its images under each other: one at a time, of whatever
-/// repository. The kernel frees the name when the process ends.
-fn lock(uuid: &str) -> Result<UnixListener> {
-    let what = || "taking the lock of the domain";
-    let name =
-        SocketAddr::from_abstract_name(format!("coldrise-backup-of-{uuid}")).context(what)?;
-    UnixListener::bind_addr(&name).map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
+/// repository and server.
+fn lock(space: &ScratchSpace, uuid: &str) -> Result<()> {
+    space.claim(&format!("coldrise-backup-of-{uuid}")).map_err(|error| match error.kind() {
+        ErrorKind::Busy => {
             let text = "another process is backing up this machine";
             Error::new(ErrorKind::Busy, text).advise("wait for its end")
         }
-        _ => Error::io(what(), error),
+        _ => error,
     })
 }
 
-fn inspect(disk: &DomainDisk, cancel: &AtomicBool) -> Result<StoppedImage> {
+fn inspect(space: &ScratchSpace, disk: &DomainDisk, cancel: &AtomicBool) -> Result<MachineImage> {
     let unreadable = |why: String| {
         let text = format!("disk {} cannot be read while the machine is off: {why}", disk.target);
         Error::new(ErrorKind::Unsupported, text).advise("start the machine: then QEMU reads it")
@@ -239,7 +238,7 @@ fn inspect(disk: &DomainDisk, cancel: &AtomicBool) -> Result<StoppedImage> {
     let path = disk.file.as_ref().ok_or_else(|| {
         unreadable("it is not an unencrypted file or block device of this host".to_owned())
     })?;
-    StoppedImage::inspect(path, format, cancel).map_err(|error| {
+    MachineImage::inspect(space, path, format, true, cancel).map_err(|error| {
         let is_denied = error.full_message().contains("ermission denied");
         let error = error.context(format!("disk {} of a machine that is off", disk.target));
         match is_denied {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use coldrise_block::{
     remove_abandoned_folders, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
-use coldrise_ingest::{BackupStart, LiveBitmap, LivePlace, Location, SourceSpec};
+use coldrise_ingest::{BackupStart, LiveBitmap, Location, SourceSpec};
 use coldrise_store::{MachineName, PointName, Repository};
 use serde_json::{json, Value};
 
@@ -338,7 +338,7 @@ fn export(
         sources.push(SourceSpec {
             disk: disk.live.name.clone(),
             location: Location::Live {
-                place: LivePlace::Export(nbd_uri(socket, disk.live.name.as_str())),
+                uri: nbd_uri(socket, disk.live.name.as_str()),
                 name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
                 bitmap: disk.old.clone().zip(disk.base.clone()).map(|(name, since)| LiveBitmap {
                     name,

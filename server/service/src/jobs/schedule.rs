@@ -41,11 +41,11 @@ pub(crate) trait Known {
     /// Errors of the repository.
     fn machines(&self) -> Result<Vec<MachineNames>>;
 
-    /// The domains that run on a host of the repository.
+    /// The domains of a host of the repository, whether they run or not.
     ///
     /// # Errors
     /// `NotFound` if there is no such host; errors of the connection.
-    fn running_on(&self, host: &str) -> Result<Vec<String>>;
+    fn domains_on(&self, host: &str) -> Result<Vec<String>>;
 }
 
 /// Domains, each under the name of its machine. `stored` are the machines that have points;
@@ -87,15 +87,15 @@ pub(super) fn machines_of_domains(
     machines
 }
 
-/// The names of the domains that run on some hosts, each once. `unreachable` gets the hosts that do not answer.
-fn running_on<'a>(
+/// The names of the domains of some hosts, each once. `unreachable` gets the hosts that do not answer.
+fn domains_on<'a>(
     hosts: &'a [String],
     known: &dyn Known,
     unreachable: &mut Vec<&'a String>,
 ) -> Vec<String> {
     let mut found = BTreeSet::new();
     for host in hosts {
-        match known.running_on(host) {
+        match known.domains_on(host) {
             Ok(domains) => found.extend(domains),
             Err(error) => {
                 tracing::warn!("{}", error.full_message());
@@ -244,7 +244,7 @@ impl Queue {
                 };
                 let domains = match job.hosts.is_empty() {
                     true => all_domains(&Virsh::local(None)?, LIBVIRT_PATIENCE)?,
-                    false => running_on(&job.hosts, known, &mut unreachable),
+                    false => domains_on(&job.hosts, known, &mut unreachable),
                 };
                 machines_of_domains(domains, &known.machines().unwrap_or_default(), is_elsewhere)
             }

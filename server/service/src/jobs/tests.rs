@@ -86,7 +86,7 @@ impl schedule::Known for Nothing {
         Ok(Vec::new())
     }
 
-    fn running_on(&self, _host: &str) -> Result<Vec<String>> {
+    fn domains_on(&self, _host: &str) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
 }

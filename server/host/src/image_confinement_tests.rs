@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{confine_this_thread, import_confinement, ImageFile};
+use super::{confine_this_thread, import_confinement, AllowedFile};
 
 /// A folder with one named and one unnamed file.
 struct Files {
@@ -28,7 +28,8 @@ impl Files {
         command.args(["-c", script, "sh"]).args(arguments).env("LC_ALL", "C");
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.current_dir(self.folder.path());
-        let named = [ImageFile { path: self.named.clone(), may_be_link: true, is_writable: false }];
+        let named =
+            [AllowedFile { path: self.named.clone(), may_be_link: true, is_writable: false }];
         let output = std::thread::spawn(move || {
             let confinement = confine_this_thread(&named).unwrap();
             assert_eq!(confinement.missing(), None, "this test needs Landlock and seccomp");
@@ -169,7 +170,7 @@ fn the_caller_stays_unconfined() {
 #[test]
 fn a_missing_file_is_an_error() {
     let missing = files().folder.path().join("missing");
-    let file = ImageFile { path: missing, may_be_link: true, is_writable: false };
+    let file = AllowedFile { path: missing, may_be_link: true, is_writable: false };
     let outcome = std::thread::spawn(move || confine_this_thread(&[file])).join().unwrap();
     assert!(outcome.unwrap_err().full_message().contains("missing"));
 }
@@ -181,7 +182,7 @@ fn a_link_is_followed_only_where_the_user_gave_it() {
     let link = files.folder.path().join("link");
     std::os::unix::fs::symlink(&files.other, &link).unwrap();
     let reads = |may_be_link| {
-        let file = ImageFile { path: link.clone(), may_be_link, is_writable: false };
+        let file = AllowedFile { path: link.clone(), may_be_link, is_writable: false };
         let read = std::thread::spawn(move || {
             confine_this_thread(std::slice::from_ref(&file)).unwrap();
             std::fs::read_to_string(&file.path)

@@ -1,4 +1,4 @@
-//! A file of an image that nothing may write while it is read. All questions about files of the host are asked here.
+//! A file of an image that nothing may write while it is read.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const WRITER_BYTES: u64 = 3;
 const WRITE_COUNTS: [usize; 2] = [6, 13];
 
 /// A file or block device and its state when the watch began. It stays open.
-pub(super) struct WatchedFile {
+pub(crate) struct WatchedFile {
     path: PathBuf,
     file: File,
     before: FileState,
@@ -38,14 +38,14 @@ struct FileState {
 impl WatchedFile {
     /// # Errors
     /// Errors of the operating system.
-    pub(super) fn open(path: &Path) -> Result<WatchedFile> {
+    pub(crate) fn open(path: &Path) -> Result<WatchedFile> {
         let file = File::open(path).context(|| format!("opening {}", path.display()))?;
         let before = FileState::of(path, &file)?;
         Ok(WatchedFile { path: path.to_owned(), file, before })
     }
 
     /// The path.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -53,7 +53,7 @@ impl WatchedFile {
     ///
     /// # Errors
     /// Errors of the operating system.
-    pub(super) fn has_writer(&self) -> Result<bool> {
+    pub(crate) fn has_writer(&self) -> Result<bool> {
         let wanted = Flock {
             start: FIRST_WRITER_BYTE,
             length: WRITER_BYTES,
@@ -67,7 +67,7 @@ impl WatchedFile {
     ///
     /// # Errors
     /// Errors of the operating system.
-    pub(super) fn is_unchanged(&self) -> Result<bool> {
+    pub(crate) fn is_unchanged(&self) -> Result<bool> {
         Ok(FileState::of(&self.path, &self.file)? == self.before)
     }
 }

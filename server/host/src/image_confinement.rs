@@ -7,10 +7,11 @@
 //! - Landlock: which files can be opened. It works on the files themselves, not on their
 //!   names, so links and renames do not matter.
 //! - seccomp: no sockets, no change to any file, no access to other processes (see
-//!   [`super::calls`]).
+//!   [`crate::calls`]).
 //! - If we are root, the child is root without capabilities, except the one to read.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Once;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -20,8 +21,10 @@ use landlock::{
 };
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
 
-use super::{calls, ImageFile};
+use crate::calls;
+use crate::limits::Limits;
 
 /// The tested version (Linux 6.15); older kernels enforce the part that they know.
 const TESTED_ABI: ABI = ABI::V7;
@@ -31,6 +34,36 @@ const PROGRAMS: [&str; 7] =
 /// Files that the C library reads at start.
 const SYSTEM_FILES: [&str; 2] = ["/sys/devices/system/cpu", "/dev/urandom"];
 const NULL_DEVICE: [&str; 1] = ["/dev/null"];
+
+/// What a program may use that reads a foreign image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    /// The files that it may open beside the system's programs and libraries.
+    pub files: Vec<AllowedFile>,
+    /// Memory, processor time and the like.
+    pub limits: Limits,
+}
+
+impl Bounds {
+    /// Restricts the calling thread, and every program that it starts from now on, for good.
+    pub(crate) fn confine_this_thread(&self) -> Result<()> {
+        confine_this_thread(&self.files).map(drop)
+    }
+}
+
+/// A file that a program may open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllowedFile {
+    /// Its path, absolute.
+    pub path: PathBuf,
+    /// Whether the last component of its path may be a link: in the user's path it may. In
+    /// a name from an image it may not, not even right after the check.
+    pub may_be_link: bool,
+    /// Whether the program may also write it.
+    pub is_writable: bool,
+}
 
 /// How well this machine can confine the process that reads foreign images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +79,7 @@ pub struct Confinement {
 ///
 /// If the kernel lacks a part, that part is omitted with one warning. Fails if one of
 /// `files` cannot be opened.
-pub(super) fn confine_this_thread(files: &[ImageFile]) -> Result<Confinement> {
+fn confine_this_thread(files: &[AllowedFile]) -> Result<Confinement> {
     let rules = file_rules(files)?;
     let writes = files.iter().any(|file| file.is_writable);
     drop_powers(writes);
@@ -103,9 +136,9 @@ struct FileRules {
     rules: Vec<PathBeneath<OwnedFd>>,
 }
 
-fn file_rules(files: &[ImageFile]) -> Result<FileRules> {
+fn file_rules(files: &[AllowedFile]) -> Result<FileRules> {
     let mut rules = Vec::with_capacity(files.len());
-    for ImageFile { path, may_be_link, is_writable } in files {
+    for AllowedFile { path, may_be_link, is_writable } in files {
         let what = || format!("opening {}", path.display());
         let follow = if *may_be_link { OFlags::empty() } else { OFlags::NOFOLLOW };
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty())
@@ -161,5 +194,5 @@ fn drop_powers(writes: bool) {
 }
 
 #[cfg(test)]
-#[path = "confinement_tests.rs"]
+#[path = "image_confinement_tests.rs"]
 mod tests;

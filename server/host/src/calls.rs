@@ -160,7 +160,7 @@ const WRITING: [i64; 2] = [libc::SYS_ftruncate, libc::SYS_fallocate];
 
 /// The filter for this architecture, or an error text if there is none. A child that `writes` an image may also
 /// change its length and punch holes.
-pub(super) fn filter(writes: bool) -> Result<BpfProgram, String> {
+pub(crate) fn filter(writes: bool) -> Result<BpfProgram, String> {
     let program = known_calls(writes).map_err(|error| error.to_string())?;
     Ok(unknown_calls().into_iter().chain(program).collect())
 }

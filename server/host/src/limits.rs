@@ -1,9 +1,8 @@
-//! Resource limits of a child. They are in proportion to the bytes that its image
+//! Resource limits of a program that reads a foreign image. They are in proportion to the bytes that its image
 //! really stores, so a forged size or count gains nothing.
 
 use rustix::process::{getrlimit, Resource};
-
-use super::QemuImage;
+use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,45 +30,49 @@ const SERVED_BYTES_PER_SECOND: u64 = MIB / 4;
 /// Open files besides those of the image.
 const OPEN_FILES: u64 = 64;
 
-/// The upper bounds of a child's resources.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
-    pub(super) processor_seconds: u64,
-    pub(super) memory_bytes: u64,
-    pub(super) open_files: u64,
-    /// How long a file may become by writing: 0 unless the image is changed.
-    pub(super) file_bytes: u64,
+/// The upper bounds of a program's resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Processor time, in seconds.
+    pub processor_seconds: u64,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Number of open files.
+    pub open_files: u64,
+    /// How long a file may become by writing, in bytes: 0 unless the image is changed.
+    pub file_bytes: u64,
 }
 
 impl Limits {
-    /// For one question about an image.
-    pub(super) fn of_question(image: &QemuImage) -> Limits {
-        Limits::new(image, QUESTION_SECONDS, CHECKED_BYTES_PER_SECOND)
+    /// For one question about an image that occupies `allocated_bytes` in `files` files.
+    pub fn of_question(allocated_bytes: u64, files: usize) -> Limits {
+        Limits::new(allocated_bytes, files, QUESTION_SECONDS, CHECKED_BYTES_PER_SECOND)
     }
 
     /// For reading an image once.
-    pub(super) fn of_serving(image: &QemuImage) -> Limits {
-        Limits::new(image, SERVING_SECONDS, SERVED_BYTES_PER_SECOND)
+    pub fn of_serving(allocated_bytes: u64, files: usize) -> Limits {
+        Limits::new(allocated_bytes, files, SERVING_SECONDS, SERVED_BYTES_PER_SECOND)
     }
 
     /// For a small change of an image's tables.
-    pub(super) fn of_change(image: &QemuImage) -> Limits {
-        Limits { file_bytes: u64::MAX, ..Limits::of_question(image) }
+    pub fn of_change(allocated_bytes: u64, files: usize) -> Limits {
+        Limits { file_bytes: u64::MAX, ..Limits::of_question(allocated_bytes, files) }
     }
 
-    fn new(image: &QemuImage, seconds: u64, bytes_per_second: u64) -> Limits {
-        let memory_bytes = MEMORY_BYTES + image.allocated_bytes / ALLOCATED_PER_MEMORY_BYTE;
+    fn new(allocated_bytes: u64, files: usize, seconds: u64, bytes_per_second: u64) -> Limits {
+        let memory_bytes = MEMORY_BYTES + allocated_bytes / ALLOCATED_PER_MEMORY_BYTE;
         Limits {
-            processor_seconds: seconds + image.allocated_bytes / bytes_per_second,
+            processor_seconds: seconds + allocated_bytes / bytes_per_second,
             memory_bytes: memory_bytes.min(MAX_MEMORY_BYTES),
-            open_files: OPEN_FILES + 2 * image.files.len() as u64,
+            open_files: OPEN_FILES + 2 * files as u64,
             file_bytes: 0,
         }
     }
 
     /// The arguments of `prlimit`. Existing stricter limits stay: only root could raise
     /// them.
-    pub(super) fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self) -> Vec<String> {
         [
             ("cpu", Resource::Cpu, self.processor_seconds),
             ("data", Resource::Data, self.memory_bytes),
