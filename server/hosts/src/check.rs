@@ -21,12 +21,20 @@ pub struct HostReport {
     pub running: Vec<String>,
 }
 
-/// Connects to a host, looks at it and records what was seen.
+/// Connects to a host, looks at it and records what was seen, with the shortcomings that `more` finds.
 ///
 /// # Errors
 /// Those of [`connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
-pub fn check(hosts: &Hosts, host: &KnownHost) -> Result<HostReport> {
-    let report = connect(hosts, host).and_then(|connected| look(&connected));
+pub fn check(
+    hosts: &Hosts,
+    host: &KnownHost,
+    more: impl FnOnce(&Host) -> Vec<String>,
+) -> Result<HostReport> {
+    let report = connect(hosts, host).and_then(|connected| {
+        let mut report = look(&connected)?;
+        report.contact.shortcomings.extend(more(&connected));
+        Ok(report)
+    });
     let contact = match &report {
         Ok(report) => Some(report.contact.clone()),
         Err(_) => hosts.seen(&host.name)?.and_then(|seen| seen.contact),

@@ -9,7 +9,7 @@ use coldrise_hosts::{
     add_host, check, connect, parse_host_name, Contact, HostAddress, HostReport, Hosts, KnownHost,
     Seen,
 };
-use coldrise_hypervisors::libvirt::check_no_machines_on;
+use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
 use coldrise_live_backup::find_host;
 use coldrise_store::MachineName;
 use serde::Serialize;
@@ -232,7 +232,7 @@ fn check_hosts(
     };
     let (mut texts, mut checked, mut failed) = (Vec::new(), Vec::new(), None);
     for host in wanted {
-        match check(hosts, &host) {
+        match check(hosts, &host, |connected| clear(invocation, connected)) {
             Ok(report) => {
                 texts.push(describe(&host, &report));
                 checked.push(json!({ "name": host.name, "contact": report.contact, "running": report.running }));
@@ -255,6 +255,17 @@ fn check_hosts(
             Err(Error::new(error.kind(), "not every host works"))
         }
         None => Ok(Report::done(&json!({ "hosts": checked }), texts.join("\n"))),
+    }
+}
+
+/// Removes what recoveries have left on a host. Returns what stays.
+fn clear(invocation: &Invocation, host: &Host) -> Vec<String> {
+    match invocation.open().and_then(|repository| remove_left(&repository, host)) {
+        Ok(left) => {
+            left.removed.iter().for_each(|text| invocation.remark(text));
+            left.staying
+        }
+        Err(error) => vec![error.full_message()],
     }
 }
 
