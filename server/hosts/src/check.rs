@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use coldrise_block::{now_ms, Error, ErrorKind, Result};
-use coldrise_host::{Facts, Host};
+use coldrise_host::{Facts, Host, ScratchSpace};
 
-use crate::connection::connect;
+use crate::connection::connection;
 use crate::documents::{Contact, Hosts, KnownHost, Seen};
+use crate::ssh::SshFolder;
 
 const URI: &str = "qemu:///system";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,15 +25,18 @@ pub struct HostReport {
 /// Connects to a host, looks at it and records what was seen, with the shortcomings that `more` finds.
 ///
 /// # Errors
-/// Those of [`connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
+/// Those of [`crate::connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
 pub fn check(
     hosts: &Hosts,
     host: &KnownHost,
     more: impl FnOnce(&Host) -> Vec<String>,
 ) -> Result<HostReport> {
-    let report = connect(hosts, host).and_then(|connected| {
+    let report = connection(hosts, host).and_then(|connection| {
+        let connected = Host::over(connection.clone());
         let mut report = look(&connected)?;
-        report.contact.shortcomings.extend(more(&connected));
+        let shortcomings = &mut report.contact.shortcomings;
+        shortcomings.extend(lacks_forwarding(&connected, &connection.ssh));
+        shortcomings.extend(more(&connected));
         Ok(report)
     });
     let contact = match &report {
@@ -66,6 +70,25 @@ fn look(host: &Host) -> Result<HostReport> {
         shortcomings: shortcomings(&facts),
     };
     Ok(HostReport { contact, running: names(running) })
+}
+
+/// Makes a socket there that leads here, as `recover --on` does, and removes it. Returns what is missing.
+fn lacks_forwarding(host: &Host, ssh: &SshFolder) -> Option<String> {
+    let tried = ScratchSpace::new(host, None, None)
+        .map(|space| ssh.try_back(&space.file("way"), &ssh.path("way")));
+    match tried {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => {
+            tracing::debug!("no forwarding: {}", error.full_message());
+            Some(
+                "its sshd makes no sockets: recover, attach and check-boot --on need a session of SSH for each connection to a \
+                 disk (MaxSessions); its sshd_config can allow them: AllowStreamLocalForwarding yes, AllowTcpForwarding yes, \
+                 DisableForwarding no"
+                    .to_owned(),
+            )
+        }
+        Err(error) => Some(error.full_message()),
+    }
 }
 
 fn advise(error: Error) -> Error {
