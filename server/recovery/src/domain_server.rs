@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{now_ms, Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::{move_state, MovePhase};
 use coldrise_runs::process_run;
@@ -45,14 +45,17 @@ struct RecordedState {
     /// `None` before libvirt was asked: a machine that was resumed may pause again.
     state: Option<&'static str>,
     at: Option<Instant>,
+    /// Since when the domain is served.
     since_ms: u64,
+    /// Since when it has this state.
+    state_since_ms: u64,
 }
 
 impl RecordedState {
     /// The state of a domain that is served since now.
     fn new() -> RecordedState {
-        let since_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-        RecordedState { state: None, at: None, since_ms }
+        let since_ms = now_ms();
+        RecordedState { state: None, at: None, since_ms, state_since_ms: since_ms }
     }
 
     /// Records the state if it is another one, or was recorded long ago.
@@ -65,7 +68,8 @@ impl RecordedState {
         self.at = Some(Instant::now());
         process_run::progress(
             json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
-                                     "connect": note.connect, "state": state, "since_ms": self.since_ms }),
+                                     "connect": note.connect, "host": note.host, "state": state,
+                                     "since_ms": self.since_ms, "state_since_ms": self.state_since_ms }),
         );
     }
 
@@ -81,6 +85,7 @@ impl RecordedState {
     fn change_word(&mut self, state: &'static str) {
         if self.state != Some(state) {
             self.state = Some(state);
+            self.state_since_ms = now_ms();
             self.at = None;
         }
     }
