@@ -31,20 +31,21 @@ pub fn check(
     host: &KnownHost,
     more: impl FnOnce(&Host) -> Vec<String>,
 ) -> Result<HostReport> {
-    let report = connection(hosts, host).and_then(|connection| {
-        let connected = Host::over(connection.clone());
-        let mut report = look(&connected)?;
+    let connection = connection(hosts, host)?;
+    let connected = Host::over(connection.clone());
+    let report = look(&connected).map(|mut report| {
         let shortcomings = &mut report.contact.shortcomings;
         shortcomings.extend(lacks_forwarding(&connected, &connection.ssh));
         shortcomings.extend(more(&connected));
-        Ok(report)
+        report
     });
     let contact = match &report {
         Ok(report) => Some(report.contact.clone()),
         Err(_) => hosts.seen(&host.name)?.and_then(|seen| seen.contact),
     };
     let error = report.as_ref().err().map(Error::full_message);
-    hosts.record(&host.name, &Seen { checked_at_ms: now_ms(), error, contact })?;
+    let check_error = error.clone();
+    hosts.record(&host.name, &Seen { checked_at_ms: now_ms(), error, check_error, contact })?;
     report
 }
 

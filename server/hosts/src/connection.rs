@@ -59,6 +59,12 @@ pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
 
 /// As [`connect`].
 pub(crate) fn connection(hosts: &Hosts, host: &KnownHost) -> Result<Arc<Connection>> {
+    let connection = log_in(hosts, host);
+    hosts.record_login(&host.name, connection.as_ref().err().map(Error::full_message));
+    connection
+}
+
+fn log_in(hosts: &Hosts, host: &KnownHost) -> Result<Arc<Connection>> {
     // Of killed processes.
     remove_abandoned_folders();
     let identity = hosts.identity()?;

@@ -61,6 +61,9 @@ enum Action {
         /// The host.
         #[arg(value_parser = parse_host_name)]
         name: MachineName,
+        /// Also if recovered machines run there, to add it again with its new key: their commands then connect again.
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -70,7 +73,7 @@ struct ListedHost {
     address: String,
     fingerprint: String,
     added_at_ms: u64,
-    /// The last check; absent without one.
+    /// The last login and check; absent without one.
     last_check: Option<Seen>,
 }
 
@@ -128,8 +131,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
             let line = hosts.authorized_keys_line()?;
             Ok(Report::done(&json!({ "authorized_keys": line }), line))
         }
-        Action::Remove { name } => {
-            check_no_machines_on(&invocation.open()?, &name)?;
+        Action::Remove { name, force } => {
+            if !force {
+                check_no_machines_on(&invocation.open()?, &name)?;
+            }
             hosts.remove(&name)?;
             let text = format!(
                 "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"
@@ -184,10 +189,10 @@ fn list(hosts: &Hosts) -> Result<Report> {
             let check = host.last_check.as_ref();
             let contact = check.and_then(|check| check.contact.as_ref());
             let of = |read: fn(&Contact) -> String| contact.map_or("-".to_owned(), read);
-            let seen = contact.map_or("never".to_owned(), |seen| age(seen.at_ms, now_ms));
+            let seen = check.map_or("never".to_owned(), |check| age(check.checked_at_ms, now_ms));
             let state = match check.map(|check| check.error.is_some()) {
                 None => "not checked",
-                Some(true) => "check failed",
+                Some(true) => "failed",
                 Some(false) => "ok",
             };
             vec![

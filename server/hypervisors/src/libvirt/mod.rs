@@ -162,7 +162,8 @@ pub fn check_no_machines_on(repository: &Arc<Repository>, host: &MachineName) ->
     let Some(first) = names.first() else { return Ok(()) };
     let text = format!("machines of {} were recovered on host {host}", names.join(", "));
     Err(Error::new(ErrorKind::Busy, text).advise(format!(
-        "end them first: coldrise recover {first} --undo, with --without-server if the host is gone for good; after a move coldrise unpublish"
+        "end them first: coldrise recover {first} --undo, with --without-server if the host is gone for good; after a move coldrise unpublish; \
+         if it only has a new key: coldrise host remove {host} --force, coldrise host add"
     )))
 }
 

@@ -43,13 +43,13 @@ struct KvmHost {
     /// Of its SSH key, as `ssh-keygen -l` shows it.
     fingerprint: String,
     added_at_ms: u64,
-    /// `null` before the first check.
+    /// `null` before the first login.
     last_check: Option<KvmHostCheck>,
     /// `null` before the first contact.
     contact: Option<KvmHostContact>,
 }
 
-/// The last check of a host.
+/// The last login of any command at a host, with the result of the last check.
 #[derive(Serialize, utoipa::ToSchema)]
 struct KvmHostCheck {
     at_ms: u64,
