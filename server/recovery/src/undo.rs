@@ -73,7 +73,10 @@ pub fn undo(
         }
     };
     remove_parts(caller, repository, session, &note, &host);
-    let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
+    let (end, sealed) = match end_session(repository, session, request.discards, CLOSE_PATIENCE) {
+        Err(error) if error.kind() == ErrorKind::NotFound => (MachineEnd::ByAnother, None),
+        sealed => (end, sealed?),
+    };
     let _ = host.remove_file(&note.socket);
     remove_socket(repository, session, &note);
     Ok(Undone { machine: note.name, end, sealed })
