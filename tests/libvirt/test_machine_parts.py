@@ -207,3 +207,22 @@ def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):
         assert running.returncode == 0, said
         assert set(parts_of(coldrise, undone["address"])) == {"firmware-variables", "tpm-state"}
         assert tpms(hv2.libvirt) == {} and not list((hv2.libvirt.folder / "lib/qemu/nvram").iterdir())
+        # Its host is away at its end: what stays there is removed later, but not what may be another machine's.
+        with coldrise.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert "acme on hv2 runs from" in running.stdout.readline(), running.stderr.read()
+            running.kill()
+        hv2.stop()
+        coldrise.json("recover", "live/acme-2", "--undo", "--without-server", "--discard")
+        hv2.start()
+        assert "acme of the ended session acme-2 was left on host hv2" in coldrise.run("doctor").stdout
+        [variables] = (hv2.libvirt.folder / "lib/qemu/nvram").iterdir()
+        hv2.libvirt.virsh("destroy", "acme")
+        kept = variables.rename(tmp_path / "kept")
+        [own] = tpms(hv2.libvirt).values()
+        assert "stays: it may be another machine's" in coldrise.run("host", "check", "hv2").stdout
+        assert (own / PERMALL).exists()
+        shutil.copy(kept, variables)
+        checked = coldrise.run("host", "check", "hv2")
+        assert checked.returncode == 0 and "removed acme of the ended session acme-2" in checked.stderr, checked.stderr
+        assert tpms(hv2.libvirt) == {} and not variables.exists()
+        assert "was left on" not in coldrise.run("doctor").stdout

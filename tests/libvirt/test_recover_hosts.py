@@ -4,6 +4,7 @@ import contextlib
 import glob
 import json
 import os
+import signal
 import socket
 import subprocess
 
@@ -46,7 +47,7 @@ class Recovery:
     def __init__(self, coldrise, folder, what, *options):
         self.messages = open(folder / "recover.err", "w+", encoding="utf-8")
         self.process = coldrise.start("recover", what, "--to", "libvirt", "--json", *options, stdout=subprocess.PIPE,
-                                      stderr=self.messages)
+                                      stderr=self.messages, start_new_session=True)
         line = self.process.stdout.readline()
         assert line, self.said()
         self.event = json.loads(line)
@@ -108,23 +109,36 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     grows()
     kept = coldrise.run("host", "remove", "hv1")
     assert kept.returncode == 11 and "machines of live/web01-1 were recovered on host hv1" in kept.stderr, kept.stderr
-    # Twice: what the first connection has left is in nobody's way.
-    for _ in range(2):
+    # Twice: what the first connection has left is in nobody's way. The second time the host has a new key.
+    for has_new_key in (False, True):
         host.stop()
         wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
+        wait_until(lambda: coldrise.json("host", "list")["hosts"][0]["last_check"]["error"], "the failed login")
+        if has_new_key:
+            host.new_key()
         host.start()
+        if has_new_key:
+            coldrise.json("host", "remove", "hv1", "--force")
+            host.add_to(coldrise)
         wait_until(lambda: libvirt.state("web01").startswith("running"), "the machine runs on")
+        assert coldrise.json("host", "list")["hosts"][0]["last_check"]["error"] is None
         grows()
-    assert "host hv1 is away" in running.said() and "host hv1 is back" in running.said()
+    assert "Broken pipe" not in running.said(), running.said()
     # The command is killed; meanwhile the session is not taken away.
     running.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     wait_until(lambda: not sockets(), "the end of the program on the host")
     assert "(host hv1)" in coldrise.run("sessions").stdout
+    paused = coldrise.run("move", "live/web01-1", libvirt.images)
+    assert paused.returncode == 11 and "web01 is paused" in paused.stderr, paused.stderr
     refused = coldrise.run("unpublish", "web01-1")
     assert refused.returncode == 11 and "--undo" in refused.stderr, refused.stderr
     running = recover("live/web01-1")
     grows()
+    # Ctrl-C reaches all its programs at once, in any order.
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.end()["state"] == "paused" and "resuming it" not in running.said(), running.said()
+    running = recover("live/web01-1")
     acknowledged = count(coldrise, "live/web01-1", tmp_path)
     undone = coldrise.json("recover", "live/web01-1", "--undo")
     assert running.end()["state"] == "off" and libvirt.domains() == []
@@ -136,7 +150,6 @@ def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, ad
     running = recover(address, "--on", "hv1")
     grows()
     running.kill()
-    host.libvirt.virsh("destroy", "web01")
     host.stop()
     kept = coldrise.run("unpublish", "web01-1")
     assert kept.returncode == 11 and "may run on session web01-1" in kept.stderr, kept.stderr
@@ -144,7 +157,14 @@ def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, ad
     assert failed.returncode == 1 and "--undo --without-server" in failed.stderr, failed.stderr
     undone = coldrise.json("recover", "live/web01-1", "--undo", "--without-server")
     assert undone["machine_ended"] is False and count(coldrise, undone["address"], tmp_path) > 0
+    # It comes back nevertheless: the next recovery there removes what was left.
     host.start()
+    assert host.libvirt.domains() == ["web01"]
+    running = recover(address, "--on", "hv1")
+    assert "removed web01 of the ended session web01-1" in running.said()
+    coldrise.json("recover", f"live/{running.event['session']}", "--undo")
+    running.end()
+    wait_until(lambda: not glob.glob("/run/coldrise-machines/web01-*"), "the end of the program on the host")
 
 
 def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host, address):
@@ -162,8 +182,11 @@ def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host
 
 
 def test_a_machine_of_a_host_that_forbids_forwarding(coldrise, host, recover, grows, address):
+    assert "makes no sockets" not in coldrise.run("host", "check", "hv1").stdout
     host.stop()
     host.start("DisableForwarding yes")
+    checked = coldrise.run("host", "check", "hv1")
+    assert checked.returncode == 0 and "makes no sockets" in checked.stdout and "AllowTcpForwarding yes" in checked.stdout
     running = recover(address, "--on", "hv1")
     grows()
     host.stop()

@@ -272,6 +272,14 @@ impl Host {
         }
     }
 
+    /// Removes a socket that an ended connection has left on another host, and ends the connection if it still has it.
+    ///
+    /// # Errors
+    /// Errors of the operating system there; `InvalidInput` if something other than a socket is there.
+    pub fn remove_socket(&self, path: &Path) -> Result<()> {
+        self.0.call(Request::PrepareSocket { path: path.to_owned() }).map(drop)
+    }
+
     /// Lets QEMU on the host reach the socket `local` of this host at `there`, until the end of the connection. On
     /// this host both are one.
     ///

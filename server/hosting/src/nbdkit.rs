@@ -1,13 +1,14 @@
 //! nbdkit as a child, with the repository's plugin.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
@@ -47,6 +48,8 @@ const STEADY_LIFE: Duration = Duration::from_secs(30);
 const START_INTERVAL: Duration = Duration::from_millis(2);
 /// Time for sessions to be flushed; without the preloaded library, for clients to leave.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Time for the last messages of an ended nbdkit to be printed.
+const MESSAGES_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +114,8 @@ pub struct ServeOptions {
 /// A running nbdkit. Dropping it ends it.
 pub struct Nbdkit {
     child: Child,
+    /// Disconnected when all its messages are printed.
+    printed: Receiver<()>,
     /// Its command, for a restart.
     command: Command,
     started: Instant,
@@ -229,9 +234,11 @@ impl Nbdkit {
         tracing::debug!(?command, "starting nbdkit");
         // From here on the command contains it: never print the command.
         command.envs(passphrase_command.map(|text| (PASSPHRASE_COMMAND, text)));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(missing)?;
         let mut nbdkit = Nbdkit {
-            child: command.spawn().map_err(missing)?,
+            printed: print_messages(child.stderr.take()),
+            child,
             command,
             started: Instant::now(),
             pause: None,
@@ -283,7 +290,11 @@ impl Nbdkit {
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child.try_wait().context(|| "looking after nbdkit")
+        let ended = self.child.try_wait().context(|| "looking after nbdkit")?;
+        if ended.is_some() {
+            let _ = self.printed.recv_timeout(MESSAGES_PATIENCE);
+        }
+        Ok(ended)
     }
 
     /// Serves until this program or nbdkit itself receives a signal to end.
@@ -339,7 +350,10 @@ impl Nbdkit {
             }
             let _ = std::fs::remove_file(self.ready_file());
             match self.command.spawn() {
-                Ok(child) => self.child = child,
+                Ok(mut child) => {
+                    self.printed = print_messages(child.stderr.take());
+                    self.child = child;
+                }
                 // If it has ended again, the next call notices that and tries again.
                 Err(error) => tracing::error!("{}", missing(error).full_message()),
             }
@@ -398,6 +412,7 @@ impl Nbdkit {
     /// `ToolFailed` if it ends with an error.
     pub fn stop(&mut self, signals: Option<&mut ChildSignals>) -> Result<()> {
         let ended = child::end(&mut self.child, NAME, STOP_PATIENCE, signals)?;
+        let _ = self.printed.recv_timeout(MESSAGES_PATIENCE);
         self.clear();
         if ended.was_killed {
             tracing::warn!("nbdkit did not end in time and was killed; captured writes are kept");
@@ -425,6 +440,33 @@ impl Drop for Nbdkit {
             let _ = self.stop(None);
         }
     }
+}
+
+/// Prints nbdkit's messages to standard error until it closes them. Those about clients that are gone are for the log only.
+fn print_messages(messages: Option<ChildStderr>) -> Receiver<()> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let _sender = sender;
+        let Some(messages) = messages else { return };
+        let (mut messages, mut line) = (BufReader::new(messages), Vec::new());
+        while let Ok(1..) = messages.read_until(b'\n', &mut line) {
+            match is_lost_client(&line) {
+                true => tracing::debug!("{}", String::from_utf8_lossy(line.trim_ascii_end())),
+                false => drop(std::io::stderr().write_all(&line)),
+            }
+            line.clear();
+        }
+    });
+    receiver
+}
+
+/// Whether nbdkit says that it could not write to a client, because that has disconnected.
+fn is_lost_client(line: &[u8]) -> bool {
+    let line = String::from_utf8_lossy(line);
+    let writes = ["error: write: ", "error: write reply: ", "error: write data: "];
+    let ends = [": Broken pipe", ": Connection reset by peer"];
+    writes.iter().any(|text| line.contains(text))
+        && ends.iter().any(|end| line.trim_end().ends_with(end))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {
@@ -464,5 +506,26 @@ fn clear_stale_socket(path: &Path) -> Result<()> {
             std::fs::remove_file(path).context(|| format!("removing the socket {}", path.display()))
         }
         Err(error) => Err(error).context(|| format!("looking at the socket {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_lost_client;
+
+    #[test]
+    fn only_lost_clients_are_no_news() {
+        for line in [
+            "nbdkit: coldrise[3]: error: write: sending newstyle handshake: Broken pipe\n",
+            "nbdkit: coldrise[3]: error: write reply: NBD_CMD_WRITE: Broken pipe\n",
+        ] {
+            assert!(is_lost_client(line.as_bytes()), "{line}");
+        }
+        for line in [
+            "nbdkit: error: unix socket: write: No space left on device\n",
+            "nbdkit: coldrise[3]: error: the disk is away: Broken pipe\n",
+        ] {
+            assert!(!is_lost_client(line.as_bytes()), "{line}");
+        }
     }
 }

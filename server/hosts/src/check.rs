@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use coldrise_block::{now_ms, Error, ErrorKind, Result};
-use coldrise_host::{Facts, Host};
+use coldrise_host::{Facts, Host, ScratchSpace};
 
-use crate::connection::connect;
+use crate::connection::connection;
 use crate::documents::{Contact, Hosts, KnownHost, Seen};
+use crate::ssh::SshFolder;
 
 const URI: &str = "qemu:///system";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,18 +22,30 @@ pub struct HostReport {
     pub running: Vec<String>,
 }
 
-/// Connects to a host, looks at it and records what was seen.
+/// Connects to a host, looks at it and records what was seen, with the shortcomings that `more` finds.
 ///
 /// # Errors
-/// Those of [`connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
-pub fn check(hosts: &Hosts, host: &KnownHost) -> Result<HostReport> {
-    let report = connect(hosts, host).and_then(|connected| look(&connected));
+/// Those of [`crate::connect`]; `ToolFailed` if its libvirt does not answer. They are recorded, too.
+pub fn check(
+    hosts: &Hosts,
+    host: &KnownHost,
+    more: impl FnOnce(&Host) -> Vec<String>,
+) -> Result<HostReport> {
+    let connection = connection(hosts, host)?;
+    let connected = Host::over(connection.clone());
+    let report = look(&connected).map(|mut report| {
+        let shortcomings = &mut report.contact.shortcomings;
+        shortcomings.extend(lacks_forwarding(&connected, &connection.ssh));
+        shortcomings.extend(more(&connected));
+        report
+    });
     let contact = match &report {
         Ok(report) => Some(report.contact.clone()),
         Err(_) => hosts.seen(&host.name)?.and_then(|seen| seen.contact),
     };
     let error = report.as_ref().err().map(Error::full_message);
-    hosts.record(&host.name, &Seen { checked_at_ms: now_ms(), error, contact })?;
+    let check_error = error.clone();
+    hosts.record(&host.name, &Seen { checked_at_ms: now_ms(), error, check_error, contact })?;
     report
 }
 
@@ -58,6 +71,25 @@ fn look(host: &Host) -> Result<HostReport> {
         shortcomings: shortcomings(&facts),
     };
     Ok(HostReport { contact, running: names(running) })
+}
+
+/// Makes a socket there that leads here, as `recover --on` does, and removes it. Returns what is missing.
+fn lacks_forwarding(host: &Host, ssh: &SshFolder) -> Option<String> {
+    let tried = ScratchSpace::new(host, None, None)
+        .map(|space| ssh.try_back(&space.file("way"), &ssh.path("way")));
+    match tried {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => {
+            tracing::debug!("no forwarding: {}", error.full_message());
+            Some(
+                "its sshd makes no sockets: recover, attach and check-boot --on need a session of SSH for each connection to a \
+                 disk (MaxSessions); its sshd_config can allow them: AllowStreamLocalForwarding yes, AllowTcpForwarding yes, \
+                 DisableForwarding no"
+                    .to_owned(),
+            )
+        }
+        Err(error) => Some(error.full_message()),
+    }
 }
 
 fn advise(error: Error) -> Error {

@@ -52,20 +52,30 @@ const MAX_MESSAGES_BYTES: u64 = 16 << 10;
 /// `Forbidden` if its key has changed, `Unauthorized` if it refuses ours, `ToolFailed` if it cannot be reached; `Unsupported` if the program
 /// cannot run there.
 pub fn connect(hosts: &Hosts, host: &KnownHost) -> Result<Host> {
+    connection(hosts, host).map(|connection| Host::over(connection))
+}
+
+/// As [`connect`].
+pub(crate) fn connection(hosts: &Hosts, host: &KnownHost) -> Result<Arc<Connection>> {
+    let connection = log_in(hosts, host);
+    hosts.record_login(&host.name, connection.as_ref().err().map(Error::full_message));
+    connection
+}
+
+fn log_in(hosts: &Hosts, host: &KnownHost) -> Result<Arc<Connection>> {
     // Of killed processes.
     remove_abandoned_folders();
     let identity = hosts.identity()?;
     let ssh = SshFolder::new(host.name.as_str(), &host.address, Some(&host.key), &identity)?;
     let connection = Connection::start(host.name.as_str(), ssh)?;
     connection.ssh.forget_identity()?;
-    let host = Host::over(connection);
-    let version = host.facts()?.version;
+    let version = Host::over(connection.clone()).facts()?.version;
     if version != PROTOCOL_VERSION {
         let text =
             format!("the program on the host speaks version {version} and not {PROTOCOL_VERSION}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    Ok(host)
+    Ok(connection)
 }
 
 /// A host of the repository by its name; `None` for this host.

@@ -3,7 +3,7 @@
 //! ```text
 //!   REPOSITORY/hosts/identity     the private key with which this repository logs in
 //!   REPOSITORY/hosts/NAME.host    a host: its address and pinned key
-//!   REPOSITORY/hosts/NAME.seen    the last check, and what was seen at the last contact
+//!   REPOSITORY/hosts/NAME.seen    the last login, the last check, and what that has seen
 //! ```
 
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use coldrise_block::{
-    create_private, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    create_private, now_ms, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
 };
 use coldrise_store::{MachineName, Repository, SealedFolder, MAX_NAME_BYTES};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ const FOLDER: &str = "hosts";
 const IDENTITY: &str = "identity";
 const HOST: &str = "host";
 const SEEN: &str = "seen";
+/// A command that connects again and again records the same result after this time, in milliseconds.
+const RECORD_INTERVAL_MS: u64 = 10_000;
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,14 +60,17 @@ pub struct Contact {
     pub shortcomings: Vec<String>,
 }
 
-/// The last check of a host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The last login of any command at a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// When it was checked, in milliseconds since 1970.
+    /// When it was tried, in milliseconds since 1970.
     pub checked_at_ms: u64,
-    /// Why the check failed; `None` if it did not.
+    /// Why it failed, else why the last check failed; `None` if both worked.
     pub error: Option<String>,
-    /// The last contact, then or before.
+    /// Why the last check that could log in failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check_error: Option<String>,
+    /// What the last check has seen that worked.
     pub contact: Option<Contact>,
 }
 
@@ -130,6 +135,7 @@ impl Hosts {
     /// `AlreadyExists` if the name is taken; errors of the drive.
     pub fn add(&self, host: &KnownHost) -> Result<()> {
         self.check_free(&host.name)?;
+        self.0.remove(&host.name, SEEN)?;
         self.0.put(&host.name, HOST, host)
     }
 
@@ -157,7 +163,7 @@ impl Hosts {
         }
     }
 
-    /// The last check; `None` if it was never checked.
+    /// The last login; `None` before the first.
     ///
     /// # Errors
     /// `Corrupt` if it was changed; errors of the drive.
@@ -174,6 +180,21 @@ impl Hosts {
     /// Errors of the drive.
     pub(crate) fn record(&self, name: &MachineName, seen: &Seen) -> Result<()> {
         self.0.put(name, SEEN, seen)
+    }
+
+    /// Records a login, unless one of the same result was recorded just before. The command does not depend on it.
+    pub(crate) fn record_login(&self, name: &MachineName, error: Option<String>) {
+        let before = self.seen(name).ok().flatten().unwrap_or_default();
+        let now = now_ms();
+        let error = error.or_else(|| before.check_error.clone());
+        let is_new = now.saturating_sub(before.checked_at_ms) < RECORD_INTERVAL_MS;
+        if is_new && before.error == error {
+            return;
+        }
+        let seen = Seen { checked_at_ms: now, error, ..before };
+        if let Err(error) = self.record(name, &seen) {
+            tracing::debug!("recording a login: {}", error.full_message());
+        }
     }
 
     /// The private key with which this repository logs in, in OpenSSH's form. The first call makes it.

@@ -126,12 +126,18 @@ impl SshFolder {
 
     /// Lets a socket of this host lead to one of the other host.
     pub(crate) fn forward(&self, local: &Path, remote: &Path) -> Result<()> {
-        self.add_way("-L", local, remote)
+        self.ask("forward", "-L", local, remote)
     }
 
     /// Lets a socket of the other host lead to one of this host.
     pub(crate) fn forward_back(&self, remote: &Path, local: &Path) -> Result<()> {
-        self.add_way("-R", remote, local)
+        self.ask("forward", "-R", remote, local)
+    }
+
+    /// Checks that [`SshFolder::forward_back`] works.
+    pub(crate) fn try_back(&self, remote: &Path, local: &Path) -> Result<()> {
+        self.forward_back(remote, local)?;
+        self.ask("cancel", "-R", remote, local)
     }
 
     /// Lets a free TCP port of loopback here lead to one there. Returns it.
@@ -140,15 +146,16 @@ impl SshFolder {
         let address = listener.and_then(|listener| listener.local_addr());
         let local = address.context(|| "looking for a free port")?.port();
         let end = |port: u16| format!("127.0.0.1:{port}");
-        self.add_way("-L", end(local).as_ref(), end(remote).as_ref()).map(|()| local)
+        self.ask("forward", "-L", end(local).as_ref(), end(remote).as_ref()).map(|()| local)
     }
 
-    fn add_way(&self, kind: &str, from: &Path, to: &Path) -> Result<()> {
+    /// Asks the connection's ssh for a change of its ways.
+    fn ask(&self, change: &str, kind: &str, from: &Path, to: &Path) -> Result<()> {
         let mut way = from.as_os_str().to_owned();
         way.push(":");
         way.push(to);
         let mut command = self.command(false);
-        command.args(["-O", "forward", kind]).arg(way).arg(self.destination());
+        command.args(["-O", change, kind]).arg(way).arg(self.destination());
         text_of(&mut command).map(drop)
     }
 

@@ -9,8 +9,8 @@ use coldrise_host::{default_owner, Host, SocketOwner};
 use coldrise_hosting::{Caller, Origin};
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{
-    check_tpm, default_domain, own_tpm, rewrite, Domain, DomainOptions, DomainState, DomainXml,
-    NetworkChoice, RecoveryNote, VariablesPlace,
+    check_tpm, default_domain, own_tpm, remove_left, rewrite, Domain, DomainOptions, DomainState,
+    DomainXml, NetworkChoice, RecoveryNote, VariablesPlace,
 };
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::virsh::Virsh;
@@ -118,6 +118,7 @@ impl Prepared {
         let point = origin.document();
         let host = host_of(repository, request.host)?;
         let virsh = virsh_on(&host, request.connect)?;
+        remove_left(repository, &host)?.removed.iter().for_each(|text| caller.remark(text));
         let on = Hypervisor::of(&host)?;
         let free = |domain: &DomainXml| check_free(&virsh, domain);
         let new_uuid = match point.part(TPM_STATE).filter(|_| request.has_new_uuid) {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_block::{now_ms, Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::{move_state, MovePhase};
 use coldrise_runs::process_run;
@@ -45,14 +45,17 @@ struct RecordedState {
     /// `None` before libvirt was asked: a machine that was resumed may pause again.
     state: Option<&'static str>,
     at: Option<Instant>,
+    /// Since when the domain is served.
     since_ms: u64,
+    /// Since when it has this state.
+    state_since_ms: u64,
 }
 
 impl RecordedState {
     /// The state of a domain that is served since now.
     fn new() -> RecordedState {
-        let since_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-        RecordedState { state: None, at: None, since_ms }
+        let since_ms = now_ms();
+        RecordedState { state: None, at: None, since_ms, state_since_ms: since_ms }
     }
 
     /// Records the state if it is another one, or was recorded long ago.
@@ -65,7 +68,8 @@ impl RecordedState {
         self.at = Some(Instant::now());
         process_run::progress(
             json!({ "phase": "serving", "session": session.name.as_str(), "domain": note.name,
-                                     "connect": note.connect, "state": state, "since_ms": self.since_ms }),
+                                     "connect": note.connect, "host": note.host, "state": state,
+                                     "since_ms": self.since_ms, "state_since_ms": self.state_since_ms }),
         );
     }
 
@@ -81,6 +85,7 @@ impl RecordedState {
     fn change_word(&mut self, state: &'static str) {
         if self.state != Some(state) {
             self.state = Some(state);
+            self.state_since_ms = now_ms();
             self.at = None;
         }
     }
@@ -278,7 +283,9 @@ impl RecoveryServer {
                 }
             }),
             DomainState::Running => Ok(()),
-            DomainState::DiskError | DomainState::Paused(_) => self.resume_until_it_runs(),
+            DomainState::DiskError | DomainState::Paused(_) => {
+                self.resume_until_it_runs(&mut || false)
+            }
         }
     }
 
@@ -295,11 +302,12 @@ impl RecoveryServer {
     }
 
     /// Resumes a machine whose disks were away. The first requests of each disk fail once more, because libvirt's QEMU
-    /// connects again only then, beside them: the machine pauses for each. It runs when each disk has answered one.
-    fn resume_until_it_runs(&self) -> Result<()> {
+    /// connects again only then, beside them: the machine pauses for each. It runs when each disk has answered one. It is not
+    /// resumed once this program `is_ending`: the same signal may have ended the server.
+    fn resume_until_it_runs(&self, is_ending: &mut dyn FnMut() -> bool) -> Result<()> {
         let started = Instant::now();
         let before = self.domain.answered()?;
-        while started.elapsed() < FIRST_REQUESTS {
+        while started.elapsed() < FIRST_REQUESTS && !is_ending() {
             self.domain.resume()?;
             while self.domain.state()? != DomainState::DiskError {
                 let now = self.domain.answered()?;
@@ -343,9 +351,10 @@ impl RecoveryServer {
         let (mut asked, mut resumed) = (None::<Instant>, None::<Instant>);
         let mut off_since = None::<Instant>;
         let mut recorded = RecordedState::new();
+        let mut is_ending = false;
         loop {
             recorded.record(&self.session, &self.note);
-            if signals.was_asked_to_end() {
+            if is_ending || signals.was_asked_to_end() {
                 // Its last writes are answered before the server ends.
                 let paused = self.pause();
                 self.nbdkit.stop(None)?;
@@ -353,6 +362,11 @@ impl RecoveryServer {
             }
             match self.nbdkit.keep_up(caller, signals) {
                 Ok(None) => {}
+                // Ctrl-C reaches it, too.
+                Ok(Some(_)) if signals.was_asked_to_end() => {
+                    is_ending = true;
+                    continue;
+                }
                 Ok(Some(status)) => {
                     let text = format!("nbdkit ended ({status}) while the machine was running");
                     return Err(Error::new(ErrorKind::ToolFailed, text));
@@ -363,7 +377,11 @@ impl RecoveryServer {
             }
             if asked.is_none_or(|at| at.elapsed() >= DOMAIN_INTERVAL) {
                 asked = Some(Instant::now());
-                let looked = self.look_at_domain(caller, &mut resumed, &mut recorded);
+                let mut ends = || {
+                    is_ending |= signals.was_asked_to_end();
+                    is_ending
+                };
+                let looked = self.look_at_domain(caller, &mut resumed, &mut recorded, &mut ends);
                 off_since = match looked {
                     Ok(Some(RecoveryEnd::Off)) => off_since.or(asked),
                     _ => None,
@@ -401,6 +419,7 @@ impl RecoveryServer {
         caller: &Caller,
         resumed: &mut Option<Instant>,
         recorded: &mut RecordedState,
+        is_ending: &mut dyn FnMut() -> bool,
     ) -> Result<Option<RecoveryEnd>> {
         let session = &self.session.name;
         let state = self.state()?;
@@ -408,9 +427,9 @@ impl RecoveryServer {
         match state {
             Some(DomainState::Off) => Ok(Some(RecoveryEnd::Off)),
             Some(DomainState::DiskError) => {
-                if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) {
+                if resumed.is_none_or(|at| at.elapsed() >= RESUME_INTERVAL) && !is_ending() {
                     caller.remark("the machine was paused by an error of its disks: resuming it");
-                    self.resume_until_it_runs()?;
+                    self.resume_until_it_runs(is_ending)?;
                     *resumed = Some(Instant::now());
                 }
                 Ok(None)

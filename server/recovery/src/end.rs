@@ -30,6 +30,8 @@ pub enum MachineEnd {
     Ended,
     /// It was off, or there was none.
     NotThere,
+    /// Another command has ended the session meanwhile, such as a recovery that failed.
+    ByAnother,
     /// This server was not asked.
     Unknown(String),
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosting::Caller;
 use coldrise_hosts::host_of;
-use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
+use coldrise_hypervisors::libvirt::{note_left, DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::SessionNotes;
@@ -48,6 +48,7 @@ pub fn undo(
     };
     if let Some(host) = note.host.as_ref().filter(|_| request.is_without_server) {
         let end = MachineEnd::Unknown(host.to_string());
+        note_left(repository, session, &note, host)?;
         let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
         remove_socket(repository, session, &note);
         return Ok(Undone { machine: note.name, end, sealed });
@@ -72,7 +73,10 @@ pub fn undo(
         }
     };
     remove_parts(caller, repository, session, &note, &host);
-    let sealed = end_session(repository, session, request.discards, CLOSE_PATIENCE)?;
+    let (end, sealed) = match end_session(repository, session, request.discards, CLOSE_PATIENCE) {
+        Err(error) if error.kind() == ErrorKind::NotFound => (MachineEnd::ByAnother, None),
+        sealed => (end, sealed?),
+    };
     let _ = host.remove_file(&note.socket);
     remove_socket(repository, session, &note);
     Ok(Undone { machine: note.name, end, sealed })

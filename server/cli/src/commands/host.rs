@@ -9,7 +9,7 @@ use coldrise_hosts::{
     add_host, check, connect, parse_host_name, Contact, HostAddress, HostReport, Hosts, KnownHost,
     Seen,
 };
-use coldrise_hypervisors::libvirt::check_no_machines_on;
+use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
 use coldrise_live_backup::find_host;
 use coldrise_store::MachineName;
 use serde::Serialize;
@@ -61,6 +61,9 @@ enum Action {
         /// The host.
         #[arg(value_parser = parse_host_name)]
         name: MachineName,
+        /// Also if recovered machines run there, to add it again with its new key: their commands then connect again.
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -70,7 +73,7 @@ struct ListedHost {
     address: String,
     fingerprint: String,
     added_at_ms: u64,
-    /// The last check; absent without one.
+    /// The last login and check; absent without one.
     last_check: Option<Seen>,
 }
 
@@ -128,8 +131,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
             let line = hosts.authorized_keys_line()?;
             Ok(Report::done(&json!({ "authorized_keys": line }), line))
         }
-        Action::Remove { name } => {
-            check_no_machines_on(&invocation.open()?, &name)?;
+        Action::Remove { name, force } => {
+            if !force {
+                check_no_machines_on(&invocation.open()?, &name)?;
+            }
             hosts.remove(&name)?;
             let text = format!(
                 "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"
@@ -184,10 +189,10 @@ fn list(hosts: &Hosts) -> Result<Report> {
             let check = host.last_check.as_ref();
             let contact = check.and_then(|check| check.contact.as_ref());
             let of = |read: fn(&Contact) -> String| contact.map_or("-".to_owned(), read);
-            let seen = contact.map_or("never".to_owned(), |seen| age(seen.at_ms, now_ms));
+            let seen = check.map_or("never".to_owned(), |check| age(check.checked_at_ms, now_ms));
             let state = match check.map(|check| check.error.is_some()) {
                 None => "not checked",
-                Some(true) => "check failed",
+                Some(true) => "failed",
                 Some(false) => "ok",
             };
             vec![
@@ -232,7 +237,7 @@ fn check_hosts(
     };
     let (mut texts, mut checked, mut failed) = (Vec::new(), Vec::new(), None);
     for host in wanted {
-        match check(hosts, &host) {
+        match check(hosts, &host, |connected| clear(invocation, connected)) {
             Ok(report) => {
                 texts.push(describe(&host, &report));
                 checked.push(json!({ "name": host.name, "contact": report.contact, "running": report.running }));
@@ -255,6 +260,17 @@ fn check_hosts(
             Err(Error::new(error.kind(), "not every host works"))
         }
         None => Ok(Report::done(&json!({ "hosts": checked }), texts.join("\n"))),
+    }
+}
+
+/// Removes what recoveries have left on a host. Returns what stays.
+fn clear(invocation: &Invocation, host: &Host) -> Vec<String> {
+    match invocation.open().and_then(|repository| remove_left(&repository, host)) {
+        Ok(left) => {
+            left.removed.iter().for_each(|text| invocation.remark(text));
+            left.staying
+        }
+        Err(error) => vec![error.full_message()],
     }
 }
 

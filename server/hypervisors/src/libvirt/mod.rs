@@ -19,6 +19,7 @@
 mod default_domain;
 mod devices;
 mod domain_xml;
+mod left_machines;
 mod live_domain;
 mod part_files;
 mod presence;
@@ -42,6 +43,7 @@ pub use default_domain::default_domain;
 pub use domain_xml::{
     check_domain, escaped, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
 };
+pub use left_machines::{left_on, note_left, remove_left, LeftMachine, RemovedMachines};
 pub use live_domain::{
     all_domains, domains, find_domain, find_running, is_named_by_another, LiveDomain, WritableDisk,
 };
@@ -160,7 +162,8 @@ pub fn check_no_machines_on(repository: &Arc<Repository>, host: &MachineName) ->
     let Some(first) = names.first() else { return Ok(()) };
     let text = format!("machines of {} were recovered on host {host}", names.join(", "));
     Err(Error::new(ErrorKind::Busy, text).advise(format!(
-        "end them first: coldrise recover {first} --undo, with --without-server if the host is gone for good; after a move coldrise unpublish"
+        "end them first: coldrise recover {first} --undo, with --without-server if the host is gone for good; after a move coldrise unpublish; \
+         if it only has a new key: coldrise host remove {host} --force, coldrise host add"
     )))
 }
 

@@ -7,6 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use coldrise_host::Host;
@@ -26,6 +27,9 @@ use coldrise_firmware::{first_variables, Found, UefiNeeds};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];
+/// How long another command may take to remove the same variables.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum length of a file of empty variables, in bytes.
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 
@@ -281,10 +285,22 @@ impl RecoveryNote {
             escaped(&file.display().to_string())
         );
         let virsh = self.domain(host).virsh;
-        // A removal that was killed leaves it defined.
-        let defined = virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE);
-        let removed = virsh.run(&["undefine", "--nvram", &name], PATIENCE);
-        let removed = removed.or_else(|error| defined.and(Err(error)));
-        removed.map(drop).map_err(|error| error.advise(format!("remove {}", file.display())))
+        let started = Instant::now();
+        loop {
+            // A removal that was killed leaves it defined.
+            let defined = virsh.run_with(&["define", "/dev/stdin"], Some(&xml), PATIENCE);
+            let removed = virsh.run(&["undefine", "--nvram", &name], PATIENCE);
+            let Err(error) = removed.or_else(|error| defined.and(Err(error))) else {
+                return Ok(());
+            };
+            // Another command may remove it at the same time.
+            if let [None] = host.look([file])? {
+                return Ok(());
+            }
+            if started.elapsed() >= REMOVAL_PATIENCE {
+                return Err(error.advise(format!("remove {}", file.display())));
+            }
+            std::thread::sleep(REMOVAL_INTERVAL);
+        }
     }
 }

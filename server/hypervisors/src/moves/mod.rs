@@ -149,6 +149,7 @@ fn session_and_targets(
         return Err(Error::new(ErrorKind::NotFound, text));
     }
     if !session.is_served {
+        check_not_paused(host, repository, name)?;
         let text =
             format!("no machine runs on session {name}: its disks can be copied while it is off");
         let advice = format!("coldrise restore live/{name}/DISK TARGET");
@@ -156,6 +157,23 @@ fn session_and_targets(
     }
     let targets = target::of_disks(host, &session.document, targets)?;
     Ok((session.document, targets))
+}
+
+/// # Errors
+/// `Busy` if the session's machine is on, but has no connection to its disks.
+fn check_not_paused(host: &Host, repository: &Arc<Repository>, name: &SessionName) -> Result<()> {
+    let note = crate::libvirt::RecoveryNote::read(&SessionNotes::of(repository, name)?)?;
+    let Some(note) = note else { return Ok(()) };
+    match note.state(host, name)? {
+        None | Some(crate::libvirt::DomainState::Off) => Ok(()),
+        Some(_) => {
+            let text = format!("{} is paused: it has no connection to its disks", note.name);
+            Err(Error::new(ErrorKind::Busy, text).advise(format!(
+                "coldrise recover live/{name} continues it, unless a command still serves session {name} (coldrise runs): that \
+                 resumes it by itself"
+            )))
+        }
+    }
 }
 
 /// Checks the targets of a move that is to be started, and changes nothing.

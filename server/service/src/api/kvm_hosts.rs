@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::{add_host, check, parse_host_name, HostAddress, Hosts, KnownHost, Seen};
-use coldrise_hypervisors::libvirt::check_no_machines_on;
+use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
 use coldrise_store::MachineName;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
@@ -43,13 +43,13 @@ struct KvmHost {
     /// Of its SSH key, as `ssh-keygen -l` shows it.
     fingerprint: String,
     added_at_ms: u64,
-    /// `null` before the first check.
+    /// `null` before the first login.
     last_check: Option<KvmHostCheck>,
     /// `null` before the first contact.
     contact: Option<KvmHostContact>,
 }
 
-/// The last check of a host.
+/// The last login of any command at a host, with the result of the last check.
 #[derive(Serialize, utoipa::ToSchema)]
 struct KvmHostCheck {
     at_ms: u64,
@@ -130,8 +130,15 @@ fn known(service: &Service) -> Result<Hosts> {
 }
 
 fn checked(service: &Service, hosts: &Hosts, host: &KnownHost) -> Result<KvmHost> {
+    let repository = service.inventory()?.repository()?;
     // What it found is recorded, also an error.
-    let _ = check(hosts, host);
+    let _ = check(hosts, host, |connected| match remove_left(&repository, connected) {
+        Ok(left) => {
+            left.removed.iter().for_each(|text| tracing::info!("{text}"));
+            left.staying
+        }
+        Err(error) => vec![error.full_message()],
+    });
     KvmHost::of(service, host, hosts.seen(&host.name)?)
 }
 

@@ -33,6 +33,9 @@ pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) ->
     }
     match request.to.as_deref().map(|to| to.split_once(':').unwrap_or((to, ""))) {
         Some(("libvirt", "")) => under_libvirt(&request, service, caller),
+        Some(("vcenter" | "esxi", _)) if request.on.is_some() => {
+            Err(invalid("on: goes with libvirt; hosts names those of vcenter and esxi"))
+        }
         Some(("vcenter" | "esxi", _)) => under_vsphere(request, service, caller),
         _ => Err(invalid("to: name the hypervisor: libvirt, vcenter:NAME or esxi:NAME")),
     }
@@ -42,8 +45,11 @@ fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Res
     if !request.hosts.is_empty() {
         return Err(invalid("hosts: goes with vcenter and esxi; on names a host of libvirt"));
     }
-    check_host(service, request.on.as_deref())?;
     let connect = request.connect.as_deref().unwrap_or(CONNECTIONS[0]);
+    if request.on.is_some() && !connect.contains(":///system") {
+        return Err(invalid("connect: with on, machines run under qemu:///system of that host"));
+    }
+    check_host(service, request.on.as_deref())?;
     if !CONNECTIONS.contains(&connect) {
         caller.allow_all(Permission::Administer)?;
     }
@@ -142,7 +148,10 @@ fn move_target(service: &Service, text: &str) -> Result<moves::Target> {
     check_text(text)?;
     let path = text.split_once('=').map_or(text, |(_, path)| path);
     let path = path.strip_prefix("qcow2:").or_else(|| path.strip_prefix("raw:")).unwrap_or(path);
-    check_absolute(service, path)?;
+    if !path.starts_with('/') {
+        return Err(invalid(format!("{path:?}: give an absolute path of the machine's host")));
+    }
+    service.options.refuse_own_files(path)?;
     moves::parse_target(text)
 }
 

@@ -28,6 +28,8 @@ pub(crate) enum Topic {
     Uncovered,
     /// Copies of a machine in another repository are further behind than their limit.
     Copies,
+    /// The host of a recovered machine cannot be reached.
+    Host,
     /// A test of a target.
     Test,
 }

@@ -11,8 +11,8 @@ use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
 use super::{
-    copy_conditions, ended_runs, found_damage, job_conditions, outbox, service_folder, settings,
-    Figures,
+    copy_conditions, ended_runs, found_damage, host_conditions, job_conditions, outbox,
+    service_folder, settings, Figures,
 };
 use crate::clock::now_ms;
 use crate::events::What;
@@ -103,6 +103,13 @@ fn evaluate_once(service: &Service) -> Result<()> {
             findings.conditions.extend(copy_conditions::read(database, &targets, &machines, now)?);
         }
         None => findings.unknown.push(Topic::Copies),
+    }
+    match host_conditions::read(&service.runs, now) {
+        Ok(conditions) => findings.conditions.extend(conditions),
+        Err(error) => {
+            tracing::warn!("{}", error.full_message());
+            findings.unknown.push(Topic::Host);
+        }
     }
     if machines.is_empty() && service.inventory().is_ok_and(|i| i.machines().is_err()) {
         // Not seen since the start: the age of its points is unknown.

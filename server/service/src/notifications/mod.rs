@@ -20,6 +20,7 @@ mod ended_runs;
 mod evaluation;
 mod found_damage;
 mod host;
+mod host_conditions;
 mod job_conditions;
 mod mail;
 mod message;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use coldrise_hosts::Hosts;
+use coldrise_hypervisors::libvirt::left_on;
 use coldrise_hypervisors::moves::{move_state, MovePhase};
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::unserved;
@@ -9,9 +11,28 @@ use coldrise_store::Repository;
 
 use super::{Findings, Status};
 
+/// Names the machines that were left on hosts when their sessions ended.
+fn check_left(found: &mut Findings, repository: &Arc<Repository>) {
+    let hosts = match Hosts::of(repository).all() {
+        Ok(hosts) => hosts,
+        Err(error) => return found.error("hosts", &error),
+    };
+    for host in hosts.into_iter().map(|host| host.name) {
+        match left_on(repository, &host) {
+            Ok(machines) => machines.iter().for_each(|machine| {
+                let text = format!("{} was left on host {host}", machine.name());
+                let advice = format!("coldrise host check {host} removes it when the host is back");
+                found.add("recoveries", Status::Warn, text, &advice);
+            }),
+            Err(error) => found.error("recoveries", &error),
+        }
+    }
+}
+
 /// Names each session whose disks are moved, or were, and each on which a machine of another server runs.
 pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
     const CHECK: &str = "moves";
+    check_left(found, repository);
     // Reported by the check of the sessions.
     let Ok(sessions) = coldrise_session::sessions(repository) else { return };
     for session in &sessions {

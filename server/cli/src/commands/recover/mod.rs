@@ -152,7 +152,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         }
         RecoveryEnd::Moved => format!("{} runs on production storage; coldrise sessions says where", note.name),
         _ if coldrise_session::session(&repository, session).is_err() => {
-            format!("{} was ended, and its session", note.name)
+            format!("session {session} of {} has ended", note.name)
         }
         _ => format!(
             "{} is off; session {session} holds its writes\n  start it again         coldrise recover \

@@ -34,7 +34,11 @@ pub(super) fn run(
     let object = json!({ "session": session.as_str(), "domain": machine, "address": address,
                          "machine_ended": matches!(end, MachineEnd::Ended), "discarded": discard,
                          "elapsed_ms": invocation.elapsed_ms() });
+    let is_by_another = matches!(end, MachineEnd::ByAnother);
     let end = match end {
+        MachineEnd::ByAnother => {
+            format!("session {session} was ended by another command meanwhile")
+        }
         MachineEnd::Ended => format!("{machine} was ended"),
         MachineEnd::NotThere => format!("session {session} was ended; {machine} did not run on it"),
         MachineEnd::Unknown(server) => {
@@ -43,6 +47,7 @@ pub(super) fn run(
     };
     let text = match (&address, discard) {
         (Some(address), _) => format!("{end}; its writes are {address}"),
+        (None, _) if is_by_another => end,
         (None, true) => format!("{end}; its writes were discarded"),
         (None, false) => format!("{end}; it wrote nothing"),
     };
