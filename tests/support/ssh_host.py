@@ -85,6 +85,13 @@ class SshHost:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
+    def reboot(self):
+        """Ends everything of the host at once, then starts its sshd and its libvirtd."""
+        self.libvirt.lose_power()
+        self.sshd.wait(timeout=DEADLINE_S)
+        self.libvirt.start()
+        self.start()
+
     def sessions(self):
         """The processes of connections."""
         listed = subprocess.run(["pgrep", "-f", f"coldrise-host.* (serve|connect)|sshd: {self.user}"], capture_output=True, text=True,
