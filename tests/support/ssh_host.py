@@ -22,11 +22,11 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv HOME={folder}/home-of-{user} XDG_CACHE_HOME={folder}/cache-of-{user} TMPDIR={folder}/scratch PATH={path}
+SetEnv HOME={folder}/home-of-{user} XDG_CACHE_HOME={folder}/cache-of-{user} TMPDIR={folder}/scratch XDG_RUNTIME_DIR={folder}/home-of-{user} PATH={path}
 {more}
 """
 
-# HOME is empty: a login shell's own settings of this machine's root take time.
+# HOME is empty: a login shell's own settings of this machine's root take time. Unlike systemd's, QEMU's user can enter the runtime folder.
 
 # sshd wants it, and init makes it only where the unit runs.
 SSHD = 'mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f "$1"'
