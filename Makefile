@@ -21,7 +21,7 @@ NFS_PACKAGES := nfs-ganesha rpcbind netbase iproute2 qemu-block-extra
 TEST_PACKAGES := $(NFS_PACKAGES) fuse3 libnfs-dev libnfs13 mount procps python3 python3-pip python3-pytest python3-pytest-xdist python3-libnbd libnbd-bin fio openssl \
     libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu python3-libvhdi python3-libvmdk python3-libqcow strace systemd faketime curl \
     btrfs-progs dosfstools mtools ntfs-3g xfsprogs libiscsi-bin python3-cryptography samba tgt \
-    ovmf grub-common grub-efi-amd64-bin openssh-client openssh-server swtpm swtpm-tools
+    ovmf grub-common grub-efi-amd64-bin openssh-client openssh-server sbsigntool swtpm swtpm-tools
 BENCH_PACKAGES := $(shell cat bench/packages.txt)
 
 include plugins/nbdkit/build.mk

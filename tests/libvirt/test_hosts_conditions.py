@@ -1,6 +1,7 @@
 """backup --on: a user without root, a guest that is frozen for the instant, a slow and lossy line, two servers."""
 
 import contextlib
+import json
 import shutil
 import subprocess
 
@@ -11,7 +12,7 @@ from support.domain import Domain
 from support.libvirt import MEMBER, QEMU_USER
 from support.line import Line
 from support.nbdserver import wait_until
-from support.running import MIB, assert_same_as_now
+from support.running import MIB, TICKING_SECTOR, assert_same_as_now
 from support.ssh_host import SshHost
 from support.virsh import on, path_with_virsh
 
@@ -48,6 +49,17 @@ def test_a_user_without_root(coldrise, tmp_path):
         made = backup(coldrise, "web01")
         assert [disk["read_bytes"] for disk in made["disks"]] == [0, MIB] and made["instant"]["remarks"] == []
         assert_same_as_now(coldrise, made["address"], running, tmp_path)
+
+        attached = Domain(host.libvirt, "db01", sector=TICKING_SECTOR)
+        there = ["libvirt:db01", "--on", "hv1"]
+        process = coldrise.start("--json", "attach", f"{made['address']}/vda", "--to", *there, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = process.stdout.readline()
+        assert json.loads(line or "{}").get("event") == "ready", line + process.stderr.read()
+        assert "vdz" in host.libvirt.virsh("domblklist", "db01")
+        done = coldrise.run("detach", "web01-vda", "--from", *there)
+        assert done.returncode == 0 and "vdz" not in host.libvirt.virsh("domblklist", "db01"), done.stderr
+        assert process.wait(timeout=60) == 0
+        attached.goes_on()
 
         disk, xml = host.libvirt.images / "acme.raw", tmp_path / "acme.xml"
         disk.write_bytes(bytes(MIB))

@@ -11,12 +11,17 @@ import time
 
 import pytest
 
+from support import tpm
+from support.counting_machine import UUID
 from support.far_site import FarSite
 from support.libvirt import QEMU_USER
 from support.ssh_host import SshHost
 from support.uefi import disk_of, domain, loader
+from test_recover_hosts import Recovery
 
-PERMALL = "tpm2/tpm2-00.permall"
+PERMALL = f"tpm2/{tpm.PERMALL}"
+# In each original TPM: another TPM does not have it.
+SECRET = os.urandom(16)
 # A loader that stays, and tells its name each second: the serial port forgets what nobody reads.
 STAYS = "\n".join(["sleep 1", "echo 'stored login: '"] * 900)
 
@@ -68,6 +73,9 @@ def start_acme(inside, libvirt, tmp_path):
     os.chown(disk, QEMU_USER, QEMU_USER)
     os.chown(variables, QEMU_USER, QEMU_USER)
     xml.write_text(domain(disk, variables), encoding="utf-8")
+    state = libvirt.folder / "lib/swtpm" / f"{UUID}7" / "tpm2"
+    state.mkdir(parents=True)
+    tpm.store(state, SECRET)
     libvirt.virsh("define", xml)
     libvirt.virsh("start", "acme")
     assert says(libvirt, "acme") == "stored"
@@ -96,10 +104,13 @@ def parts_of(coldrise, address):
     return {part["kind"]: part["sha256"] for part in parts if part["address"] == address}
 
 
-def likeness(one, two):
-    """How much of a TPM's state is in another state: a new TPM has other seeds."""
-    pieces = [one[i:i + 16] for i in range(0, len(one) - 16, 16) if len(set(one[i:i + 16])) > 8]
-    return sum(piece in two for piece in pieces) / len(pieces)
+def secret_of(folder):
+    """In a TPM of libvirt."""
+    return tpm.stored(folder / PERMALL, len(SECRET))
+
+
+def owners(folder):
+    return {path.relative_to(folder).as_posix(): (path.stat().st_uid, path.stat().st_gid) for path in [folder, *folder.rglob("*")]}
 
 
 def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, acme, recover, tmp_path, entered_tmp):
@@ -111,7 +122,6 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     assert [(part["kind"], part["format"]) for part in listed] == [("firmware-variables", "raw"), ("tpm-state", "swtpm-permall")]
     assert listed[0]["sha256"] == hashlib.sha256(acme.read_bytes()).hexdigest()
     [(uuid, original)] = tpms(libvirt).items()
-    state = (original / PERMALL).read_bytes()
 
     # A copy in another repository has them when the original is forgotten.
     far = FarSite.repository(tmp_path, "far", is_encrypted=False)
@@ -142,7 +152,7 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     assert "a copy of the original's TPM" in running.said() and "the machine starts" not in running.said(), running.said()
     [own] = (libvirt.folder / "lib/qemu/nvram").iterdir()
     [beside] = [path for name, path in tpms(libvirt).items() if name != uuid]
-    assert likeness(state, (beside / PERMALL).read_bytes()) > 0.8
+    assert secret_of(beside) == SECRET
     inside.json("recover", "live/beside", "--undo")
     running.end()
     assert not own.exists() and not beside.exists()
@@ -162,7 +172,7 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     assert not acme.exists() and not original.exists()
     running = recover(listed[1]["address"])
     assert says(libvirt, "acme") == "stored"
-    assert likeness(state, (original / PERMALL).read_bytes()) > 0.8
+    assert secret_of(original) == SECRET
     inside.json("recover", "live/acme-1", "--undo", "--discard")
     running.end()
     assert tpms(libvirt) == {}
@@ -185,7 +195,7 @@ def test_a_part_that_cannot_be_read_is_named(coldrise, libvirt, acme):
 
 
 def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):
-    """With its boot entry and its TPM, and nothing of the first host."""
+    """With its boot entry and its TPM, and nothing of the first host. It moves there, and starts again as any machine of that host."""
     with contextlib.closing(SshHost()) as hv1, contextlib.closing(SshHost()) as hv2:
         hv1.add_to(coldrise, "hv1")
         hv2.add_to(coldrise, "hv2")
@@ -193,36 +203,58 @@ def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):
         made = coldrise.run("backup", "acme", "--from", "libvirt", "--on", "hv1,hv2")
         assert made.returncode == 0 and "not in this point" not in made.stderr, made.stderr
         [original] = tpms(hv1.libvirt).values()
-        state = (original / PERMALL).read_bytes()
+        assert secret_of(original) == SECRET
+        owned = owners(original)
         hv1.libvirt.clear()
         hv1.stop()
-        command = ["recover", "acme/latest", "--to", "libvirt", "--on", "hv2"]
-        with coldrise.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-            assert "acme on hv2 runs from" in running.stdout.readline(), running.stderr.read()
-            assert says(hv2.libvirt, "acme") == "stored"
-            [own] = tpms(hv2.libvirt).values()
-            assert likeness(state, (own / PERMALL).read_bytes()) > 0.8
-            undone = coldrise.json("recover", "live/acme-1", "--undo")
-            _, said = running.communicate(timeout=60)
-        assert running.returncode == 0, said
-        assert set(parts_of(coldrise, undone["address"])) == {"firmware-variables", "tpm-state"}
-        assert tpms(hv2.libvirt) == {} and not list((hv2.libvirt.folder / "lib/qemu/nvram").iterdir())
-        # Its host is away at its end: what stays there is removed later, but not what may be another machine's.
-        with coldrise.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-            assert "acme on hv2 runs from" in running.stdout.readline(), running.stderr.read()
-            running.kill()
+        # Its check needs none of SSH's forwarding.
         hv2.stop()
-        coldrise.json("recover", "live/acme-2", "--undo", "--without-server", "--discard")
+        hv2.start("DisableForwarding yes")
+        checked = coldrise.json("check-boot", "acme/latest", "--on", "hv2")
+        assert checked["verdict"] == "ok" and "stored login" in checked["rungs"][-1]["evidence"], checked
+        hv2.stop()
         hv2.start()
-        assert "acme of the ended session acme-2 was left on host hv2" in coldrise.run("doctor").stdout
-        [variables] = (hv2.libvirt.folder / "lib/qemu/nvram").iterdir()
-        hv2.libvirt.virsh("destroy", "acme")
-        kept = variables.rename(tmp_path / "kept")
+        variables = hv2.libvirt.folder / "lib/qemu/nvram"
+        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        assert says(hv2.libvirt, "acme") == "stored", running.said()
         [own] = tpms(hv2.libvirt).values()
+        assert secret_of(own) == SECRET
+        moved = coldrise.json("move", "live/acme-1", hv2.libvirt.images)
+        assert running.end()["state"] == "moved"
+        assert set(parts_of(coldrise, moved["address"])) == {"firmware-variables", "tpm-state"}
+        coldrise.json("unpublish", "acme-1")
+        kept = re.sub(r"(<nvram[^>]*?) template='[^']*'", r"\1", hv2.libvirt.virsh("dumpxml", "acme"))
+        (tmp_path / "kept.xml").write_text(kept, encoding="utf-8")
+        hv2.libvirt.virsh("define", tmp_path / "kept.xml")
+        [file] = variables.iterdir()
+        assert (owners(own), file.stat().st_uid) == (owned, QEMU_USER)
+        hv2.libvirt.virsh("destroy", "acme")
+        hv2.libvirt.virsh("start", "acme")
+        assert says(hv2.libvirt, "acme") == "stored" and secret_of(own) == SECRET
+        hv2.libvirt.virsh("destroy", "acme")
+        hv2.libvirt.virsh("undefine", "acme", "--nvram", "--tpm")
+
+        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        assert list(variables.iterdir()) and secret_of(own) == SECRET
+        coldrise.json("recover", f"live/{running.event['session']}", "--undo", "--discard")
+        assert running.end()["state"] == "off"
+        assert tpms(hv2.libvirt) == {} and not list(variables.iterdir())
+
+        # Its host is away at its end: what stays there is removed later, but not what may be another machine's.
+        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        session = running.event["session"]
+        running.kill()
+        hv2.stop()
+        coldrise.json("recover", f"live/{session}", "--undo", "--without-server", "--discard")
+        hv2.start()
+        assert f"acme of the ended session {session} was left on host hv2" in coldrise.run("doctor").stdout
+        [file] = variables.iterdir()
+        hv2.libvirt.virsh("destroy", "acme")
+        kept = file.rename(tmp_path / "kept")
         assert "stays: it may be another machine's" in coldrise.run("host", "check", "hv2").stdout
         assert (own / PERMALL).exists()
-        shutil.copy(kept, variables)
+        shutil.copy(kept, file)
         checked = coldrise.run("host", "check", "hv2")
-        assert checked.returncode == 0 and "removed acme of the ended session acme-2" in checked.stderr, checked.stderr
-        assert tpms(hv2.libvirt) == {} and not variables.exists()
+        assert checked.returncode == 0 and f"removed acme of the ended session {session}" in checked.stderr, checked.stderr
+        assert tpms(hv2.libvirt) == {} and not file.exists()
         assert "was left on" not in coldrise.run("doctor").stdout

@@ -4,9 +4,11 @@ import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 
 from .nbdserver import DEADLINE_S, wait_until
 
@@ -17,7 +19,8 @@ MEMBER, MEMBER_NUMBER = "member", 64056
 START = f"""
 set -e
 cd "$1"
-mkdir etc lib cache run
+rm -rf run
+mkdir -p etc lib cache run
 for list in passwd group; do cp /etc/$list $list; done
 echo 'libvirt-qemu:x:{QEMU_USER}:{QEMU_USER}::/nonexistent:/usr/sbin/nologin' >> passwd
 echo '{MEMBER}:x:{MEMBER_NUMBER}:{MEMBER_NUMBER}::/nonexistent:/bin/sh' >> passwd
@@ -38,7 +41,7 @@ ln -s "$1/libvirt-sock" run/libvirt-sock
 printf '%s\\n' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' \\
     'cgroup_controllers = []' 'remember_owner = 0' > /etc/libvirt/qemu.conf
 printf '%s\\n' "unix_sock_dir = \\"$1\\"" 'auth_unix_rw = "none"' 'unix_sock_group = "libvirt"' \\
-    'unix_sock_rw_perms = "0770"' > libvirtd.conf
+    'unix_sock_rw_perms = "0770"' "host_uuid = \\"$4\\"" > libvirtd.conf
 exec "$2" -c "$3" /usr/sbin/libvirtd --config "$1/libvirtd.conf" --pid-file "$1/pid"
 """
 
@@ -69,10 +72,18 @@ class Libvirt:
         self.images = self.folder / "images"
         self.images.mkdir()
         self.log = open(self.folder / "log", "w", encoding="utf-8")
-        self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder), sys.executable, PARENT],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
+        # Two libvirtds of one host move no domain to each other.
+        self.host_uuid = str(uuid.uuid4())
         self.uri = f"qemu:///system?socket={self.folder}/libvirt-sock"
+        self.start()
+
+    def start(self):
+        """Also after `lose_power`: all files are there but those of /run/libvirt."""
+        (self.folder / "libvirt-sock").unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", START, "sh", str(self.folder), sys.executable, PARENT,
+             self.host_uuid],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
         wait_until((self.folder / "libvirt-sock").exists, "libvirtd")
 
     def virsh(self, *words):
@@ -84,6 +95,23 @@ class Libvirt:
     def inside(self):
         """The beginning of a command that sees its users: the user of QEMU is not a user of this host."""
         return ["nsenter", "--mount", f"--target={self.process.pid}", "--"]
+
+    def processes(self):
+        """Of its mount namespace: libvirtd, QEMU, sshd and what they have started."""
+        mine = os.readlink(f"/proc/{self.process.pid}/ns/mnt")
+        found = []
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{number}/ns/mnt") == mine:
+                    found.append(int(number))
+        return found
+
+    def lose_power(self):
+        """Kills them all."""
+        for number in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.process.wait(timeout=DEADLINE_S)
 
     def state(self, name):
         return self.virsh("domstate", "--reason", name)

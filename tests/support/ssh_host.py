@@ -22,11 +22,11 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv HOME={folder}/home-of-{user} XDG_CACHE_HOME={folder}/cache-of-{user} TMPDIR={folder}/scratch PATH={path}
+SetEnv HOME={folder}/home-of-{user} XDG_CACHE_HOME={folder}/cache-of-{user} TMPDIR={folder}/scratch XDG_RUNTIME_DIR={folder}/home-of-{user} PATH={path}
 {more}
 """
 
-# HOME is empty: a login shell's own settings of this machine's root take time.
+# HOME is empty: a login shell's own settings of this machine's root take time. Unlike systemd's, QEMU's user can enter the runtime folder.
 
 # sshd wants it, and init makes it only where the unit runs.
 SSHD = 'mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f "$1"'
@@ -84,6 +84,13 @@ class SshHost:
         for process in self.sessions():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+
+    def reboot(self):
+        """Ends everything of the host at once, then starts its sshd and its libvirtd."""
+        self.libvirt.lose_power()
+        self.sshd.wait(timeout=DEADLINE_S)
+        self.libvirt.start()
+        self.start()
 
     def sessions(self):
         """The processes of connections."""
