@@ -158,7 +158,7 @@ def nbdkit(coldrise, tmp_path):
 @pytest.fixture
 def own_tmp(monkeypatch):
     """A folder of temporary files that no other program uses. Short: addresses of sockets are."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="own-"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     shutil.rmtree(folder)
