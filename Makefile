@@ -134,16 +134,16 @@ test-build: test-packages web-test-packages ganesha-deps ## Build and install wh
 # A test that hangs is named by cargo after a minute, and ended with the others after 25.
 .PHONY: run-rust-tests
 run-rust-tests:
-	timeout 1500 $(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
+	tests/in_memory.sh timeout 1500 $(CARGO) $(CARGO_TEST) --no-fail-fast --quiet
 
 .PHONY: run-python-tests
 run-python-tests:
-	$(PYTHON) tests/run.py
+	tests/in_memory.sh $(PYTHON) tests/run.py
 
 .PHONY: test-quick
 test-quick: test-build ## Run the unit tests, and each front end once without a guest
-	$(CARGO) test --release --locked --workspace --lib --bins --no-fail-fast --quiet
-	$(PYTHON) tests/run.py --quick
+	tests/in_memory.sh $(CARGO) test --release --locked --workspace --lib --bins --no-fail-fast --quiet
+	tests/in_memory.sh $(PYTHON) tests/run.py --quick
 
 .PHONY: test-crash
 test-crash: build test-deps ## Run the long crash test: 1,000 kills, 200 power cuts, 3,000 reopenings

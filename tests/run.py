@@ -46,7 +46,10 @@ def pytest(which, *arguments):
     report = KEPT / "failed.json"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    status = subprocess.run(command, cwd=ROOT, env=os.environ | {FAILED: str(report)}, check=False).returncode
+    # Each worker reads all test files: to rewrite their assertions takes it six seconds, unless they are kept.
+    environment = os.environ | {FAILED: str(report), "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "pycache")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     failed = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     for test, output in failed.items():
         folder = UNSTABLE / re.sub(r"[^\w.-]+", "_", test)[-200:]
@@ -70,6 +73,9 @@ def main():
     if status != TESTS_FAILED or not 0 < len(beside) <= MOST_REPEATED:
         return status
     print(f"\nRunning what failed again, alone: {len(beside)} tests", flush=True)
+    if "TMPDIR" in os.environ and os.path.ismount(os.environ["TMPDIR"]):
+        # On the drive: what a failed test leaves outlives this run.
+        del os.environ["TMPDIR"]
     status, alone = pytest("alone.txt", *beside)
     if status not in (0, TESTS_FAILED):
         return status

@@ -396,11 +396,11 @@ def test_damage_in_any_database_file_is_repairable(coldrise, disk, tmp_path, nam
     assert verify_names(coldrise, damaged)
     done = json.loads(coldrise.run("--json", "repair", "--quarantine").stdout.splitlines()[-1])
     assert done["mended_files"] + done["dropped_files"] == 1, done
-    # As many as let the database merge its files.
+    # As many as let the database merge its files. Of several machines: two points of one machine are a second apart.
     for number in range(5):
         other.fill(number * 64 * KIB, 64 * KIB, f"day {number}")
         other.save(source)
-        points.append(coldrise.backup("db01", sda=source))
+        points.append(coldrise.backup(f"db1{number}", sda=source))
         last = bytes(other.content)
     target = tmp_path / "sda-out.raw"
     assert coldrise.run("restore", f"{points[-1]}/sda", target).returncode == 0

@@ -58,7 +58,7 @@ def background_of(folder, disk):
 @pytest.fixture(scope="module")
 def runtime():
     """A folder in which machines stay; they are ended afterwards."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="files-", dir="/tmp"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="files-"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         patch.setenv("TMPDIR", str(folder))

@@ -44,7 +44,7 @@ def make_tree(folder):
 @pytest.fixture(scope="module")
 def repository():
     """Two points of web01, and four of db01."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="crf-", dir="/tmp"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="crf-"))
     tree = make_tree(folder)
     coldrise = Coldrise.encrypted(folder)
     coldrise.init()

@@ -96,7 +96,7 @@ def test_a_run_that_cannot_start_names_its_machine(tmp_path, coldrise):
 
 
 def test_the_service_removes_leftovers_of_a_killed_check(tmp_path, coldrise, monkeypatch):
-    temporary = pathlib.Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
+    temporary = pathlib.Path(tempfile.mkdtemp(prefix="own-"))
     monkeypatch.setenv("TMPDIR", str(temporary))
     disk = tmp_path / "disk"
     disk.write_bytes(boot_record(SAY + HALT).ljust(MIB, b"\0"))

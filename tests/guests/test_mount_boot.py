@@ -12,7 +12,7 @@ from support.mounted import Mounted
 from support.readers import qemu
 from support.served import driver_of
 
-# The short form takes the first two: in these QEMU keeps tables and a journal of its own, apart from the guest's writes.
+# The short form takes the first: in it QEMU keeps tables and a journal of its own, apart from the guest's writes.
 # `make test-mount-boot` takes all. Other tests write every format through QEMU and compare.
 FILES = ["vda.vhdx", "vda.qcow2", "vda.vmdk", "vda.raw", "vda.vhd", "vda.hosted.vmdk",
          "vda.external.qcow2"]  # fmt: skip

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from support import tpm
+from support.cli import Coldrise
 from support.counting_machine import UUID
 from support.far_site import FarSite
 from support.libvirt import QEMU_USER
@@ -39,39 +40,47 @@ def inside(coldrise, libvirt):
     return coldrise
 
 
-@pytest.fixture
-def acme(inside, libvirt, tmp_path):
-    return start_acme(inside, libvirt, tmp_path)
-
-
-def start_acme(inside, libvirt, tmp_path):
-    """Defines and starts a machine whose boot entry lies only in its variables: a machine without them would start \\EFI\\acme\\grubx64.efi."""
-    own, other = tmp_path / "own", tmp_path / "other"
+@pytest.fixture(scope="module")
+def booted(template, tmp_path_factory):
+    """A folder with the disk of a machine, and its firmware's variables after the first boot: they have the boot entry."""
+    folder = tmp_path_factory.mktemp("booted")
+    coldrise = Coldrise.copied(template, folder / "repository")
+    own, other = folder / "own", folder / "other"
     own.mkdir()
     other.mkdir()
-    image = disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, "halt", "first")})
-    xml = tmp_path / "acme.xml"
+    image = disk_of(folder, {"/EFI/own/start.efi": loader(own, "halt", "first")})
+    xml = folder / "acme.xml"
     xml.write_text(domain(image), encoding="utf-8")
-    inside.json("backup", "first", f"vda=raw:{image}", "--config", xml)
-    booted = inside.run("boot", "first/latest", "--seal")
+    coldrise.json("backup", "first", f"vda=raw:{image}", "--config", xml)
+    booted = coldrise.run("boot", "first/latest", "--seal")
     assert "first login" in booted.stdout, booted.stdout + booted.stderr
-    inside.json("restore", "first/latest", "--parts", tmp_path / "parts")
-    assert oct((tmp_path / "parts/firmware-variables.raw").stat().st_mode & 0o777) == "0o600"
-    again = inside.run("restore", "first/latest", "--parts", tmp_path / "parts")
+    coldrise.json("restore", "first/latest", "--parts", folder / "parts")
+    assert oct((folder / "parts/firmware-variables.raw").stat().st_mode & 0o777) == "0o600"
+    again = coldrise.run("restore", "first/latest", "--parts", folder / "parts")
     assert again.returncode != 0 and "is there already" in again.stderr, again.stderr
-    assert sorted(os.listdir(tmp_path / "parts")) == ["configuration.xml", "firmware-variables.raw"]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to("empty")
-    inside.json("restore", "first/latest", "--parts", tmp_path / "link")
-    assert sorted(os.listdir(tmp_path / "empty")) == sorted(os.listdir(tmp_path / "parts"))
+    assert sorted(os.listdir(folder / "parts")) == ["configuration.xml", "firmware-variables.raw"]
+    (folder / "empty").mkdir()
+    (folder / "link").symlink_to("empty")
+    coldrise.json("restore", "first/latest", "--parts", folder / "link")
+    assert sorted(os.listdir(folder / "empty")) == sorted(os.listdir(folder / "parts"))
+    disk_of(folder, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
+                     "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
+    return folder
 
-    disk_of(tmp_path, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
-                       "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
+
+@pytest.fixture
+def acme(libvirt, booted):
+    return start_acme(libvirt, booted)
+
+
+def start_acme(libvirt, booted):
+    """Defines and starts a machine whose boot entry lies only in its variables: a machine without them would start \\EFI\\acme\\grubx64.efi."""
     variables, disk = libvirt.images / "acme_VARS.fd", libvirt.images / "acme.raw"
-    shutil.copy(tmp_path / "parts/firmware-variables.raw", variables)
-    shutil.copy(image, disk)
+    shutil.copy(booted / "parts/firmware-variables.raw", variables)
+    shutil.copy(booted / "acme.raw", disk)
     os.chown(disk, QEMU_USER, QEMU_USER)
     os.chown(variables, QEMU_USER, QEMU_USER)
+    xml = libvirt.images / "acme.xml"
     xml.write_text(domain(disk, variables), encoding="utf-8")
     state = libvirt.folder / "lib/swtpm" / f"{UUID}7" / "tpm2"
     state.mkdir(parents=True)
@@ -121,12 +130,14 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     listed = inside.json("list", "acme", "--parts")["parts"]
     assert [(part["kind"], part["format"]) for part in listed] == [("firmware-variables", "raw"), ("tpm-state", "swtpm-permall")]
     assert listed[0]["sha256"] == hashlib.sha256(acme.read_bytes()).hexdigest()
+    # Its loader would take a whole processor; its TPM stays in use.
+    libvirt.virsh("suspend", "acme")
     [(uuid, original)] = tpms(libvirt).items()
 
     # A copy in another repository has them when the original is forgotten.
     far = FarSite.repository(tmp_path, "far", is_encrypted=False)
     inside.json("copy", "--to", far.repository)
-    inside.json("forget", "--all", "acme", "first")
+    inside.json("forget", "--all", "acme")
     inside.json("gc")
     inside.repository = far.repository
     assert inside.json("list", "acme", "--parts")["parts"][1] == listed[1]
@@ -146,7 +157,7 @@ def test_a_machine_comes_back_with_its_boot_entry_and_its_tpm(inside, libvirt, a
     kept = parts_of(inside, inside.json("unpublish", "booted")["address"])
     assert set(kept) == {"firmware-variables", "tpm-state"} and kept["tpm-state"] != listed[1]["sha256"]
 
-    # Beside the original, which runs.
+    # Beside the original, which is in use.
     running = recover(listed[1]["address"], "--new-uuid", "--name", "beside")
     assert says(libvirt, "beside") == "stored"
     assert "a copy of the original's TPM" in running.said() and "the machine starts" not in running.said(), running.said()
@@ -194,12 +205,12 @@ def test_a_part_that_cannot_be_read_is_named(coldrise, libvirt, acme):
     assert "firmware-variables" not in coldrise.run("show", "acme/latest").stdout
 
 
-def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, tmp_path):
+def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, booted, tmp_path):
     """With its boot entry and its TPM, and nothing of the first host. It moves there, and starts again as any machine of that host."""
     with contextlib.closing(SshHost()) as hv1, contextlib.closing(SshHost()) as hv2:
         hv1.add_to(coldrise, "hv1")
         hv2.add_to(coldrise, "hv2")
-        start_acme(coldrise, hv1.libvirt, tmp_path)
+        start_acme(hv1.libvirt, booted)
         made = coldrise.run("backup", "acme", "--from", "libvirt", "--on", "hv1,hv2")
         assert made.returncode == 0 and "not in this point" not in made.stderr, made.stderr
         [original] = tpms(hv1.libvirt).values()

@@ -62,7 +62,7 @@ class Libvirt:
     """Started when made; ended with all its domains by `close`."""
 
     def __init__(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lv-"))
         self.folder.chmod(0o755)
         # A small file system: libvirtd sees no later mounts.
         self.small = self.folder / "small"

@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, folder, sector=None, image_format="qcow2", size=SIZE, device="virtio-blk-pci", more=()):
         # Short: addresses of sockets are.
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="qemu-", dir="/tmp"))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="qemu-"))
         self.monitor = self.folder / "qmp"
         self.second_monitor = self.folder / "qmp2"
         self.format = image_format

@@ -19,7 +19,7 @@ LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 39
 
 @pytest.fixture(scope="module")
 def service(template):
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="crw-", dir="/tmp"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="crw-"))
     tree = folder / "tree"
     (tree / "etc/deep").mkdir(parents=True)
     (tree / "etc/deep/a.conf").write_text("alpha\n")

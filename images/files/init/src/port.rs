@@ -14,6 +14,10 @@ const BUFFER_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often an unconnected port is looked at.
 const INTERVAL: Duration = Duration::from_millis(10);
+/// The same for a machine that waits for its next command longer than `SHORT_WAIT`: each look takes an emulated
+/// processor half a millisecond.
+const LONG_INTERVAL: Duration = Duration::from_millis(100);
+const SHORT_WAIT: Duration = Duration::from_secs(1);
 
 /// The command that asked is gone, or has a new greeting.
 #[derive(Debug)]
@@ -94,15 +98,21 @@ impl Port {
     }
 
     fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
+        let mut waited = Duration::ZERO;
+        let mut wait = || {
+            let interval = if waited < SHORT_WAIT { INTERVAL } else { LONG_INTERVAL };
+            std::thread::sleep(interval);
+            waited += interval;
+        };
         while !bytes.is_empty() {
             match self.file.read(bytes) {
                 // No client is connected.
-                Ok(0) => std::thread::sleep(INTERVAL),
+                Ok(0) => wait(),
                 Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let events = self.poll(PollFlags::IN)?;
                     if events.contains(PollFlags::HUP) {
-                        std::thread::sleep(INTERVAL);
+                        wait();
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
