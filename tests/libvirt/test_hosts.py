@@ -287,8 +287,16 @@ def test_a_machine_is_backed_up_where_it_runs(coldrise, host, hv2, refused, requ
     other = Domain(hv2.libvirt, "web01")
     assert "a domain web01 runs on hv1 and on hv2" in refused("backup", "web01", *everywhere)[1]
     other.end()
+    off = Domain(host.libvirt, "idle02", persistent=True)
+    off.end()
+    coldrise.run("host", "check")
     hv2.stop()
-    assert runs() == (["failed", "ok"], {"db01": 2, "idle01": 1, "web01": 2})
+    # It cannot be on hv2; the other one may run there.
+    made = coldrise.run("backup", "idle02", *everywhere)
+    assert made.returncode == 0 and "idle02 was not there when it was seen last" in made.stderr, made.stderr
+    assert "name the other hosts only" in refused("backup", "idle01", *everywhere)[1]
+    host.libvirt.virsh("undefine", "idle02")
+    assert runs() == (["failed", "ok"], {"db01": 2, "idle01": 1, "idle02": 1, "web01": 2})
     failed = next(run for run in service.get("runs")["runs"] if run["state"] == "failed")
     assert "host hv2" in str(service.get(f"runs/{failed['id']}")), failed
     assert not next(one for one in service.get("kvm-hosts")["hosts"] if one["name"] == "hv2")["last_check"]["is_ok"]

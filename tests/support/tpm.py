@@ -25,8 +25,11 @@ def running(folder):
         command = ["swtpm", "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", f"type=unixio,path={path}",
                    "--flags", "not-need-init,startup-clear"]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process, socket.socket(socket.AF_UNIX) as near:
-            wait_until(path.exists, "swtpm")
-            near.connect(str(path))
+            def connected():
+                # The socket is there before swtpm listens.
+                with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                    near.connect(str(path))
+                    return True
 
             def send(code, handles, parameters):
                 body = b"".join(struct.pack(">I", handle) for handle in handles) + PASSWORD + parameters
@@ -35,8 +38,11 @@ def running(folder):
                 assert struct.unpack(">HII", answer[:10])[2] == 0, (code, answer.hex())
                 return answer[14:14 + struct.unpack(">I", answer[10:14])[0]]
 
-            yield send
-            process.terminate()
+            try:
+                wait_until(connected, "swtpm")
+                yield send
+            finally:
+                process.terminate()
 
 
 def store(folder, secret):

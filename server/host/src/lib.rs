@@ -43,7 +43,7 @@ pub use messages::{
     read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
     Reply, Request, PROTOCOL_VERSION,
 };
-pub use programs::{ProgramEnd, ProgramStart, ProgramState};
+pub use programs::{ProgramEnd, ProgramStart, ProgramState, MAX_MESSAGES_BYTES};
 pub use qemu::{installed_program, QemuFacts, QEMU};
 pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
 pub use serve::{bridge, serve, SILENCE};

@@ -30,7 +30,7 @@ use crate::limits::Limits;
 /// Bytes kept of the beginning of a program's output.
 const MAX_OUTPUT_BYTES: usize = 2 << 20;
 /// Bytes kept of the end of its messages.
-const MAX_MESSAGES_BYTES: usize = 16 << 10;
+pub const MAX_MESSAGES_BYTES: usize = 16 << 10;
 /// How often an ending program is looked at.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
 /// The one environment variable that a program inherits: where programs are.

@@ -53,7 +53,10 @@ fn serve_with(
             let _ = write_frame(&mut *output, &Reply { number, outcome });
         };
         if Arc::strong_count(tasks) > MAX_TASKS + 1 {
-            let error = Error::new(ErrorKind::Busy, "too many tasks at a time");
+            let error = Error::new(
+                ErrorKind::Busy,
+                "too many tasks at a time: run fewer, as bisect does with --parallel 1",
+            );
             reply(Outcome::from(Err(error)));
             continue;
         }

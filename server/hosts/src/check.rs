@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coldrise_block::{now_ms, Error, ErrorKind, Result};
-use coldrise_host::{Facts, Host, ScratchSpace};
+use coldrise_host::{Facts, Host, ProgramStart, ScratchSpace};
 
 use crate::connection::connection;
 use crate::documents::{Contact, Hosts, KnownHost, Seen};
@@ -35,7 +35,7 @@ pub fn check(
     let connected = Host::over(connection.clone());
     let report = look(&connected).map(|mut report| {
         let shortcomings = &mut report.contact.shortcomings;
-        shortcomings.extend(lacks_forwarding(&connected, &connection.ssh));
+        shortcomings.extend(lacks_of_space(&connected, &connection.ssh));
         shortcomings.extend(more(&connected));
         report
     });
@@ -73,13 +73,32 @@ fn look(host: &Host) -> Result<HostReport> {
     Ok(HostReport { contact, running: names(running) })
 }
 
+/// What does not work in a private folder there.
+fn lacks_of_space(host: &Host, ssh: &SshFolder) -> Vec<String> {
+    match ScratchSpace::new(host, None, None) {
+        Ok(space) => lacks_forwarding(&space, ssh).into_iter().chain(lacks_tools(&space)).collect(),
+        Err(error) => vec![error.full_message()],
+    }
+}
+
+/// QEMU's tools, without which no machine is backed up.
+fn lacks_tools(space: &ScratchSpace) -> Option<String> {
+    let is_missing = |program: &&str| {
+        let (program, words) = ((*program).to_owned(), vec!["--version".to_owned()]);
+        space.start(ProgramStart { program, words, ..Default::default() }).is_err()
+    };
+    let missing: Vec<&str> = ["qemu-img", "qemu-nbd"].into_iter().filter(is_missing).collect();
+    (!missing.is_empty()).then(|| {
+        let missing = missing.join(" and ");
+        format!("no machine can be backed up: {missing} cannot be started (Debian: apt install qemu-utils)")
+    })
+}
+
 /// Makes a socket there that leads here, as `recover --on` does, and removes it. Returns what is missing.
-fn lacks_forwarding(host: &Host, ssh: &SshFolder) -> Option<String> {
-    let tried = ScratchSpace::new(host, None, None)
-        .map(|space| ssh.try_back(&space.file("way"), &ssh.path("way")));
-    match tried {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => {
+fn lacks_forwarding(space: &ScratchSpace, ssh: &SshFolder) -> Option<String> {
+    match ssh.try_back(&space.file("way"), &ssh.path("way")) {
+        Ok(()) => None,
+        Err(error) => {
             tracing::debug!("no forwarding: {}", error.full_message());
             Some(
                 "its sshd makes no sockets: recover, attach and check-boot --on need a session of SSH for each connection to a \
@@ -88,7 +107,6 @@ fn lacks_forwarding(host: &Host, ssh: &SshFolder) -> Option<String> {
                     .to_owned(),
             )
         }
-        Err(error) => Some(error.full_message()),
     }
 }
 

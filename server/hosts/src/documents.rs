@@ -174,6 +174,30 @@ impl Hosts {
         }
     }
 
+    /// Whether a domain may be on a host that does not answer: it was there when its machines were seen last, or they
+    /// never were. A UUID is not among the names that were seen.
+    pub fn may_have(&self, name: &MachineName, domain: &str) -> bool {
+        let is_uuid =
+            domain.len() == 36 && domain.bytes().filter(|byte| *byte == b'-').count() == 4;
+        let contact = self.seen(name).ok().flatten().and_then(|seen| seen.contact);
+        is_uuid || contact.is_none_or(|contact| contact.machines.iter().any(|seen| seen == domain))
+    }
+
+    /// Records that a domain was seen on a host whose machines were seen before.
+    ///
+    /// # Errors
+    /// `Corrupt` if the record was changed; errors of the drive.
+    pub fn note_machine(&self, name: &MachineName, domain: &str) -> Result<()> {
+        let Some(mut seen) = self.seen(name)? else { return Ok(()) };
+        match &mut seen.contact {
+            Some(contact) if !contact.machines.iter().any(|seen| seen == domain) => {
+                contact.machines.push(domain.to_owned());
+                self.record(name, &seen)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Records a check.
     ///
     /// # Errors

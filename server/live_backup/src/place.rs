@@ -5,16 +5,23 @@ use coldrise_host::Host;
 use coldrise_hypervisors::libvirt::{domains, PATIENCE};
 use coldrise_hypervisors::virsh::Virsh;
 
-/// The host on which a domain runs; if it runs nowhere, the first on which it is defined. A host that could not be reached
-/// stands as an error.
+/// A host on which a domain is looked for.
+pub struct Candidate {
+    /// The host, or why it could not be reached.
+    pub host: Result<Host>,
+    /// Whether the domain may be there if the host does not answer.
+    pub may_have: bool,
+}
+
+/// The host on which a domain runs; if it runs nowhere, the first on which it is defined.
 ///
 /// # Errors
 /// `NotFound` if all hosts answer and none has it; `AlreadyExists` if it runs on two; otherwise the error of a host that does not
-/// answer: the domain may run there.
-pub fn find_host(hosts: Vec<Result<Host>>, connect: Option<&str>, domain: &str) -> Result<Host> {
+/// answer and may have the domain.
+pub fn find_host(hosts: Vec<Candidate>, connect: Option<&str>, domain: &str) -> Result<Host> {
     let (mut running, mut off, mut names) = (None::<Host>, None, Vec::new());
-    let mut unknown = None;
-    for host in hosts {
+    let (mut unknown, mut absent) = (None, None);
+    for Candidate { host, may_have } in hosts {
         let found = host.and_then(|host| {
             let virsh = Virsh::on(host.clone(), connect)?;
             let has = |all: Vec<(String, String)>| {
@@ -34,14 +41,27 @@ pub fn find_host(hosts: Vec<Result<Host>>, connect: Option<&str>, domain: &str) 
             }
             Ok((_, true, host)) => drop(off.get_or_insert(host)),
             Ok((_, _, host)) => names.push(host.name().unwrap_or("?").to_owned()),
-            Err(error) => drop(unknown.get_or_insert(error)),
+            Err(error) if may_have => drop(unknown.get_or_insert(error)),
+            Err(error) => {
+                tracing::warn!(
+                    "{}; {domain} was not there when it was seen last, and is not looked for there",
+                    error.message()
+                );
+                absent.get_or_insert(error);
+            }
         }
     }
-    match (running, unknown, off) {
-        (Some(host), _, _) => Ok(host),
-        (None, Some(error), _) => Err(error.context(format!("looking for domain {domain}"))),
-        (None, None, Some(host)) => Ok(host),
-        (None, None, None) => {
+    let looking = |error: Error| Err(error.context(format!("looking for domain {domain}")));
+    match (running, unknown, off, absent) {
+        (Some(host), ..) => Ok(host),
+        (None, Some(error), ..) => {
+            let advice =
+                "if the machine is not there: name the other hosts only, with --on or in the job";
+            looking(error.advise(advice))
+        }
+        (None, None, Some(host), _) => Ok(host),
+        (None, None, None, Some(error)) => looking(error),
+        (None, None, None, None) => {
             let text = format!("no domain {domain} is on {}", names.join(", "));
             Err(Error::new(ErrorKind::NotFound, text)
                 .advise("coldrise host check says what is there; or write libvirt:DOMAIN"))

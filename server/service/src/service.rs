@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_hosts::{connect, parse_host_name, Hosts};
-use coldrise_hypervisors::libvirt::all_domains;
-use coldrise_hypervisors::virsh::Virsh;
+use coldrise_hosts::{parse_host_name, Hosts};
 use coldrise_inventory::Inventory;
 use coldrise_runs::{RunsFolder, Starter};
 use rustix::fs::{flock, FlockOperation};
@@ -21,14 +19,14 @@ use tokio::sync::{watch, Notify};
 
 use crate::access::{setup, LoginLimits};
 use crate::activity_watch::{self, ActivityHistory};
-use crate::api;
+use crate::api::{self, check_host_of};
 use crate::arguments::{Options, StartRuns};
 use crate::copies::{self, Copies};
 use crate::database::Database;
 use crate::events::Events;
 use crate::folders::{check_runs_folder, make_state_folder};
 use crate::inventory_watch::{self, Refresher};
-use crate::jobs::{Dispatcher, Known, KnownMachine, MachineNames, Queue, LIBVIRT_PATIENCE};
+use crate::jobs::{Dispatcher, Known, KnownMachine, MachineNames, Queue};
 use crate::listener::{self, Listeners};
 use crate::log_lines;
 use crate::notifications::{self, Messenger};
@@ -91,8 +89,8 @@ impl Known for SharedService {
 
     fn domains_on(&self, host: &str) -> Result<Vec<String>> {
         let hosts = Hosts::of(&self.inventory()?.repository()?);
-        let host = connect(&hosts, &hosts.find(&parse_host_name(host)?)?)?;
-        all_domains(&Virsh::on(host, None)?, LIBVIRT_PATIENCE)
+        let report = check_host_of(self, &hosts.find(&parse_host_name(host)?)?)?;
+        Ok(report.contact.machines)
     }
 }
 

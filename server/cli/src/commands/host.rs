@@ -10,7 +10,7 @@ use coldrise_hosts::{
     Seen,
 };
 use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
-use coldrise_live_backup::find_host;
+use coldrise_live_backup::{find_host, Candidate};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
@@ -115,9 +115,22 @@ impl OnHosts {
         let connected = std::thread::scope(|scope| {
             let connecting = known.iter().map(|host| scope.spawn(|| connect(hosts, host)));
             let connecting: Vec<_> = connecting.collect();
-            connecting.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+            connecting
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(lost))
+                .collect::<Vec<_>>()
         });
-        find_host(connected, uri, domain)
+        let candidates = connected.into_iter().zip(known).map(|(connected, host)| Candidate {
+            host: connected,
+            may_have: hosts.may_have(&host.name, domain),
+        });
+        let found = find_host(candidates.collect(), uri, domain)?;
+        if let Some(host) = known.iter().find(|host| found.name() == Some(host.name.as_str())) {
+            if let Err(error) = hosts.note_machine(&host.name, domain) {
+                tracing::warn!("{}", error.full_message());
+            }
+        }
+        Ok(found)
     }
 }
 

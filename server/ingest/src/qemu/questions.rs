@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_host::{Limits, ProgramEnd, ProgramStart, ScratchSpace};
+use coldrise_host::{Limits, ProgramEnd, ProgramStart, ScratchSpace, MAX_MESSAGES_BYTES};
 use serde_json::Value;
 
 use super::{plain_message, refused, QemuImage};
@@ -98,6 +98,20 @@ pub(crate) fn check_image(
             format!("{} is damaged or truncated; qemu-img check shows details", path.display()),
             answer.messages.lines().next().unwrap_or_default().to_owned(),
         )),
-        _ => Err(refused(&what, answer.messages)),
+        _ => Err(refused(&what, first_of(&answer.messages))),
+    }
+}
+
+/// The first whole line, and how many follow: only the end of many messages is kept.
+fn first_of(messages: &str) -> String {
+    let is_cut = messages.len() >= MAX_MESSAGES_BYTES;
+    let mut lines = messages.lines().skip(usize::from(is_cut));
+    let first = lines.next().unwrap_or(messages);
+    match lines.count() {
+        0 => first.to_owned(),
+        more => format!(
+            "{first} ({}{more} more messages: qemu-img check)",
+            if is_cut { "more than " } else { "" }
+        ),
     }
 }

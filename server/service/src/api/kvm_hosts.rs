@@ -4,7 +4,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hosts::{add_host, check, parse_host_name, HostAddress, Hosts, KnownHost, Seen};
+use coldrise_hosts::{
+    add_host, check, parse_host_name, HostAddress, HostReport, Hosts, KnownHost, Seen,
+};
 use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
 use coldrise_store::MachineName;
 use serde::{Deserialize, Serialize};
@@ -129,16 +131,20 @@ fn known(service: &Service) -> Result<Hosts> {
     Ok(Hosts::of(&service.inventory()?.repository()?))
 }
 
-fn checked(service: &Service, hosts: &Hosts, host: &KnownHost) -> Result<KvmHost> {
+/// Checks a host, records what was found, also an error, and removes what lost machines left there.
+pub(crate) fn check_host_of(service: &Service, host: &KnownHost) -> Result<HostReport> {
     let repository = service.inventory()?.repository()?;
-    // What it found is recorded, also an error.
-    let _ = check(hosts, host, |connected| match remove_left(&repository, connected) {
+    check(&Hosts::of(&repository), host, |connected| match remove_left(&repository, connected) {
         Ok(left) => {
             left.removed.iter().for_each(|text| tracing::info!("{text}"));
             left.staying
         }
         Err(error) => vec![error.full_message()],
-    });
+    })
+}
+
+fn checked(service: &Service, hosts: &Hosts, host: &KnownHost) -> Result<KvmHost> {
+    let _ = check_host_of(service, host);
     KvmHost::of(service, host, hosts.seen(&host.name)?)
 }
 

@@ -54,6 +54,7 @@ use utoipa_axum::routes;
 use crate::service::SharedService;
 use crate::web::Web;
 pub(crate) use caller::end_pending_answers;
+pub(crate) use kvm_hosts::check_host_of;
 pub(crate) use problem::Problem;
 pub(crate) use recoveries::is_network;
 

@@ -45,5 +45,5 @@ pub(crate) use job::{Job, JobKind};
 pub(crate) use pattern::{any_matches, MachineNames};
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
-pub(crate) use schedule::{due_between, preview, Known, LIBVIRT_PATIENCE};
+pub(crate) use schedule::{due_between, preview, Known};
 pub(crate) use store::{Outcome, StoredJob};

@@ -31,7 +31,7 @@ use super::{commands, store};
 const LONGEST_BACK_OFF_MS: i64 = 75 * 60 * 1000;
 
 /// How long libvirt may take to list the domains: other jobs wait meanwhile.
-pub(crate) const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
+const LIBVIRT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the names of machines come from.
 pub(crate) trait Known {
