@@ -72,7 +72,7 @@ pub use client_files::{
 };
 pub use disks::length::Length;
 pub use disks::point_disk::open_point_disk;
-pub use fold::{fold, FoldReport};
+pub use fold::{fold, FoldReport, Folded};
 pub use incoming::{
     incoming_sentence, ByteRanges, Differences, FetchSocket, IncomingContent, IncomingPoint,
     PartialCopy, PartialDisk, PieceSource,

@@ -5,26 +5,36 @@
 //!
 //! # Order of writes, and why a crash is safe after each
 //!
+//! Points are folded one after the other, the oldest first. For each:
+//!
 //! 1. The chunks under the captured blocks, and a new chunk map, are written as a backup writes
-//!    them. A crash leaves chunks and pages that no document names.
-//! 2. One synced batch: the point, and every point of the machine over the same layers, names its
-//!    new map and no folded layers. A crash leaves a complete fold. Sessions and readers still use
-//!    the layers, which still exist.
-//! 3. The sessions over the layers move, each by one synced replacement of its document: an idle
+//!    them, over the map of the point before it if that one had the lower layers. A crash leaves
+//!    chunks and pages that no document names.
+//! 2. One synced write: the point names its new map and no layers. A crash leaves a complete fold
+//!    of this point. All others still use the layers, which still exist; the next fold reads them
+//!    once more.
+//!
+//! After the last point, and each time that folded layers take [`RELEASED_BYTES`]: what uses them
+//! moves. Doing this for each point would take time with the square of their number.
+//!
+//! 3. One synced batch: every other point over the layers names the new map and the layers above.
+//! 4. The sessions over the layers move, each by one synced replacement of its document: an idle
 //!    one under its lock, a served one by its process, which then replaces the base of its disks
 //!    (see `rebase`). A crash leaves a session over the layers. They stay until a point sealed from
 //!    it is folded.
-//! 4. Layers that no document names are removed.
+//! 5. Layers that no document names are removed.
 //!
 //! A served session whose process does not answer keeps its layers in the same way.
 
 mod captured;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Context, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_store::{
-    DiskDocument, DiskWriter, MapRoot, PointDocument, RepositoryWriter, WriteCounts, WriteOptions,
+    DiskDocument, DiskWriter, LayerId, MachineName, MapRoot, PointDocument, RepositoryWriter,
+    WriteCounts, WriteOptions,
 };
 
 use crate::disks::layered_disk::{LayeredDisk, Stack};
@@ -39,8 +49,10 @@ const RUN_BYTES: u64 = 16 << 20;
 const READ_BYTES: u64 = 1 << 20;
 /// Number of extents per query.
 const EXTENTS: usize = 1024;
+/// Space of folded layers at which they are removed before all points are folded, in bytes.
+const RELEASED_BYTES: u64 = 1 << 30;
 
-/// The result of folding a point.
+/// What folding a point did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldReport {
     /// Bytes of the disks under captured blocks, in whole chunks.
@@ -49,63 +61,175 @@ pub struct FoldReport {
     pub stored_chunks: u64,
     /// Bytes that the new chunks take in the store.
     pub stored_bytes: u64,
+    /// Number of its layers that were removed.
+    pub removed_layers: u64,
+    /// Bytes that the files of these layers took on the disk.
+    pub removed_bytes: u64,
+}
+
+/// The result of a fold.
+#[derive(Debug, Default)]
+pub struct Folded {
+    /// The folded points, in the order given. One that had no layers is among them.
+    pub points: Vec<FoldReport>,
+    /// Why the next point was not folded; `None` if all were.
+    pub failed: Option<Error>,
     /// Number of other points that were over the same layers and no longer are.
     pub other_points: u64,
     /// Number of sessions that are no longer over the layers.
     pub sessions: u64,
     /// Number of sessions that still are: the processes that serve them did not move them.
     pub served_sessions: u64,
-    /// Number of removed layers.
-    pub removed_layers: u64,
-    /// Bytes that the files of the removed layers took on the disk.
-    pub removed_bytes: u64,
 }
 
-/// Folds the layers of `point`, all its disks at once. A point without layers is unchanged. Points
-/// that wait in sessions are entered into the catalog first. `on_bytes` receives the disk and the
-/// position reached in it, in bytes.
+/// Receives the point, the disk and the position reached in it, in bytes.
+pub type OnBytes<'a> = dyn Fn(&PointDocument, &DiskDocument, u64) + 'a;
+
+/// Folds the layers of `points`, all disks of each at once. A point without layers is unchanged.
+/// Points that wait in sessions are entered into the catalog first. It stops at the first point
+/// that fails, or once `cancel` is set; those before it are folded. The time grows with the number
+/// of points if the oldest come first.
 ///
 /// # Errors
-/// `NotFound`; `Corrupt` if a part cannot be read: then nothing has changed; `Interrupted` once
-/// `cancel` is set; `NoSpace`.
+/// In the result: `NotFound`; `Corrupt` if a part cannot be read: then the point has not changed;
+/// `Interrupted` once `cancel` is set; `NoSpace`. Returned: errors of the writes that concern all points.
 pub fn fold(
     writer: &RepositoryWriter,
-    point: &PointDocument,
+    points: &[PointDocument],
     options: WriteOptions,
-    on_bytes: &dyn Fn(&DiskDocument, u64),
+    on_bytes: &OnBytes<'_>,
     cancel: &AtomicBool,
-) -> Result<FoldReport> {
+) -> Result<Folded> {
     enter_sealed_points(writer)?;
-    let repository = writer.repository();
-    // The fold of another point may have folded it since the caller read it.
-    let point = repository.point(&point.machine, &point.point)?;
-    let mut folded = FoldReport::default();
-    let mut moved = FoldedDisks::default();
-    for disk in point.disks.iter().filter(|disk| !disk.layers.is_empty()) {
-        let what = || format!("folding {}/{}/{}", point.machine, point.point, disk.name);
-        let root = fold_disk(writer, disk, options, on_bytes, cancel, &mut folded).context(what)?;
-        moved.add(disk, root);
-    }
-    if moved.is_empty() {
-        return Ok(folded);
-    }
-    if cancel.load(Ordering::Relaxed) {
-        return Err(cancelled());
-    }
-    folded.other_points = moved.move_points(writer, &point)?;
-    let (sessions, served_sessions) = moved.move_sessions(repository)?;
-    (folded.sessions, folded.served_sessions) = (sessions, served_sessions);
-    let layers = moved.layers();
-    let sizes: Vec<_> =
-        layers.iter().map(|id| allocated_bytes(&layer_path(repository, id))).collect();
-    enter_sealed_points(writer)?;
-    for (id, bytes) in layers.iter().zip(sizes) {
-        if !layer_path(repository, id).exists() {
-            folded.removed_layers += 1;
-            folded.removed_bytes += bytes;
+    let mut fold =
+        Fold { writer, options, on_bytes, cancel, moved: FoldedDisks::default(), held: Vec::new() };
+    let mut folded = Folded::default();
+    let mut machines: BTreeSet<&MachineName> = BTreeSet::new();
+    for point in points {
+        match fold.fold_point(point, folded.points.len()) {
+            Ok(report) => folded.points.push(report),
+            Err(error) => {
+                folded.failed = Some(error);
+                break;
+            }
+        }
+        machines.insert(&point.machine);
+        if fold.held.iter().map(|held| held.bytes).sum::<u64>() >= RELEASED_BYTES {
+            fold.release(&machines, &mut folded)?;
+            machines.clear();
         }
     }
+    fold.release(&machines, &mut folded)?;
     Ok(folded)
+}
+
+struct Fold<'a> {
+    writer: &'a RepositoryWriter,
+    options: WriteOptions,
+    on_bytes: &'a OnBytes<'a>,
+    cancel: &'a AtomicBool,
+    moved: FoldedDisks,
+    held: Vec<HeldLayer>,
+}
+
+/// A folded layer that may still be in use.
+struct HeldLayer {
+    id: LayerId,
+    /// Space that its file takes on the disk.
+    bytes: u64,
+    /// The number of its point in [`Folded::points`].
+    point: usize,
+}
+
+impl Fold<'_> {
+    fn fold_point(&mut self, point: &PointDocument, number: usize) -> Result<FoldReport> {
+        let repository = self.writer.repository();
+        // The fold of another point may have folded it since the caller read it.
+        let mut point = repository.point(&point.machine, &point.point)?;
+        let mut report = FoldReport::default();
+        let is_moved = self.moved.apply_to_point(&mut point);
+        let mut steps = Vec::new();
+        for disk in point.disks.iter().filter(|disk| !disk.layers.is_empty()) {
+            let what = || format!("folding {}/{}/{}", point.machine, point.point, disk.name);
+            let root = self.fold_disk(&point, disk, &mut report).context(what)?;
+            steps.push((disk.clone(), root));
+        }
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(cancelled());
+        }
+        let with_layers = point.disks.iter_mut().filter(|disk| !disk.layers.is_empty());
+        for (disk, (_, root)) in with_layers.zip(&steps) {
+            disk.layers.clear();
+            disk.root = *root;
+        }
+        if is_moved || !steps.is_empty() {
+            self.writer.replace_points(&[point])?;
+        }
+        for (disk, root) in &steps {
+            self.moved.add(disk, *root);
+            self.held.extend(disk.layers.iter().map(|layer| HeldLayer {
+                id: layer.id,
+                bytes: allocated_bytes(&layer_path(repository, &layer.id)),
+                point: number,
+            }));
+        }
+        Ok(report)
+    }
+
+    /// Moves what is over the folded layers, and removes those that nothing uses.
+    fn release(&mut self, machines: &BTreeSet<&MachineName>, folded: &mut Folded) -> Result<()> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let repository = self.writer.repository();
+        for machine in machines {
+            folded.other_points += self.moved.move_points(self.writer, machine)?;
+        }
+        let (sessions, served_sessions) = self.moved.move_sessions(repository)?;
+        folded.sessions = folded.sessions.max(sessions);
+        folded.served_sessions = folded.served_sessions.max(served_sessions);
+        enter_sealed_points(self.writer)?;
+        for held in self.held.drain(..) {
+            if !layer_path(repository, &held.id).exists() {
+                let report = &mut folded.points[held.point];
+                report.removed_layers += 1;
+                report.removed_bytes += held.bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the content of the layers over the disk's chunks. Returns the new map.
+    fn fold_disk(
+        &self,
+        point: &PointDocument,
+        disk: &DiskDocument,
+        report: &mut FoldReport,
+    ) -> Result<MapRoot> {
+        let repository = self.writer.repository();
+        let chunk_size = u64::from(repository.chunk_size_bytes());
+        let layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
+        let mut captured = CapturedChunks::new(&layers, chunk_size, disk.size_bytes);
+        let base = base_disk(repository, disk.root, disk.size_bytes);
+        let view = LayeredDisk::new(disk.size_bytes, true, Stack { base, layers: layers.clone() });
+        let mut sink = self.writer.disk_writer(Some(disk.root), disk.size_bytes, self.options)?;
+        while let Some(run) = captured.next_run(RUN_BYTES) {
+            let mut at = run.start;
+            while at < run.end {
+                if self.cancel.load(Ordering::Relaxed) {
+                    return Err(cancelled());
+                }
+                at = fold_piece(&view, &mut sink, at..run.end, chunk_size)?;
+                (self.on_bytes)(point, disk, at);
+            }
+            report.read_bytes += run.end - run.start;
+        }
+        let (root, counts) = sink.finish()?;
+        let WriteCounts { stored_chunks, stored_bytes, .. } = counts;
+        report.stored_chunks += stored_chunks;
+        report.stored_bytes += stored_bytes;
+        Ok(root)
+    }
 }
 
 /// Space that a file takes on the disk, in bytes; 0 if it does not exist.
@@ -117,40 +241,6 @@ fn allocated_bytes(path: &std::path::Path) -> u64 {
 fn cancelled() -> Error {
     let what = "cancelled: the restore point is as it was; run it again to go on";
     Error::new(ErrorKind::Interrupted, what)
-}
-
-/// Stores the content of the layers over the disk's chunks. Returns the new map.
-fn fold_disk(
-    writer: &RepositoryWriter,
-    disk: &DiskDocument,
-    options: WriteOptions,
-    on_bytes: &dyn Fn(&DiskDocument, u64),
-    cancel: &AtomicBool,
-    folded: &mut FoldReport,
-) -> Result<MapRoot> {
-    let repository = writer.repository();
-    let chunk_size = u64::from(repository.chunk_size_bytes());
-    let layers = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
-    let mut captured = CapturedChunks::new(&layers, chunk_size, disk.size_bytes);
-    let base = base_disk(repository, disk.root, disk.size_bytes);
-    let view = LayeredDisk::new(disk.size_bytes, true, Stack { base, layers: layers.clone() });
-    let mut sink = writer.disk_writer(Some(disk.root), disk.size_bytes, options)?;
-    while let Some(run) = captured.next_run(RUN_BYTES) {
-        let mut at = run.start;
-        while at < run.end {
-            if cancel.load(Ordering::Relaxed) {
-                return Err(cancelled());
-            }
-            at = fold_piece(&view, &mut sink, at..run.end, chunk_size)?;
-            on_bytes(disk, at);
-        }
-        folded.read_bytes += run.end - run.start;
-    }
-    let (root, counts) = sink.finish()?;
-    let WriteCounts { stored_chunks, stored_bytes, .. } = counts;
-    folded.stored_chunks += stored_chunks;
-    folded.stored_bytes += stored_bytes;
-    Ok(root)
 }
 
 /// Stores the start of a range of whole chunks (the last one may end with the disk). Zeroes become

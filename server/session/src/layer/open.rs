@@ -49,19 +49,22 @@ fn max_slots(blocks: u64) -> u32 {
 }
 
 impl Layer {
-    /// Creates the file of an empty layer, durably (the caller syncs the folder).
-    pub(crate) fn create(path: &Path, superblock: &Superblock, keys: &LayerKeys) -> Result<()> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .context(|| format!("creating the layer {}", path.display()))?;
-        let written = file
-            .set_len(SUPERBLOCK_AREA_BYTES)
+    /// Creates the file of an empty layer, durably (the caller syncs the folder). Returns its lock.
+    pub(crate) fn create(
+        path: &Path,
+        superblock: &Superblock,
+        keys: &LayerKeys,
+    ) -> Result<Option<FileLock>> {
+        let what = || format!("creating the layer {}", path.display());
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(path).context(what)?;
+        // Before the sync, which takes the longest.
+        let lock = FileLock::of_file(file.try_clone().context(what)?, path)?;
+        file.set_len(SUPERBLOCK_AREA_BYTES)
             .and_then(|()| file.write_all_at(&empty_head(superblock, keys.marks()), 0))
-            .and_then(|()| file.sync_all());
-        written.context(|| format!("creating the layer {}", path.display()))
+            .and_then(|()| file.sync_all())
+            .context(what)?;
+        Ok(lock)
     }
 
     /// Opens the layer for writing, under the session's lock, which it shares. First recovers the

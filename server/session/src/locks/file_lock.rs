@@ -120,6 +120,20 @@ impl FileLock {
         Ok(Some(FileLock { file: Some(file) }))
     }
 
+    /// Takes the lock of a file that exists; `None` if it does not, or if another process holds it.
+    pub(crate) fn of_existing(path: &Path) -> Result<Option<FileLock>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.context(|| format!("opening {}", path.display()))?,
+        };
+        FileLock::of_file(file, path)
+    }
+
+    /// Takes the lock of an open file; `None` if another process holds it.
+    pub(crate) fn of_file(file: File, path: &Path) -> Result<Option<FileLock>> {
+        Ok(try_lock(&file, path)?.then_some(FileLock { file: Some(file) }))
+    }
+
     /// True while another process holds the lock.
     pub(crate) fn is_held(path: &Path) -> Result<bool> {
         let file = match File::open(path) {

@@ -163,8 +163,12 @@ pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Re
     needed = needed.with_the_rest(repository, &marked, &|_, _| false)?;
     let mut removed = 0;
     for id in unneeded(repository, &needed)? {
-        remove_if_present(&layer_path(repository, &id))?;
-        removed += 1;
+        let path = layer_path(repository, &id);
+        // A seal that is under way holds the lock of its new layers.
+        if let Some(_lock) = FileLock::of_existing(&path)? {
+            remove_if_present(&path)?;
+            removed += 1;
+        }
     }
     Ok(removed)
 }

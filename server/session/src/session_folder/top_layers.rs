@@ -1,6 +1,7 @@
 //! The layers that take a session's writes.
 
 use crate::layer::{Layer, LayerKeys};
+use crate::locks::file_lock::FileLock;
 use crate::paths::layer_path;
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use coldrise_block::{sync_directory, Context, ErrorKind, Result};
@@ -9,8 +10,8 @@ use coldrise_store::{LayerId, Repository};
 /// How often a seal makes new layers if another process removes them before the commit.
 pub(crate) const SEAL_ATTEMPTS: u32 = 10;
 
-/// Creates new top layers and calls `seal` with them. No document names them until the commit, so a
-/// fold or a gc may remove them: then does both again. If `seal` fails the new layers stay, because
+/// Creates new top layers and calls `seal` with them. No document names them until the commit: their
+/// locks keep a fold or a gc from removing them. It may remove one that is not locked yet: then does both again. If `seal` fails the new layers stay, because
 /// the document may already name them; the next writer removes unreferenced ones.
 ///
 /// # Errors
@@ -23,8 +24,9 @@ pub(crate) fn with_new_tops<T>(
     let mut attempts_left = SEAL_ATTEMPTS;
     loop {
         let tops = new_tops(document)?;
-        create_tops(repository, tops.iter())?;
+        let locks = create_tops(repository, tops.iter())?;
         let sealed = seal(&tops);
+        drop(locks);
         attempts_left -= 1;
         let is_lost = |disk: &SessionDisk| !layer_path(repository, &disk.top).exists();
         match sealed {
@@ -50,15 +52,17 @@ pub(crate) fn new_tops(document: &SessionDocument) -> Result<Vec<SessionDisk>> {
     Ok(tops)
 }
 
-/// Creates the empty top layers of these disks, durably.
+/// Creates the empty top layers of these disks, durably. Their locks keep them from being removed.
 pub(crate) fn create_tops<'a>(
     repository: &Repository,
     disks: impl Iterator<Item = &'a SessionDisk>,
-) -> Result<()> {
-    for disk in disks {
+) -> Result<Vec<Option<FileLock>>> {
+    let create = |disk: &SessionDisk| {
         let keys = LayerKeys::of(repository, &disk.top);
         Layer::create(&layer_path(repository, &disk.top), &disk.top_superblock(), &keys)
-            .context(|| format!("disk {}", disk.name))?;
-    }
-    sync_directory(&repository.layers_dir())
+            .context(|| format!("disk {}", disk.name))
+    };
+    let locks = disks.map(create).collect::<Result<Vec<_>>>()?;
+    sync_directory(&repository.layers_dir())?;
+    Ok(locks)
 }

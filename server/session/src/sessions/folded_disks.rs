@@ -1,12 +1,13 @@
 //! Moves points and sessions from folded layers to the new chunk map.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_store::{
-    DiskDocument, LayerId, LayerReference, MapRoot, PointDocument, Repository, RepositoryWriter,
-    SessionName,
+    DiskDocument, LayerId, LayerReference, MachineName, MapRoot, PointDocument, Repository,
+    RepositoryWriter,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,42 +17,68 @@ use crate::paths::{layer_path, SessionPaths};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_rebase;
 
-/// Folded disks, each with its old description and its new map.
-#[derive(Default, Serialize, Deserialize)]
+/// Folded disks. Each names the map and the layers that it had, and its new map.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(from = "Message", into = "Message")]
 pub(crate) struct FoldedDisks {
+    /// By the lowest layer.
+    disks: HashMap<LayerId, Vec<(DiskDocument, MapRoot)>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Message {
     disks: Vec<(DiskDocument, MapRoot)>,
+}
+
+impl From<Message> for FoldedDisks {
+    fn from(message: Message) -> FoldedDisks {
+        let mut folded = FoldedDisks::default();
+        message.disks.iter().for_each(|(disk, root)| folded.add(disk, *root));
+        folded
+    }
+}
+
+impl From<FoldedDisks> for Message {
+    fn from(folded: FoldedDisks) -> Message {
+        Message { disks: folded.disks.into_values().flatten().collect() }
+    }
 }
 
 impl FoldedDisks {
     pub(crate) fn add(&mut self, disk: &DiskDocument, root: MapRoot) {
-        self.disks.push((disk.clone(), root));
+        if let Some(lowest) = disk.layers.first() {
+            self.disks.entry(lowest.id).or_default().push((disk.clone(), root));
+        }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.disks.is_empty()
+    /// Moves a disk that starts with a folded map and its layers, as far up as it can. Returns the number of its
+    /// layers that are in the new map, 0 for any other disk. The layers above stay: they hold later writes.
+    fn apply(
+        &self,
+        size_bytes: u64,
+        root: &mut MapRoot,
+        layers: &mut Vec<LayerReference>,
+    ) -> usize {
+        let mut count = 0;
+        while let Some(lowest) = layers.get(count) {
+            let steps = self.disks.get(&lowest.id).into_iter().flatten().filter(|(disk, _)| {
+                disk.size_bytes == size_bytes
+                    && disk.root == *root
+                    && layers[count..].starts_with(&disk.layers)
+            });
+            let Some((disk, new)) = steps.max_by_key(|(disk, _)| disk.layers.len()) else { break };
+            *root = *new;
+            count += disk.layers.len();
+        }
+        layers.drain(..count);
+        count
     }
 
-    /// The layers that were folded.
-    pub(crate) fn layers(&self) -> Vec<LayerId> {
-        self.disks.iter().flat_map(|(disk, _)| disk.layers.iter().map(|layer| layer.id)).collect()
-    }
-
-    /// Moves a disk that starts with exactly the folded map and layers. Returns false for any other
-    /// disk. The layers above stay: they hold later writes.
-    fn apply(&self, size_bytes: u64, root: &mut MapRoot, layers: &mut Vec<LayerReference>) -> bool {
-        let found = self.disks.iter().find(|(disk, _)| {
-            disk.size_bytes == size_bytes && disk.root == *root && layers.starts_with(&disk.layers)
-        });
-        let Some((disk, new)) = found else { return false };
-        layers.drain(..disk.layers.len());
-        *root = *new;
-        true
-    }
-
-    fn apply_to_point(&self, point: &mut PointDocument) -> bool {
+    /// Moves the disks of a point. Returns false if none was moved.
+    pub(crate) fn apply_to_point(&self, point: &mut PointDocument) -> bool {
         let mut is_moved = false;
         for disk in &mut point.disks {
-            is_moved |= self.apply(disk.size_bytes, &mut disk.root, &mut disk.layers);
+            is_moved |= self.apply(disk.size_bytes, &mut disk.root, &mut disk.layers) > 0;
         }
         is_moved
     }
@@ -60,23 +87,42 @@ impl FoldedDisks {
     pub(crate) fn apply_to_session(&self, disks: &mut [SessionDisk]) -> bool {
         let mut is_moved = false;
         for disk in disks {
-            is_moved |= self.apply(disk.size_bytes, &mut disk.root, &mut disk.layers);
+            is_moved |= self.apply(disk.size_bytes, &mut disk.root, &mut disk.layers) > 0;
         }
         is_moved
     }
 
-    /// Moves the folded point, and all other points of its machine over the same layers, in one
-    /// batch. Returns the number of other points.
+    /// What concerns one session, in one step for each disk: a small message.
+    fn of_session(&self, document: &SessionDocument) -> FoldedDisks {
+        let mut of_session = FoldedDisks::default();
+        let own = document.disks.iter().map(|disk| DiskDocument {
+            name: disk.name.clone(),
+            size_bytes: disk.size_bytes,
+            root: disk.root,
+            layers: disk.layers.clone(),
+        });
+        let waiting = document.sealed.iter().flat_map(|point| point.disks.iter().cloned());
+        for mut disk in own.chain(waiting) {
+            let (mut root, mut rest) = (disk.root, disk.layers.clone());
+            let count = self.apply(disk.size_bytes, &mut root, &mut rest);
+            disk.layers.truncate(count);
+            of_session.add(&disk, root);
+        }
+        of_session
+    }
+
+    /// Moves the points of a machine that are over folded layers, in one batch. Returns their number.
     pub(crate) fn move_points(
         &self,
         writer: &RepositoryWriter,
-        folded: &PointDocument,
+        machine: &MachineName,
     ) -> Result<u64> {
-        let mut points = writer.repository().points(&folded.machine)?;
+        let mut points = writer.repository().points(machine)?;
         points.retain_mut(|point| self.apply_to_point(point));
-        writer.replace_points(&points)?;
-        let others = points.iter().filter(|point| point.point != folded.point);
-        Ok(others.count() as u64)
+        if !points.is_empty() {
+            writer.replace_points(&points)?;
+        }
+        Ok(points.len() as u64)
     }
 
     /// Moves every session over the folded layers, and the waiting points of any session. A served
@@ -91,10 +137,7 @@ impl FoldedDisks {
             if !is_concerned && !is_waiting {
                 continue;
             }
-            match is_concerned
-                .then(|| self.move_disks(repository, &place, &document.name))
-                .transpose()
-            {
+            match is_concerned.then(|| self.move_disks(repository, &place, &document)).transpose() {
                 // The session has ended, and its folder was removed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -115,11 +158,12 @@ impl FoldedDisks {
         &self,
         repository: &Arc<Repository>,
         place: &SessionPaths,
-        name: &SessionName,
+        document: &SessionDocument,
     ) -> Result<bool> {
+        let (name, folded) = (&document.name, self.of_session(document));
         let start = Instant::now();
         loop {
-            if let Some(is_moved) = ask_for_rebase(repository, place, name, self)? {
+            if let Some(is_moved) = ask_for_rebase(repository, place, name, &folded)? {
                 return Ok(is_moved);
             }
             if let Some(_writing) = FileLock::take(place)? {

@@ -179,7 +179,7 @@ fn publish_subject(
         let layers = scope.spawn(|| create_tops(repository, tops.iter()));
         let prepared = prepare_files();
         let made = layers.join().unwrap_or_else(|_| Err(panicked()));
-        (prepared.and(made), marker.join().map_err(|_| panicked()))
+        (prepared.and(made.map(drop)), marker.join().map_err(|_| panicked()))
     });
     let marker = marker?;
     if let Err(error) = prepared {

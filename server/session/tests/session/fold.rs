@@ -1,22 +1,32 @@
 //! Folding sealed layers into chunks: all content stays readable as before.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, FoldReport, Session,
+    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, FoldReport, Folded,
+    Session,
 };
-use coldrise_store::{PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions};
+use coldrise_store::{
+    DiskDocument, PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions,
+};
 use proptest::prelude::*;
 
 use crate::support::{
     content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES, PATIENCE,
 };
 
-fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> FoldReport {
+fn fold_points(writer: &RepositoryWriter, points: &[PointDocument]) -> Folded {
     let options = WriteOptions { threads: 2 };
-    fold(writer, point, options, &|_, _| {}, &AtomicBool::new(false)).unwrap()
+    let folded = fold(writer, points, options, &|_, _, _| {}, &AtomicBool::new(false)).unwrap();
+    assert!(folded.failed.is_none());
+    folded
+}
+
+fn fold_point(writer: &RepositoryWriter, point: &PointDocument) -> (FoldReport, Folded) {
+    let folded = fold_points(writer, std::slice::from_ref(point));
+    (folded.points[0], folded)
 }
 
 fn stored(repository: &Repository, point: &PointDocument) -> PointDocument {
@@ -51,14 +61,14 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
     assert_eq!(read_all(&*live), expected);
 
     let writer = writer(&place.path);
-    let folded = fold_point(&writer, &points[0].0);
-    assert_eq!((folded.other_points, folded.sessions, folded.removed_layers), (2, 1, 1));
-    assert!(folded.removed_bytes > 0);
+    let (report, folded) = fold_point(&writer, &points[0].0);
+    assert_eq!((folded.other_points, folded.sessions, report.removed_layers), (2, 1, 1));
+    assert!(report.removed_bytes > 0);
     // The other points no longer have the lower layer, and keep their own.
     let second = stored(&repository, &points[1].0);
     assert_eq!(second.disk(&disk_name("vda")).unwrap().layers.len(), 1);
-    let folded = fold_point(&writer, &points[2].0);
-    assert_eq!((folded.other_points, folded.removed_layers), (0, 1));
+    let (report, folded) = fold_point(&writer, &points[2].0);
+    assert_eq!((folded.other_points, report.removed_layers), (0, 1));
     fold_point(&writer, &points[1].0);
 
     for (point, bytes) in &points {
@@ -90,11 +100,11 @@ fn what_is_stored_is_shared_with_what_was_there() {
     vda.write_at(&content(2)[..8 * CHUNK as usize], 0).unwrap();
     let point = open.seal().unwrap().point;
     let writer = writer(&place.path);
-    let folded = fold_point(&writer, &point);
-    assert_eq!(folded.read_bytes, 8 * CHUNK);
-    assert_eq!((folded.stored_chunks, folded.stored_bytes), (0, 0));
+    let (report, _) = fold_point(&writer, &point);
+    assert_eq!(report.read_bytes, 8 * CHUNK);
+    assert_eq!((report.stored_chunks, report.stored_bytes), (0, 0));
     // A second fold has nothing to do.
-    assert_eq!(fold_point(&writer, &point), FoldReport::default());
+    assert_eq!(fold_point(&writer, &point).0, FoldReport::default());
 }
 
 #[test]
@@ -119,8 +129,8 @@ fn a_served_session_is_moved_and_its_readers_continue() {
     assert_eq!(layer_files(&repository), 5);
     let writer = writer(&place.path);
     for (left, (point, _)) in (0..3).rev().zip(&points) {
-        let folded = fold_point(&writer, point);
-        assert_eq!((folded.sessions, folded.served_sessions, folded.removed_layers), (1, 0, 1));
+        let (report, folded) = fold_point(&writer, point);
+        assert_eq!((folded.sessions, folded.served_sessions, report.removed_layers), (1, 0, 1));
         assert_eq!(open.document().disks[0].layers.len(), left);
         assert_eq!(
             open.document().disks,
@@ -179,7 +189,7 @@ fn seals_and_writes_beside_folds_lose_nothing() {
             // The last round folds the layers of the last seal.
             is_last = seals.is_finished();
             for point in Catalog::new(writer.repository()).points(machine).unwrap() {
-                moved += fold_point(&writer, &point).sessions;
+                moved += fold_point(&writer, &point).1.sessions;
             }
         }
         (seals.join().unwrap(), moved)
@@ -205,10 +215,44 @@ fn a_cancelled_fold_changes_nothing() {
     drop(open);
     let writer = writer(&place.path);
     let cancel = AtomicBool::new(true);
-    let refused = fold(&writer, &point, WriteOptions { threads: 1 }, &|_, _| {}, &cancel);
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Interrupted);
+    let points = std::slice::from_ref(&point);
+    let refused = fold(&writer, points, WriteOptions { threads: 1 }, &|_, _, _| {}, &cancel);
+    assert_eq!(refused.unwrap().failed.unwrap().kind(), ErrorKind::Interrupted);
     assert_eq!(stored(&repository, &point), point);
-    assert_eq!(fold_point(&writer, &point).removed_layers, 1);
+    assert_eq!(fold_point(&writer, &point).0.removed_layers, 1);
+}
+
+#[test]
+fn points_before_a_cancelled_one_are_folded() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let mut points = Vec::new();
+    for round in 0..4u8 {
+        vda.write_at(&[round + 1; 4096], 0).unwrap();
+        points.push(open.seal().unwrap().point);
+    }
+    let writer = writer(&place.path);
+    let cancel = AtomicBool::new(false);
+    let third = |point: &PointDocument, _: &DiskDocument, _| {
+        cancel.store(point.point == points[2].point, Ordering::Relaxed);
+    };
+    let folded = fold(&writer, &points, WriteOptions { threads: 1 }, &third, &cancel).unwrap();
+    assert_eq!(folded.failed.unwrap().kind(), ErrorKind::Interrupted);
+    let removed: Vec<u64> = folded.points.iter().map(|point| point.removed_layers).collect();
+    assert_eq!((removed, folded.other_points, folded.sessions), (vec![1, 1], 2, 1));
+    for (point, layers) in points.iter().zip([0, 0, 1, 2]) {
+        let point = stored(&repository, point);
+        assert_eq!(point.disk(&disk_name("vda")).unwrap().layers.len(), layers);
+    }
+    let removed: u64 = fold_points(&writer, &points).points.iter().map(|p| p.removed_layers).sum();
+    assert_eq!((removed, layer_files(&repository)), (2, 2));
+    for (round, point) in points.iter().enumerate() {
+        let bytes = point_bytes(&repository, &stored(&repository, point), "vda");
+        assert_eq!(bytes[..4096], [round as u8 + 1; 4096]);
+    }
 }
 
 /// A reader must not continue with the state of the session before it was served.
@@ -232,10 +276,20 @@ fn a_reader_of_an_idle_session_sees_the_state_after_a_seal() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Write { at: u64, length: u64, byte: u8 },
-    Zeroes { at: u64, length: u64 },
+    Write {
+        at: u64,
+        length: u64,
+        byte: u8,
+    },
+    Zeroes {
+        at: u64,
+        length: u64,
+    },
     Seal,
-    Fold { which: usize },
+    /// The point with this number, or all if there is none.
+    Fold {
+        which: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -294,9 +348,9 @@ fn read_as_sealed(steps: Vec<Step>, is_served: bool) {
             Step::Fold { which } => {
                 open = is_served.then_some(session);
                 drop(vda);
-                if let Some((point, _)) = points.get(which) {
-                    fold_point(&writer(&place.path), point);
-                }
+                let all = || points.iter().map(|(point, _)| point.clone()).collect();
+                let chosen = points.get(which).map_or_else(all, |(point, _)| vec![point.clone()]);
+                fold_points(&writer(&place.path), &chosen);
                 continue;
             }
         }

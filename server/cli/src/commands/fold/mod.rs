@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_requests::Fold;
-use coldrise_session::{Catalog, FoldReport};
+use coldrise_session::{Catalog, Folded};
 use coldrise_store::{Address, DiskDocument, PointDocument, PointOrigin, Repository, WriteOptions};
 use serde::Serialize;
 
@@ -76,21 +76,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<
     let addresses = addresses.collect::<Result<Vec<_>>>()?;
     let points = chosen(writer.repository(), &addresses)?;
     let view = ProgressView::new(invocation);
-    for point in &points {
-        let address = format!("{}/{}", point.machine, point.point);
-        let progress = |disk: &DiskDocument, done_bytes: u64| {
-            view.update(&ProgressState {
-                phase: Phase::Storing,
-                disk: &format!("{address}/{}", disk.name),
-                done_bytes,
-                total_bytes: disk.size_bytes,
-                read_bytes: 0,
-                stored_bytes: 0,
-            });
-        };
-        let options = WriteOptions::default();
-        let folded = coldrise_session::fold(&writer, point, options, &progress, &cancel)?;
-        done.add(address, &folded);
+    let progress = |point: &PointDocument, disk: &DiskDocument, done_bytes: u64| {
+        view.update(&ProgressState {
+            phase: Phase::Storing,
+            disk: &format!("{}/{}/{}", point.machine, point.point, disk.name),
+            done_bytes,
+            total_bytes: disk.size_bytes,
+            read_bytes: 0,
+            stored_bytes: 0,
+        });
+    };
+    let options = WriteOptions::default();
+    let folded = coldrise_session::fold(&writer, &points, options, &progress, &cancel)?;
+    done.add(&points, &folded);
+    if let Some(error) = folded.failed {
+        return Err(error);
     }
     drop(view);
     Ok(report(invocation, done))
@@ -103,19 +103,21 @@ fn report(invocation: &Invocation, mut done: Done) -> Report {
 }
 
 impl Done {
-    fn add(&mut self, address: String, folded: &FoldReport) {
-        self.removed_layers += folded.removed_layers;
-        self.removed_bytes += folded.removed_bytes;
-        self.stored_bytes += folded.stored_bytes;
+    fn add(&mut self, points: &[PointDocument], folded: &Folded) {
         self.served_sessions = self.served_sessions.max(folded.served_sessions);
-        self.points.push(FoldedPoint {
-            address,
-            read_bytes: folded.read_bytes,
-            stored_chunks: folded.stored_chunks,
-            stored_bytes: folded.stored_bytes,
-            removed_layers: folded.removed_layers,
-            removed_bytes: folded.removed_bytes,
-        });
+        for (point, folded) in points.iter().zip(&folded.points) {
+            self.removed_layers += folded.removed_layers;
+            self.removed_bytes += folded.removed_bytes;
+            self.stored_bytes += folded.stored_bytes;
+            self.points.push(FoldedPoint {
+                address: format!("{}/{}", point.machine, point.point),
+                read_bytes: folded.read_bytes,
+                stored_chunks: folded.stored_chunks,
+                stored_bytes: folded.stored_bytes,
+                removed_layers: folded.removed_layers,
+                removed_bytes: folded.removed_bytes,
+            });
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_session::{BackgroundLock, BackgroundWork};
+use coldrise_session::{BackgroundLock, BackgroundWork, Folded};
 use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
 
 use super::{chosen, Done};
@@ -20,7 +20,7 @@ type Name = (MachineName, PointName);
 /// The result of one turn.
 enum Turn {
     /// There may be more points to fold.
-    FoldReport,
+    Folded,
     /// There are no points to fold.
     Idle,
     /// Another process writes to the repository, or waits to.
@@ -42,7 +42,7 @@ pub(super) fn watch(
     let mut failed = HashSet::new();
     while !end.load(Ordering::Relaxed) {
         let pause = match turn(invocation, &repository, end, &mut failed, done)? {
-            Turn::FoldReport => continue,
+            Turn::Folded => continue,
             Turn::GaveWay => interval.min(Duration::from_secs(1)),
             Turn::Idle => interval,
         };
@@ -54,7 +54,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// Folds one point, if there is one and no other process writes.
+/// Folds the points that there are, until another process wants to write.
 fn turn(
     invocation: &Invocation,
     repository: &Arc<Repository>,
@@ -71,7 +71,9 @@ fn turn(
         points => points?,
     };
     points.retain(|point| !failed.contains(&(point.machine.clone(), point.point.clone())));
-    let Some(point) = points.first() else { return Ok(Turn::Idle) };
+    if points.is_empty() {
+        return Ok(Turn::Idle);
+    }
     let Some(turn) = BackgroundLock::begin(repository.path(), BackgroundWork::Fold)? else {
         return Ok(Turn::GaveWay);
     };
@@ -81,20 +83,30 @@ fn turn(
     };
     let folded = turn.run(end, |cancel| {
         let options = WriteOptions { threads: 1 };
-        coldrise_session::fold(&writer, point, options, &|_, _| {}, cancel)
+        coldrise_session::fold(&writer, &points, options, &|_, _, _| {}, cancel)
     });
-    let address = format!("{}/{}", point.machine, point.point);
-    match folded {
+    let failed_at = match &folded {
         Ok(folded) => {
-            tracing::info!(%address, stored_bytes = folded.stored_bytes, "folded");
-            done.add(address, &folded);
-            Ok(Turn::FoldReport)
+            done.add(&points, folded);
+            for point in &points[..folded.points.len()] {
+                tracing::info!("folded {}/{}", point.machine, point.point);
+            }
+            folded.points.len()
         }
-        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Turn::GaveWay),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::FoldReport),
-        Err(error) => {
+        Err(_) => 0,
+    };
+    let (error, point) = match (folded, points.get(failed_at)) {
+        (Err(error), Some(point)) => (error, point),
+        (Ok(Folded { failed: Some(error), .. }), Some(point)) => (error, point),
+        _ => return Ok(Turn::Folded),
+    };
+    match error.kind() {
+        ErrorKind::Interrupted => Ok(Turn::GaveWay),
+        ErrorKind::NotFound => Ok(Turn::Folded),
+        kind => {
+            let address = format!("{}/{}", point.machine, point.point);
             tracing::warn!(%address, error = %error.full_message(), "was not folded");
-            if error.kind() != ErrorKind::NoSpace {
+            if kind != ErrorKind::NoSpace {
                 failed.insert((point.machine.clone(), point.point.clone()));
             }
             Ok(Turn::Idle)
