@@ -1,14 +1,22 @@
 """Images of machines that are off."""
 
 import json
+import subprocess
 
+from support.nbdserver import wait_until
 from support.running import restored
 from support.sources import tool
 
 
 def write(machine, disk, command):
-    """Writes to an image as a program would that knows bitmaps."""
-    tool("qemu-io", "-f", machine.format, "-c", command, machine.images[disk])
+    """Writes to an image as a program would that knows bitmaps. Waits while a backup adds or removes one."""
+    def written():
+        words = ["qemu-io", "-f", machine.format, "-c", command, machine.images[disk]]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0 or 'Failed to get "write" lock' in done.stderr, done.stderr
+        return done.returncode == 0
+
+    wait_until(written, f"a write to {disk}")
 
 
 def bitmaps(machine, disk="vda"):
