@@ -1,9 +1,5 @@
 """Fixtures of tests with a libvirtd: one for each file."""
 
-import contextlib
-import json
-import subprocess
-
 import pytest
 
 from support import counting_machine
@@ -11,6 +7,7 @@ from support.cli import Coldrise
 from support.domain import Domain
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
+from support.recovery import Recovery
 from support.wallclock import BothClocks
 
 
@@ -76,42 +73,13 @@ def address(coldrise, tmp_path):
     return counting_machine.store(coldrise, tmp_path)
 
 
-class Recovery:
-    """A running `coldrise recover`; with a clock, it waits for nothing."""
-
-    def __init__(self, coldrise, libvirt, socket, address, *options, clock=None):
-        self.messages = open(socket.with_suffix(".err"), "w+", encoding="utf-8")
-        self.clock = clock
-        with clock.of(coldrise) if clock else contextlib.nullcontext():
-            self.process = coldrise.start("recover", address, "--to", "libvirt", "--json", "--connect",
-                                          libvirt.uri, "--socket", socket, "--socket-owner", QEMU_USER,
-                                          *options, stdout=subprocess.PIPE, stderr=self.messages)
-        line = self.process.stdout.readline()
-        assert line, self.said()
-        self.event = json.loads(line)
-
-    def said(self):
-        self.messages.seek(0)
-        return self.messages.read()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def end(self):
-        """The final answer."""
-        if self.clock:
-            self.clock.end_of(self.process)
-        self.process.wait(timeout=60)
-        assert self.process.returncode == 0, self.said()
-        return json.loads(self.process.stdout.read().splitlines()[-1])
-
-
 @pytest.fixture
 def recover(coldrise, libvirt, entered_tmp, address):
     """Recovers a machine."""
     def start(what=address, *options, name="nbd", **keywords):
-        return Recovery(coldrise, libvirt, entered_tmp / name, what, *options, **keywords)
+        socket = entered_tmp / name
+        return Recovery(coldrise, socket.with_suffix(".err"), what, "--connect", libvirt.uri, "--socket", socket,
+                        "--socket-owner", QEMU_USER, *options, **keywords)
 
     return start
 

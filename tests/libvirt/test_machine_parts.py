@@ -16,9 +16,9 @@ from support.cli import Coldrise
 from support.counting_machine import UUID
 from support.far_site import FarSite
 from support.libvirt import QEMU_USER
+from support.recovery import Recovery
 from support.ssh_host import SshHost
 from support.uefi import disk_of, domain, loader
-from test_recover_hosts import Recovery
 
 PERMALL = f"tpm2/{tpm.PERMALL}"
 # In each original TPM: another TPM does not have it.
@@ -226,7 +226,7 @@ def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, booted, tm
         hv2.stop()
         hv2.start()
         variables = hv2.libvirt.folder / "lib/qemu/nvram"
-        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        running = Recovery(coldrise, tmp_path / "recover.err", "acme/latest", "--on", "hv2")
         assert says(hv2.libvirt, "acme") == "stored", running.said()
         [own] = tpms(hv2.libvirt).values()
         assert secret_of(own) == SECRET
@@ -245,14 +245,14 @@ def test_a_machine_of_a_lost_host_comes_back_on_another_one(coldrise, booted, tm
         hv2.libvirt.virsh("destroy", "acme")
         hv2.libvirt.virsh("undefine", "acme", "--nvram", "--tpm")
 
-        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        running = Recovery(coldrise, tmp_path / "recover.err", "acme/latest", "--on", "hv2")
         assert list(variables.iterdir()) and secret_of(own) == SECRET
         coldrise.json("recover", f"live/{running.event['session']}", "--undo", "--discard")
         assert running.end()["state"] == "off"
         assert tpms(hv2.libvirt) == {} and not list(variables.iterdir())
 
         # Its host is away at its end: what stays there is removed later, but not what may be another machine's.
-        running = Recovery(coldrise, tmp_path, "acme/latest", "--on", "hv2")
+        running = Recovery(coldrise, tmp_path / "recover.err", "acme/latest", "--on", "hv2")
         session = running.event["session"]
         running.kill()
         hv2.stop()

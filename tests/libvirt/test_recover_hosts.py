@@ -14,6 +14,7 @@ from support import counting_machine
 from support.counting_machine import MIB, count
 from support.domain import Domain
 from support.nbdserver import wait_until
+from support.recovery import Recovery
 from support.running import TICKING_SECTOR, counter_in_use
 from support.ssh_host import SshHost
 
@@ -41,37 +42,12 @@ def address(coldrise, tmp_path):
     return counting_machine.store(coldrise, tmp_path)
 
 
-class Recovery:
-    """A running `coldrise recover --on`; with a clock, it waits for nothing."""
-
-    def __init__(self, coldrise, folder, what, *options):
-        self.messages = open(folder / "recover.err", "w+", encoding="utf-8")
-        self.process = coldrise.start("recover", what, "--to", "libvirt", "--json", *options, stdout=subprocess.PIPE,
-                                      stderr=self.messages, start_new_session=True)
-        line = self.process.stdout.readline()
-        assert line, self.said()
-        self.event = json.loads(line)
-
-    def said(self):
-        self.messages.seek(0)
-        return self.messages.read()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def end(self):
-        self.process.wait(timeout=60)
-        assert self.process.returncode == 0, self.said()
-        return json.loads(self.process.stdout.read().splitlines()[-1])
-
-
 @pytest.fixture
 def recover(coldrise, tmp_path):
     started = []
 
     def start(what, *options):
-        started.append(Recovery(coldrise, tmp_path, what, *options))
+        started.append(Recovery(coldrise, tmp_path / "recover.err", what, *options))
         return started[-1]
 
     yield start

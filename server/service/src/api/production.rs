@@ -206,7 +206,7 @@ pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> R
 }
 
 /// Checks the name of a host.
-fn check_host(service: &Service, on: Option<&str>) -> Result<()> {
+pub(super) fn check_host(service: &Service, on: Option<&str>) -> Result<()> {
     let Some(name) = on.map(parse_host_name).transpose()? else { return Ok(()) };
     Hosts::of(&service.inventory()?.repository()?).find(&name).map(drop)
 }

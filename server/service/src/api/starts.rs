@@ -89,6 +89,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             if check.check_port == Some(0) {
                 return Err(invalid("check_port: 1 to 65535"));
             }
+            production::check_host(service, check.on.as_deref())?;
             Command::new("check-boot", machine, &check)
         }
         Request::Boot(boot) => recoveries::boot(boot, service, caller),
