@@ -54,11 +54,9 @@ pub fn find_host(hosts: Vec<Candidate>, connect: Option<&str>, domain: &str) -> 
     let looking = |error: Error| Err(error.context(format!("looking for domain {domain}")));
     match (running, unknown, off, absent) {
         (Some(host), ..) => Ok(host),
-        (None, Some(error), ..) => {
-            let advice =
-                "if the machine is not there: name the other hosts only, with --on or in the job";
-            looking(error.advise(advice))
-        }
+        (None, Some(error), ..) => looking(error.context(
+            "a host may have it that does not answer (if it has not, name the other hosts only)",
+        )),
         (None, None, Some(host), _) => Ok(host),
         (None, None, None, Some(error)) => looking(error),
         (None, None, None, None) => {
