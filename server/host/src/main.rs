@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::io::{stdin, stdout};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
+use coldrise_block::Context;
 use coldrise_host::{bridge, serve};
 
 const USAGE: &str =
@@ -15,7 +17,10 @@ const USAGE: &str =
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let done = match words.iter().map(|word| word.to_str()).collect::<Vec<_>>()[..] {
-        [Some("serve")] => serve(stdin(), stdout()),
+        [Some("serve")] => {
+            let input = stdin().as_fd().try_clone_to_owned().context(|| "standard input");
+            input.and_then(|input| serve(input, stdout()))
+        }
         [Some("connect"), Some(socket)] => bridge(Path::new(socket), stdin(), stdout()),
         [Some("--version")] => {
             println!("coldrise-host {}", env!("CARGO_PKG_VERSION"));

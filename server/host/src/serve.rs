@@ -1,8 +1,9 @@
 //! The program at the other end: tasks from a connection, and the way to a socket.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,16 +27,17 @@ const BUFFER_BYTES: usize = 256 << 10;
 ///
 /// # Errors
 /// Errors of the connection, and `InvalidInput` for anything but requests.
-pub fn serve(input: impl Read + AsFd, output: impl Write + Send + 'static) -> Result<()> {
+pub fn serve(input: impl Into<OwnedFd>, output: impl Write + Send + 'static) -> Result<()> {
     let tasks = Arc::new(HostTasks::default());
-    let served = serve_with(&tasks, input, output);
+    let served = serve_with(&tasks, File::from(input.into()), output);
     tasks.end();
     served
 }
 
 fn serve_with(
     tasks: &Arc<HostTasks>,
-    mut input: impl Read + AsFd,
+    // Not buffered: what a buffer holds, the wait for the next message does not see.
+    mut input: File,
     output: impl Write + Send + 'static,
 ) -> Result<()> {
     let output = Arc::new(Mutex::new(output));
