@@ -144,6 +144,13 @@ def nbdkit_file(image: Path, socket_path: Path, *, read_only: bool = False) -> S
     )
 
 
+def nbdkit_memory(size_bytes: int, socket_path: Path) -> Server:
+    """nbdkit's memory plugin: an empty disk."""
+    return Server(
+        ["nbdkit", "--foreground", "--exit-with-parent", "--unix", socket_path, "memory", str(size_bytes)], socket_path
+    )
+
+
 def nbdkit_luks(image: Path, socket_path: Path, passphrase: str) -> Server:
     """nbdkit's file plugin on a LUKS image, with the luks filter."""
     return Server(
