@@ -132,6 +132,26 @@ mod tests {
         assert!(!space.exists());
     }
 
+    /// A server asks again after 15 s, which would hide a message that was left in a buffer.
+    #[test]
+    fn messages_that_come_at_once_are_answered_at_once() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let output = far.try_clone().unwrap();
+        let server = std::thread::spawn(move || serve(far, output));
+        let mut messages = Vec::new();
+        for number in 1..=3 {
+            write_frame(&mut messages, &Envelope { number, request: Request::FreePort }).unwrap();
+        }
+        near.write_all(&messages).unwrap();
+        near.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let answered = (0..3).map(|_| read_frame::<Reply>(&mut near).unwrap().unwrap().number);
+        let mut answered: Vec<u64> = answered.collect();
+        answered.sort_unstable();
+        assert_eq!(answered, [1, 2, 3]);
+        near.shutdown(Shutdown::Both).unwrap();
+        server.join().unwrap().unwrap();
+    }
+
     #[test]
     fn a_server_that_sends_something_else_is_left() {
         let (mut near, far) = UnixStream::pair().unwrap();
