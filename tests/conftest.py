@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -23,6 +24,9 @@ from support.network import Network  # noqa: E402
 from support.nfsserver import NfsServer  # noqa: E402
 from support.service import Coldrised  # noqa: E402
 from support.sinks import WebSink  # noqa: E402
+
+# Also under nohup: programs would leave the signal ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MIB = 1 << 20
 

@@ -83,8 +83,12 @@ impl Catalog {
     /// # Errors
     /// `NotFound`, naming the existing machines; `Corrupt` if all its points are lost.
     pub fn check_machine(&self, machine: &MachineName) -> Result<()> {
-        let is_known = !self.repository.newest_points(machine, 1)?.is_empty()
-            || self.sealed()?.iter().any(|point| point.machine == *machine);
+        let is_cataloged =
+            || Ok::<_, Error>(!self.repository.newest_points(machine, 1)?.is_empty());
+        // A point of another process may be in the catalog only after the sealed ones are read, which catches up.
+        let is_known = is_cataloged()?
+            || self.sealed()?.iter().any(|point| point.machine == *machine)
+            || is_cataloged()?;
         if is_known {
             Ok(())
         } else {

@@ -8,7 +8,7 @@ use coldrise_session::{
     enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
     unpublish, Catalog, SealReport, Session,
 };
-use coldrise_store::PointSelector;
+use coldrise_store::{MachineName, PointSelector};
 
 use crate::support::{
     content, disk_name, encrypted_place, name, place, point_bytes, read_all, writer, PATIENCE,
@@ -403,4 +403,14 @@ fn a_missing_or_foreign_layer_is_found_when_the_session_opens() {
     // No content was invented, and the point is unchanged.
     assert!(!layers[0].exists());
     assert_eq!(point_bytes(&repository, &place.point, "vda"), content(1));
+}
+
+#[test]
+fn a_machine_whose_first_point_another_process_stores_now_is_known() {
+    let place = place();
+    let reader = place.open();
+    let mut point = place.point.clone();
+    point.machine = MachineName::parse("new").unwrap();
+    writer(&place.path).put_point(&point).unwrap();
+    Catalog::new(&reader).check_machine(&point.machine).unwrap();
 }
