@@ -73,8 +73,10 @@ def connects(path):
     return False
 
 
-def sockets():
-    return glob.glob("/run/coldrise-machines/web01-1-*")
+def sockets(coldrise):
+    """On the host, which has this machine's /run: of this repository."""
+    repository = json.loads((coldrise.repository / "repository.json").read_text(encoding="utf-8"))["id"]
+    return glob.glob(f"/run/coldrise-machines/web01-1-{repository[:8]}*")
 
 
 def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover, grows, address, tmp_path):
@@ -83,6 +85,7 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     assert running.event.get("host") == "hv1", (running.event, running.said())
     assert libvirt.state("web01").startswith("running")
     grows()
+    assert sockets(coldrise)
     kept = coldrise.run("host", "remove", "hv1")
     assert kept.returncode == 11 and "machines of live/web01-1 were recovered on host hv1" in kept.stderr, kept.stderr
     # Twice: what the first connection has left is in nobody's way. The second time the host has a new key.
@@ -103,7 +106,7 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     # The command is killed; meanwhile the session is not taken away.
     running.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
-    wait_until(lambda: not sockets(), "the end of the program on the host")
+    wait_until(lambda: not sockets(coldrise), "the end of the program on the host")
     assert "(host hv1)" in coldrise.run("sessions").stdout
     paused = coldrise.run("move", "live/web01-1", libvirt.images)
     assert paused.returncode == 11 and "web01 is paused" in paused.stderr, paused.stderr
@@ -119,7 +122,7 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     undone = coldrise.json("recover", "live/web01-1", "--undo")
     assert running.end()["state"] == "off" and libvirt.domains() == []
     assert count(coldrise, undone["address"], tmp_path) >= acknowledged
-    assert coldrise.json("sessions")["sessions"] == [] and not sockets()
+    assert coldrise.json("sessions")["sessions"] == [] and not sockets(coldrise)
 
 
 def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, address, tmp_path):
@@ -172,7 +175,7 @@ def test_a_machine_of_a_host_that_forbids_forwarding(coldrise, host, recover, gr
     grows()
     coldrise.json("recover", "live/web01-1", "--undo")
     running.end()
-    wait_until(lambda: not sockets(), "the end of the program on the host")
+    wait_until(lambda: not sockets(coldrise), "the end of the program on the host")
     host.stop()
     host.start()
 
