@@ -63,7 +63,8 @@ def test_a_host_reboots_during_a_recovery_and_a_move(coldrise, host, recover, ad
     running, acknowledged = runs("live/web01-1")
     undone = coldrise.json("recover", "live/web01-1", "--undo")
     assert running.end()["state"] == "off" and count(coldrise, undone["address"], tmp_path) >= acknowledged
-    assert coldrise.json("sessions")["sessions"] == [] and not sockets(coldrise)
+    assert coldrise.json("sessions")["sessions"] == []
+    wait_until(lambda: not sockets(coldrise), "the end of the program on the host")
 
 
 def test_a_machine_of_a_host_behind_a_slow_and_lossy_line(coldrise, recover, grows, address, tmp_path):
