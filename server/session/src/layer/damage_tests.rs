@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Disk, ErrorKind};
 
-use super::format::{record_offset_bytes, slot_offset_bytes, RECORD_BYTES};
+use super::format::{record_offset_bytes, slot_offset_bytes, RECORD_BYTES, SUPERBLOCK_AREA_BYTES};
 use super::mark::{Mark, MARK_OFFSETS_BYTES};
 use super::tests::{base_bytes, keys, SessionPaths, PAGE};
 use super::ReadMode;
@@ -322,4 +322,31 @@ fn the_words_of_a_truncated_layer_are_left_alone() {
         super::Layer::forget_private_map(&place.layer);
         assert_eq!(std::fs::metadata(&place.layer).unwrap().len(), bytes);
     }
+}
+
+/// Another process truncates the file under a running session. The records are mapped, and the
+/// kernel reports an access beyond the end of a file by SIGBUS.
+#[test]
+fn a_truncated_file_fails_its_session_and_not_the_process() {
+    let (place, other) = (SessionPaths::new(), SessionPaths::new());
+    let (_layer, disk) = place.open();
+    let (_other_layer, other_disk) = other.open();
+    for disk in [&disk, &other_disk] {
+        disk.write_at(&[1; 4 * PAGE], 0).unwrap();
+        disk.flush().unwrap();
+    }
+    let file = std::fs::OpenOptions::new().write(true).open(&place.layer).unwrap();
+    file.set_len(SUPERBLOCK_AREA_BYTES).unwrap();
+
+    let mut found = [0; PAGE];
+    disk.read_at(&mut found, 0).unwrap_err();
+    let error = disk.write_at(&[2; PAGE], 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    let error = disk.flush().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
+
+    other_disk.write_at(&[3; PAGE], 0).unwrap();
+    other_disk.flush().unwrap();
+    other_disk.read_at(&mut found, 0).unwrap();
+    assert_eq!(found, [3; PAGE]);
 }

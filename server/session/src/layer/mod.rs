@@ -234,6 +234,21 @@ impl LayerFile {
         self.windows.store_record(&self.file, slot, stored, self.keys.unfinished())
     }
 
+    /// # Errors
+    /// `Io` if an access through a mapping of the file failed: what was read may be zeroes, and
+    /// what was stored may be lost.
+    fn check_mapping(&self) -> Result<()> {
+        if !self.windows.have_failed() {
+            return Ok(());
+        }
+        let message = format!(
+            "{} could not be read or written in memory: its drive has failed, it has no space, or \
+             another program truncated the file. The kernel's log (dmesg) says more",
+            self.path.display()
+        );
+        Err(Error::new(ErrorKind::Io, message))
+    }
+
     fn writer(&self) -> Result<&Writer> {
         self.writer
             .as_ref()

@@ -112,6 +112,7 @@ impl Layer {
             .and_then(|()| layer.file.sync_data())
             .and_then(|()| mark.write_next(&layer.file, key, facts, false))
             .context(|| what(&layer))?;
+        layer.check_mapping()?;
         layer.writer = Some(Writer {
             gate: RwLock::new(()),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),

@@ -173,6 +173,7 @@ impl LayerFile {
             }
             std::thread::sleep(WRITER_PAUSE);
         }
+        self.check_mapping()?;
         let message = format!(
             "captured block at byte {} (slot {slot} of {}) is damaged",
             block * BLOCK_SIZE_BYTES,

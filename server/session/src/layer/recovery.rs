@@ -103,6 +103,7 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Resu
     if is_less || (known.is_whole && (found.highest_sequence, found.end) != (sequence, slots)) {
         return Err(damaged(layer, "is not as it was stored: its last write is missing"));
     }
+    layer.check_mapping()?;
     Ok(found)
 }
 

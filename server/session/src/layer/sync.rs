@@ -123,6 +123,7 @@ impl LayerFile {
             return Ok(());
         }
         self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
+        self.check_mapping()?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
         writer.slots.release(superseded);
         writer.sync.marking.lock().waiting = Some((facts, 2));

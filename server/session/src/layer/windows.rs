@@ -8,7 +8,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use super::format::{
     record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
 };
-use crate::layer::mapping::{name_of, SharedWords};
+use super::mapping::faults::Faults;
+use super::mapping::{name_of, SharedWords};
 
 /// Segments in one mapping: about 1 GiB of address space.
 const WINDOW_SEGMENTS: u32 = 256;
@@ -20,6 +21,7 @@ pub(crate) struct Windows {
     head: Arc<SharedWords>,
     windows: Box<[OnceLock<SharedWords>]>,
     is_writable: bool,
+    faults: Faults,
 }
 
 impl Windows {
@@ -34,14 +36,11 @@ impl Windows {
         if file.metadata().context(what)?.len() < SUPERBLOCK_AREA_BYTES {
             return Err(Error::new(ErrorKind::Corrupt, "the layer file is truncated"));
         }
-        let head = if is_writable {
-            SharedWords::of_file(file, 0, length)?
-        } else {
-            SharedWords::of_file_read_only(file, 0, length)?
-        };
+        let faults = Faults::default();
+        let head = Arc::new(mapped(file, 0, length, is_writable, &faults)?);
         let count = max_slots.div_ceil(WINDOW_SLOTS);
         let windows = (0..count).map(|_| OnceLock::new()).collect();
-        Ok(Windows { head: Arc::new(head), windows, is_writable })
+        Ok(Windows { head, windows, is_writable, faults })
     }
 
     /// The superblock area.
@@ -68,11 +67,7 @@ impl Windows {
         if let Some(words) = cell.get() {
             return Ok((words, inside));
         }
-        let words = if self.is_writable {
-            SharedWords::of_file(file, start, WINDOW_BYTES as usize)?
-        } else {
-            SharedWords::of_file_read_only(file, start, WINDOW_BYTES as usize)?
-        };
+        let words = mapped(file, start, WINDOW_BYTES as usize, self.is_writable, &self.faults)?;
         // Two threads may both have mapped it. The second mapping is dropped.
         Ok((cell.get_or_init(|| words), inside))
     }
@@ -102,4 +97,21 @@ impl Windows {
         words.publish_bytes(offset, stored, unfinished);
         Ok(())
     }
+
+    /// Whether an access through a mapping failed: see [`Faults`].
+    #[inline]
+    pub(crate) fn have_failed(&self) -> bool {
+        self.faults.seen()
+    }
+}
+
+fn mapped(
+    file: &File,
+    offset_bytes: u64,
+    length_bytes: usize,
+    is_writable: bool,
+    faults: &Faults,
+) -> Result<SharedWords> {
+    let map = if is_writable { SharedWords::of_file } else { SharedWords::of_file_read_only };
+    Ok(map(file, offset_bytes, length_bytes)?.guarded(faults))
 }

@@ -93,7 +93,7 @@ impl LayerFile {
         }
         writer.highest_recorded.fetch_max(sequences.first + count - 1, Ordering::Relaxed);
         writer.slots.supersede(superseded);
-        Ok(())
+        self.check_mapping().inspect_err(|_| writer.poison.set())
     }
 
     /// Gives back slots whose write failed. A slot that never had a record gets a vacant one.

@@ -4,9 +4,10 @@
 //! 64-byte store instead of a system call, keeps written records if the process is killed, and lets
 //! other processes read them.
 //!
-//! The price is that a read error of the device, or a file truncated by another process, ends the
-//! process with SIGBUS. No flushed byte is lost by that. Payload is read and written with ordinary
-//! calls.
+//! The price is that an access can fail: see [`faults`] for files. A mapping of shared memory is
+//! not guarded: its pages are reserved before the first access.
+
+pub(crate) mod faults;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,8 +16,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use coldrise_block::{Context, Result};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use faults::{Faults, Guard};
+
 /// A mapped range, read and written as little-endian words.
 pub(crate) struct SharedWords {
+    /// Dropped before the mapping.
+    guard: Option<Guard>,
     map: MmapRaw,
 }
 
@@ -37,7 +42,7 @@ impl SharedWords {
     /// through the mapping: read-ahead on a fault made a first sequential write a fifth slower.
     fn without_read_ahead(map: MmapRaw, file: &File) -> Result<Self> {
         map.advise(Advice::Random).context(|| format!("mapping {}", name_of(file)))?;
-        Ok(SharedWords { map })
+        Ok(SharedWords { guard: None, map })
     }
 
     /// Like [`SharedWords::of_file`], but for reading only. A store would end the process.
@@ -54,6 +59,12 @@ impl SharedWords {
         Self::without_read_ahead(map, file)
     }
 
+    /// Notes failed accesses in `faults` instead of ending the process.
+    pub(crate) fn guarded(mut self, faults: &Faults) -> Self {
+        self.guard = Some(Guard::new(self.map.as_ptr(), self.map.len(), faults));
+        self
+    }
+
     /// Zeroed private memory. The kernel allocates each page on its first access.
     pub(crate) fn private(length_bytes: usize) -> Result<Self> {
         let map = MmapOptions::new()
@@ -61,7 +72,7 @@ impl SharedWords {
             .no_reserve_swap()
             .map_anon()
             .context(|| "reserving memory for a block map")?;
-        Ok(SharedWords { map: map.into() })
+        Ok(SharedWords { guard: None, map: map.into() })
     }
 
     fn word32(&self, index: usize) -> &AtomicU32 {
