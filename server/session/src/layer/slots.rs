@@ -9,12 +9,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use coldrise_block::{Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 
 use super::format::{
-    segment_offset_bytes, MAX_SLOTS, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
+    segment_offset_bytes, MAX_SLOTS, SEGMENT_BYTES, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
+    SUPERBLOCK_AREA_BYTES,
 };
 use crate::layer::mapping::name_of;
 
@@ -289,17 +290,30 @@ pub(crate) fn reserve_existing(file: &File, segments: u32) -> Result<()> {
     }
 }
 
+/// Writes zeroes into new segments, and syncs them.
+///
+/// The records are written page by page. The page cache keeps what one call writes in pieces of up
+/// to that size (large folios), and a store through the mapping makes its whole piece dirty: each
+/// flush would write hundreds of KiB for one record.
 fn write_ahead(file: &File, from: u32, segments: u32) -> Result<()> {
     let zeroes = vec![0; 1 << 18];
-    let mut offset_bytes = segment_offset_bytes(from);
-    let end_bytes = segment_offset_bytes(from + segments);
-    while offset_bytes < end_bytes {
-        let length = (end_bytes - offset_bytes).min(zeroes.len() as u64) as usize;
-        file.write_all_at(&zeroes[..length], offset_bytes)
-            .context(|| format!("writing space of {} ahead", name_of(file)))?;
-        offset_bytes += length as u64;
+    for segment in from..from + segments {
+        let start = segment_offset_bytes(segment);
+        let (slots, end) = (start + SEGMENT_INDEX_BYTES, segment_offset_bytes(segment + 1));
+        write_zeroes(file, start, slots, &zeroes[..BLOCK_SIZE_BYTES as usize])?;
+        write_zeroes(file, slots, end, &zeroes)?;
     }
     file.sync_data().context(|| format!("syncing space of {}", name_of(file)))
+}
+
+/// Writes zeroes from `start` to `end`, at most `piece` in one call.
+fn write_zeroes(file: &File, start: u64, end: u64, piece: &[u8]) -> Result<()> {
+    for offset_bytes in (start..end).step_by(piece.len()) {
+        let length = (end - offset_bytes).min(piece.len() as u64) as usize;
+        file.write_all_at(&piece[..length], offset_bytes)
+            .context(|| format!("writing space of {} ahead", name_of(file)))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
