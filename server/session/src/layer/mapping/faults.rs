@@ -55,7 +55,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Guards `length_bytes` bytes from `start` on. Nobody accesses them yet.
+    /// Guards `length_bytes` bytes from `start` on, before the first access.
     pub(super) fn new(start: *const u8, length_bytes: usize, faults: &Faults) -> Guard {
         INSTALLED.call_once(install);
         let mut unused = UNUSED.lock();
