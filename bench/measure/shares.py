@@ -1,11 +1,14 @@
-"""Random requests to a session's disk over SMB and iSCSI, against the same smbd and tgtd on a plain raw file.
+"""Random requests to a session's disk over SMB and iSCSI, against the same smbd and tgtd on a plain raw file, and on it
+through a FUSE file system that does nothing but pass requests on: that is the share of a mount alone.
 
-Cold: no part of the disk is in memory, and the server has just started. Warm: everything was read once before.
+Cold: no part of the disk is in memory, the server has just started, and no trace of an earlier round is read ahead. Warm:
+everything was read once before.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Callable
@@ -40,7 +43,8 @@ def measure(setting: Setting) -> None:
     protocols = {"SMB": (_smb(setting, coldrise, plain, loads), shares.SMBD),
                  "iSCSI": (_iscsi(setting, coldrise, plain, loads), shares.TGTD)}
     for protocol, (contestant, peer) in protocols.items():
-        lanes = {COLDRISE: lambda: contestant(True), peer: lambda: contestant(False)}
+        lanes = {COLDRISE: lambda: contestant(COLDRISE), peer: lambda: contestant(peer),
+                 shares.PASSED: lambda: contestant(shares.PASSED)}
         results = setting.race(f"over {protocol}, {disk.name}", lanes, setting.sizes.rounds)
         for kind, load in loads.items():
             command = load.over_iscsi_text() if protocol == "iSCSI" else ""
@@ -51,18 +55,17 @@ def measure(setting: Setting) -> None:
     images.removed(folder)
 
 
-
-
 def _smb(setting: Setting, coldrise: Coldrise, plain: Path, loads: dict[str, Load]) -> Callable:
     program = shares.smb_program(setting)
 
-    def sample(is_ours: bool) -> dict[str, float]:
+    def sample(whose: str) -> dict[str, float]:
         with ExitStack() as servers:
-            path = _prepared(setting, coldrise, plain, servers, is_ours)
+            path = _prepared(setting, coldrise, plain, servers, whose)
             # The peer has the configuration of ours.
             server = servers.enter_context(shares.coldrise_smb(setting, coldrise))
-            if not is_ours:
-                server = servers.enter_context(shares.plain_smb(setting, server, plain.parent))
+            if whose != COLDRISE:
+                server = servers.enter_context(shares.plain_smb(setting, server, path.parent))
+            path = path.name if whose != COLDRISE else path
             kinds = {_READ_COLD: "read", _READ_WARM: "reread", _WRITE: "write"}
             return _figures(setting, loads, lambda kind: shares.smb_requests(
                 program, kinds[kind], server, path, loads[kind]))
@@ -73,16 +76,16 @@ def _smb(setting: Setting, coldrise: Coldrise, plain: Path, loads: dict[str, Loa
 def _iscsi(setting: Setting, coldrise: Coldrise, plain: Path, loads: dict[str, Load]) -> Callable:
     program = nfs.fio_program(setting)
 
-    def sample(is_ours: bool) -> dict[str, float]:
+    def sample(whose: str) -> dict[str, float]:
         with ExitStack() as servers:
-            _prepared(setting, coldrise, plain, servers, is_ours)
+            path = _prepared(setting, coldrise, plain, servers, whose)
             server: ShareServer
-            if is_ours:
+            if whose == COLDRISE:
                 server = servers.enter_context(shares.coldrise_iscsi(setting, coldrise, ["shared"]))
             else:
                 server = servers.enter_context(shares.plain_iscsi(setting))
-                shares.add_plain_target(setting, plain)
-            session = "shared" if is_ours else None
+                shares.add_plain_target(setting, path)
+            session = "shared" if whose == COLDRISE else None
 
             def requests(kind: str) -> float:
                 if kind == _READ_WARM:
@@ -95,9 +98,10 @@ def _iscsi(setting: Setting, coldrise: Coldrise, plain: Path, loads: dict[str, L
     return sample
 
 
-def _prepared(setting: Setting, coldrise: Coldrise, plain: Path, servers: ExitStack, is_ours: bool) -> str:
-    """Publishes a new session, and drops what is in memory. Returns the disk's path in the share."""
-    if is_ours:
+def _prepared(setting: Setting, coldrise: Coldrise, plain: Path, servers: ExitStack, whose: str) -> Path:
+    """Publishes a new session, and drops what is in memory. Returns the disk's path, for a session in the share."""
+    if whose == COLDRISE:
+        shutil.rmtree(coldrise.repository / "traces", ignore_errors=True)
         coldrise.publish(setting.disks()[0].name, "shared")
         servers.callback(coldrise.discard, "shared")
     settle(setting.work)
@@ -105,7 +109,9 @@ def _prepared(setting: Setting, coldrise: Coldrise, plain: Path, servers: ExitSt
         if path.is_file():
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return "live/shared/vda.raw" if is_ours else _FILE
+    if whose == shares.PASSED:
+        return servers.enter_context(shares.passed(setting, plain.parent)).folder / _FILE
+    return Path("live/shared/vda.raw") if whose == COLDRISE else plain
 
 
 def _figures(setting: Setting, loads: dict[str, Load], requests: Callable[[str], float]) -> dict[str, float]:

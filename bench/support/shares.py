@@ -16,6 +16,8 @@ from .servers import Server
 from .setting import Setting
 
 SMBD, TGTD = "smbd on a plain file", "tgtd on a plain file"
+PASSED = "the same on it through FUSE"
+_PASSTHROUGH = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c"
 _USER, _PASSWORD = "coldrise", "measured, 15 chars"
 _SHARE = "coldrise"
 _TARGET = "iqn.2026-11.localhost.plain"
@@ -56,6 +58,30 @@ class _Tgtd(ShareServer):
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
         super()._stop()
+
+
+class _Passed(Server):
+    """A folder through libfuse's example that only passes requests on, mounted as Coldrise mounts: the kernel
+    caches reads and passes each write on at once."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        program = setting.store / "passthrough"
+        run(["gcc", "-O2", "-o", program, _PASSTHROUGH, *run(["pkg-config", "--cflags", "--libs", "fuse3"]).split()])
+        self.folder = setting.folder("passed")
+        options = f"source={folder},cache=auto,clone_fd,max_threads=8"
+        super().__init__([program, "-f", "-o", options, self.folder], setting.socket("passed"))
+
+    def _is_ready(self) -> bool:
+        return self.folder.is_mount()
+
+    def _stop(self) -> None:
+        if self.folder.is_mount():
+            run(["umount", "--lazy", self.folder])
+        super()._stop()
+
+
+def passed(setting: Setting, folder: Path) -> _Passed:
+    return _Passed(setting, folder)
 
 
 def coldrise_smb(setting: Setting, coldrise: Coldrise) -> ShareServer:
