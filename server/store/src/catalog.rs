@@ -15,7 +15,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::documents::Flag;
 use crate::repository::Repository;
@@ -272,25 +272,19 @@ impl Repository {
     /// # Errors
     /// `Corrupt` if a document does not authenticate.
     pub fn highest_number(&self, machine: &MachineName, point: &PointName) -> Result<u32> {
-        self.highest_number_of(&self.points(machine)?, machine, point)
-    }
-
-    /// [`Repository::highest_number`] for a caller that has read the machine's `points`.
-    ///
-    /// # Errors
-    /// `Corrupt` if the machine's document does not authenticate.
-    pub fn highest_number_of(
-        &self,
-        points: &[PointDocument],
-        machine: &MachineName,
-        point: &PointName,
-    ) -> Result<u32> {
         let time = point.unix_seconds();
+        let mut end = prefix(self, POINT, machine);
+        end.extend_from_slice(&time.to_be_bytes());
+        end.extend_from_slice(&u32::MAX.to_be_bytes());
+        let mut cursor = self.database().cursor(Family::Catalog, ReadMode::Cached)?;
+        cursor.seek_for_previous(&end)?;
+        // `end` without its number: the machine's points of this time.
+        let newest = cursor.entry().filter(|(key, _)| key.starts_with(&end[..end.len() - 4]));
+        let newest = newest.and_then(|(key, _)| key.last_chunk::<12>());
+        let there = newest.and_then(PointName::from_sort_key).map(|name| name.lineage().1);
         let document = MachineDocument::of(self, machine)?;
         let retired = document.and_then(|document| document.retired.get(&time).copied());
-        let there = points.iter().map(|point| &point.point);
-        let numbers = there.filter(|name| name.unix_seconds() == time).map(|name| name.lineage().1);
-        Ok(numbers.max().max(retired).unwrap_or(0))
+        Ok(there.max(retired).unwrap_or(0))
     }
 
     /// The points of a machine, oldest first. Empty for an unknown machine.
@@ -306,21 +300,49 @@ impl Repository {
         Ok(points)
     }
 
-    /// The newest `count` points of a machine, oldest first, or all if there are fewer. Decodes
-    /// only those.
+    /// The points of this point's time with a higher number than `number`, the lowest first. Reads only those.
+    ///
+    /// # Errors
+    /// `Corrupt` if a document does not authenticate.
+    pub fn points_after(
+        &self,
+        machine: &MachineName,
+        point: &PointName,
+        number: u32,
+    ) -> Result<Vec<PointDocument>> {
+        let Some(first) = number.checked_add(1) else { return Ok(Vec::new()) };
+        let mut time = prefix(self, POINT, machine);
+        time.extend_from_slice(&point.unix_seconds().to_be_bytes());
+        let mut cursor = self.database().cursor(Family::Catalog, ReadMode::Cached)?;
+        cursor.seek(&[time.as_slice(), &first.to_be_bytes()].concat())?;
+        let mut points = Vec::new();
+        while let Some((key, value)) = cursor.entry().filter(|(key, _)| key.starts_with(&time)) {
+            points.push(open_point(self, key, value)?);
+            cursor.next()?;
+        }
+        Ok(points)
+    }
+
+    /// The newest `count` points of a machine, oldest first, or all if there are fewer. Reads only
+    /// those.
     ///
     /// # Errors
     /// `Corrupt` if a document does not authenticate.
     pub fn newest_points(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
-        let mut newest: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
-        for_each_with_prefix(self, &prefix(self, POINT, machine), |key, value| {
-            newest.push_back((key.to_vec(), value.to_vec()));
-            if newest.len() > count {
-                newest.pop_front();
+        let prefix = prefix(self, POINT, machine);
+        let end = [prefix.as_slice(), &[u8::MAX; 12]].concat();
+        let mut cursor = self.database().cursor(Family::Catalog, ReadMode::Cached)?;
+        cursor.seek_for_previous(&end)?;
+        let mut newest = Vec::new();
+        while let Some((key, value)) = cursor.entry().filter(|(key, _)| key.starts_with(&prefix)) {
+            if newest.len() == count {
+                break;
             }
-            Ok(())
-        })?;
-        newest.iter().map(|(key, value)| open_point(self, key, value)).collect()
+            newest.push(open_point(self, key, value)?);
+            cursor.previous()?;
+        }
+        newest.reverse();
+        Ok(newest)
     }
 
     /// One point of a machine.

@@ -46,7 +46,7 @@ struct SealOutput {
 /// catalog, and every seal writes the whole document. When this many wait, this command
 /// becomes that writer.
 const MANY_WAITING: usize = 64;
-/// So does it when the parts beside their disks take this many bytes of the document, which takes 16 MiB.
+/// So does it when their layers, and the parts beside their disks, take this many bytes of the document, which takes 16 MiB.
 const MANY_WAITING_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {

@@ -379,13 +379,18 @@ pub fn open_for_repair(
     };
     let (writer, reopened) =
         RepositoryWriter::open_for_repair_beside(path, passphrase, options, &waiting)?;
-    let entered = enter_sealed_points(&writer)?;
+    let mut entered = enter_sealed_points(&writer)?;
+    entered.markers += writer.repository().mark_points(usize::MAX)?;
     Ok((writer, reopened, entered))
 }
 
+/// Markers that a writing command reads, beside those that it needs, so that its time does not grow with the number
+/// of points.
+const READ_MARKERS: usize = 256;
+
 /// Enters sealed points into the catalog. Removes the remains of ended sessions, and layers that a
-/// crash left without an owner. Creates missing markers. Every command that writes the repository
-/// calls this first.
+/// crash left without an owner. Creates missing markers, and replaces unreadable ones among the first
+/// `READ_MARKERS` that it meets. Every command that writes the repository calls this first.
 ///
 /// # Errors
 /// The errors of writing to the catalog. Points that were not entered stay in their sessions.
@@ -418,7 +423,7 @@ pub fn enter_sealed_points(writer: &RepositoryWriter) -> Result<EnteredPoints> {
             entered.markers += u64::from(repository.mark(&session_name(&document))?);
         }
     }
-    entered.markers += repository.mark_points()?;
+    entered.markers += repository.mark_points(READ_MARKERS)?;
     match remove_layers(repository, &documents) {
         Ok(_) => {}
         // Commands that need the damaged part report the damage, and so does verify.

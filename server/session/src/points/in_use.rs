@@ -155,14 +155,20 @@ pub fn remove_unused_layers(writer: &RepositoryWriter) -> Result<u64> {
 /// owners under this lock: a layer that exists when a document is written still exists afterwards.
 pub(crate) fn remove_layers(repository: &Repository, documents: &FileLock) -> Result<u64> {
     remove_unfinished(repository, documents)?;
-    let marked = repository.marked()?;
-    let mut needed = of_sessions(repository, documents, &|_, _| false)?;
+    // No session changes meanwhile: its document is replaced under the lock.
+    let needed = of_sessions(repository, documents, &|_, _| false)?;
     if unneeded(repository, &needed)?.is_empty() {
         return Ok(0);
     }
-    needed = needed.with_the_rest(repository, &marked, &|_, _| false)?;
+    let marked = repository.marked()?;
+    let needed = needed.with_the_rest(repository, &marked, &|_, _| false)?;
+    let unneeded = unneeded(repository, &needed)?;
+    if !unneeded.is_empty() {
+        // After a crash a marker may still name them.
+        repository.mark_points(usize::MAX)?;
+    }
     let mut removed = 0;
-    for id in unneeded(repository, &needed)? {
+    for id in unneeded {
         let path = layer_path(repository, &id);
         // A seal that is under way holds the lock of its new layers.
         if let Some(_lock) = FileLock::of_existing(&path)? {

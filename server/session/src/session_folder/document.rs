@@ -17,6 +17,8 @@ use crate::session_folder::progress::SessionProgress;
 
 /// Largest document that is read, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
+/// Most that one layer takes in a document, in bytes.
+const LAYER_BYTES: usize = 160;
 
 /// A session: a restore point published for writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -254,10 +256,13 @@ impl SessionDocument {
         self.parts.iter().find(|part| part.kind == kind)
     }
 
-    /// Size of the parts of those points in the document, in bytes.
+    /// Size of the parts and layers of the points in the document that wait for a writer, in bytes. Each point
+    /// names all layers below it.
     pub fn waiting_bytes(&self) -> usize {
         let parts = self.sealed.iter().flat_map(|point| &point.parts);
-        parts.map(MachinePart::stored_bytes).sum()
+        let disks = self.sealed.iter().flat_map(|point| &point.disks);
+        let layers: usize = disks.map(|disk| disk.layers.len()).sum();
+        parts.map(MachinePart::stored_bytes).sum::<usize>() + layers * LAYER_BYTES
     }
 
     /// Number of points sealed from this session that wait for a writer to enter them into the

@@ -137,11 +137,9 @@ pub(crate) fn check_for_reader(repository: &Repository, name: &SessionName) -> R
 /// `Corrupt`, naming the last such point.
 pub(crate) fn check_not_older(repository: &Repository, document: &SessionDocument) -> Result<()> {
     let Some(highest) = document.highest_number else { return Ok(()) };
-    let (time, _) = document.point.lineage();
     let is_later = |point: &PointDocument| {
-        let (its_time, number) = point.point.lineage();
         let PointOrigin::Synthetic { session, .. } = &point.origin else { return false };
-        its_time == time && number > highest && *session == document.name
+        point.point.lineage().1 > highest && *session == document.name
     };
     let last = |points: Vec<PointDocument>| {
         points.into_iter().filter(is_later).max_by_key(|point| point.point.lineage().1)
@@ -149,9 +147,10 @@ pub(crate) fn check_not_older(repository: &Repository, document: &SessionDocumen
     let (machine, base) = (&document.machine, &document.point);
     // Without the catalog only the markers are known. Commands that need the catalog report its
     // damage.
-    let points = repository.catch_up().and_then(|()| repository.points(machine));
+    let caught_up = repository.catch_up();
+    let points = caught_up.and_then(|()| repository.points_after(machine, base, highest));
     let points = points.unwrap_or_default();
-    let known = repository.highest_number_of(&points, machine, base).unwrap_or(0);
+    let known = repository.highest_number(machine, base).unwrap_or(0);
     // Points that no writer has entered have the next numbers, without a gap.
     let waiting = repository.marked_after(machine, base, known.max(highest)).unwrap_or_default();
     let (later, first) = match (last(waiting), last(points)) {

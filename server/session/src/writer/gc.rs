@@ -44,6 +44,8 @@ pub fn collect_garbage(writer: &RepositoryWriter, options: &GcOptions<'_>) -> Re
     // number.
     let layers = remove_unused_layers(writer)?;
     enter_sealed_points(writer)?;
+    // After a crash a marker may name a chunk map that its point no longer has.
+    writer.repository().mark_points(usize::MAX)?;
     PartialCopy::forget_old(writer.repository())?;
     let in_use = InUse::collect(writer.repository())?;
     let reachable = writer

@@ -117,6 +117,26 @@ fn a_seal_needs_no_writer_and_the_next_writer_enters_the_point() {
     assert_eq!(repository.point(&sealed.machine, &sealed.point).unwrap(), sealed);
 }
 
+/// The document takes 16 MiB: a seal must show how much of it the layers of waiting points take.
+#[test]
+fn waiting_points_count_with_their_layers() {
+    let place = place();
+    let repository = place.open();
+    publish(&repository, &place.point, Some(name("trial"))).unwrap();
+    let open = Session::open(&repository, &name("trial")).unwrap();
+    let vda = open.disk(&disk_name("vda")).unwrap();
+    let mut layer_bytes = 0;
+    for round in 1..=3 {
+        vda.write_at(&[round; 4096], 0).unwrap();
+        let point = open.seal().unwrap().point;
+        assert_eq!(point.disks[0].layers.len(), usize::from(round));
+        layer_bytes += serde_json::to_vec(&point.disks[0].layers).unwrap().len();
+        let document = session(&repository, &name("trial")).unwrap().document;
+        let waiting = document.waiting_bytes();
+        assert!((layer_bytes..2 * layer_bytes).contains(&waiting), "{waiting} of {layer_bytes}");
+    }
+}
+
 #[test]
 fn only_one_process_writes_and_others_read_what_it_wrote() {
     let place = place();

@@ -29,6 +29,7 @@ mod lost;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -36,9 +37,9 @@ use coldrise_block::{
     remove_if_present, rename_over, sync_directory, write_synced, Context, Error, ErrorKind, Result,
 };
 
-use crate::catalog::{self, CatalogEntry};
+use crate::catalog;
 use crate::documents::CatalogDamage;
-use crate::{PointDocument, Repository};
+use crate::{PointDocument, PointName, Repository};
 use coldrise_block::hex;
 
 use boot_check::BOOT_EXTENSION;
@@ -314,7 +315,7 @@ impl Repository {
             format!("{what} of {name}"),
             format!(
                 "{why}: should the database lose {name}, {loss}; coldrise repair recreates it, and so \
-                 does the next backup"
+                 does coldrise gc"
             ),
         ))
     }
@@ -392,19 +393,39 @@ impl Repository {
         Ok(points)
     }
 
-    /// Makes the markers of catalog points that have none or an unreadable one, because of a crash
-    /// or a loss. Leaves an unreadable catalog alone. Returns how many were made.
+    /// Makes the markers of catalog points that have none, because of a crash or a loss. Of the others it reads at most
+    /// `most`, beginning at a random one, and replaces those that are unreadable or have an older document. Leaves an
+    /// unreadable catalog alone. Returns how many were made.
     ///
     /// # Errors
     /// `NoSpace` and other errors of the operating system.
-    pub fn mark_points(&self) -> Result<u64> {
-        let mut made = 0;
-        let marked = catalog::for_each_entry(self, |name, entry| {
-            made += u64::from(match entry {
-                Ok(CatalogEntry::Point(document)) => self.mark_point(&document, None)?,
+    pub fn mark_points(&self, most: usize) -> Result<u64> {
+        let there = self.marker_files()?;
+        let count = there.len().max(1);
+        let mut random = [0; 8];
+        crate::aead::random(&mut random)?;
+        let first = usize::from_le_bytes(random) % count;
+        let (mut made, mut number) = (0, 0);
+        let mut machines = HashMap::new();
+        let marked = catalog::for_each_document(self, |document| {
+            let Some((hash, key)) = document.place() else { return Ok(()) };
+            let Some(key) = key else {
+                machines.extend(document.machine().map(|(machine, _)| (hash, machine)));
+                return Ok(());
+            };
+            let named = machines.get(&hash).zip(PointName::from_sort_key(&key));
+            let name = named.map(|(machine, point)| format!("{machine}/{point}"));
+            let found = name.as_ref().and_then(|name| there.get(&self.marker_id(name)));
+            let is_skipped = (number + count - first) % count >= most;
+            number += 1;
+            if is_skipped && found.is_some_and(|files| files.is_marked) {
+                return Ok(());
+            }
+            made += u64::from(match (document.point(), name) {
+                (Ok(point), _) => self.mark_point(&point, None)?,
                 // The key still names the point.
-                Err(_) if point_of(&name).is_some() => self.mark(&name)?,
-                _ => false,
+                (Err(_), Some(name)) => self.mark(&name)?,
+                (Err(_), None) => false,
             });
             Ok(())
         });

@@ -46,6 +46,23 @@ impl Cursor<'_> {
         self.check()
     }
 
+    /// Goes to the last key that is `key` or less.
+    pub fn seek_for_previous(&mut self, key: &[u8]) -> Result<()> {
+        // SAFETY: as in `seek`.
+        unsafe { sys::rocksdb_iter_seek_for_prev(self.iterator, key.as_ptr().cast(), key.len()) };
+        self.check()
+    }
+
+    /// Goes to the key before; the cursor must be on one.
+    pub fn previous(&mut self) -> Result<()> {
+        if self.entry().is_none() {
+            return Err(Error::new(ErrorKind::Internal, "a cursor was moved before its start"));
+        }
+        // SAFETY: the iterator is live and valid, as RocksDB asks.
+        unsafe { sys::rocksdb_iter_prev(self.iterator) };
+        self.check()
+    }
+
     /// Goes to the last key.
     pub(crate) fn seek_to_last(&mut self) -> Result<()> {
         // SAFETY: the iterator is live.
