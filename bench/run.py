@@ -55,6 +55,7 @@ MEASUREMENTS = [
     "nfs_guest",
     "listing",
     "service",
+    "growth",
     "line",
     "offsite",
     "offsite_peers",
@@ -80,6 +81,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true",
                         help="small disks, short runs: shows that everything works; the figures mean nothing")
     parser.add_argument("--rounds", type=int, help="rounds per row (default 5, quick 2)")
+    parser.add_argument("--points", default="100,1000", metavar="N[,N]",
+                        help="numbers of points of the measurement growth (default 100,1000)")
     parser.add_argument("--chunk-size", help="of the repository (default: Coldrise's own)")
     parser.add_argument("--compression", default="zstd:1", help="of the repository (default zstd:1, as init has it)")
     parser.add_argument("--peers-only", action="store_true", help="leave Coldrise out")
@@ -92,6 +95,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     unknown = [name for name in chosen if name not in MEASUREMENTS]
     if unknown:
         parser.error(f"no measurement named {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
+    options.points = sorted(int(number) for number in options.points.split(","))
     options.chosen = [name for name in MEASUREMENTS if name in chosen]
     return options
 
@@ -163,6 +167,7 @@ def main(arguments: list[str]) -> int:
         is_quick=options.quick,
         program=find_program(options, failures),
         guest_source=options.guest,
+        points=options.points,
         chunk_size=options.chunk_size,
         compression=options.compression,
         failures=failures,

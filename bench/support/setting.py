@@ -73,6 +73,8 @@ class Setting:
     is_quick: bool
     program: Path | None
     guest_source: Path | None
+    # Numbers of points of `growth`, ascending.
+    points: list[int]
     chunk_size: str | None
     compression: str
     rows: list[Row] = field(default_factory=list)

@@ -1,25 +1,28 @@
 //! Gives a machine more restore points, for measurements of long lists:
 //!
-//!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT [MACHINES]
+//!     cargo run --release -p coldrise-store --example many_points -- REPO MACHINE COUNT [MACHINES [changed]]
 //!
 //! Each copies the machine's newest point and is dated an hour before the last. With MACHINES, that many further
-//! machines, `MACHINE-1` and so on, get COUNT copies each as well. The repository must
-//! be unencrypted.
+//! machines, `MACHINE-1` and so on, get COUNT copies each as well. With `changed`, one chunk of the first disk differs in
+//! each. The repository must be unencrypted.
 
 use std::path::Path;
 
 use coldrise_store::{
-    MachineName, OpenOptions, PassphraseSource, PointName, PointOrigin, RepositoryWriter,
+    MachineName, OpenOptions, PassphraseSource, PointDocument, PointName, PointOrigin,
+    RepositoryWriter, WriteOptions,
 };
 
 const HOUR_SECONDS: u64 = 3600;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (path, machine, count, machines) = match arguments.as_slice() {
-        [path, machine, count] => (path, machine, count, "0"),
-        [path, machine, count, machines] => (path, machine, count, machines.as_str()),
-        _ => return Err("usage: many_points REPO MACHINE COUNT [MACHINES]".into()),
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (path, machine, count, machines, is_changed) = match arguments.as_slice() {
+        [path, machine, count] => (*path, *machine, *count, "0", false),
+        [path, machine, count, machines] => (*path, *machine, *count, *machines, false),
+        [path, machine, count, machines, "changed"] => (*path, *machine, *count, *machines, true),
+        _ => return Err("usage: many_points REPO MACHINE COUNT [MACHINES [changed]]".into()),
     };
     let machine = MachineName::parse(machine)?;
     let (count, machines): (u64, u64) = (count.parse()?, machines.parse()?);
@@ -39,7 +42,23 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         point.point = PointName::from_time(jiff::Timestamp::from_second(seconds.try_into()?)?)?;
         point.created_at_ms = 1000 * seconds;
         point.origin = PointOrigin::Backup { sources: Vec::new() };
+        if is_changed {
+            change(&writer, &mut point)?;
+        }
         writer.put_point(&point)?;
     }
+    Ok(())
+}
+
+/// Gives the first disk another chunk, which no other point has.
+fn change(writer: &RepositoryWriter, point: &mut PointDocument) -> coldrise_block::Result<()> {
+    let disk = &mut point.disks[0];
+    let chunk = u64::from(writer.repository().chunk_size_bytes());
+    let content = format!("{}/{}", point.machine, point.point).into_bytes();
+    let offset = point.point.unix_seconds() / HOUR_SECONDS % (disk.size_bytes / chunk) * chunk;
+    let mut sink =
+        writer.disk_writer(Some(disk.root), disk.size_bytes, WriteOptions { threads: 1 })?;
+    sink.write(offset, content.into_iter().cycle().take(chunk as usize).collect())?;
+    disk.root = sink.finish()?.0;
     Ok(())
 }
