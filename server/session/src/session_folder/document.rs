@@ -18,7 +18,7 @@ use crate::session_folder::progress::SessionProgress;
 /// Largest document that is read, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 /// Most that one layer takes in a document, in bytes.
-const LAYER_BYTES: usize = 160;
+const LAYER_BYTES: usize = 140;
 
 /// A session: a restore point published for writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
