@@ -3,6 +3,7 @@ Processor time (user and system) of the commands, so that long runs may share th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -156,7 +157,9 @@ def _cpu_of(process: int) -> float:
         pid = waiting.pop()
         total += time.clock_gettime((~pid << 3) | 2)
         for task in Path(f"/proc/{pid}/task").iterdir():
-            waiting += map(int, (task / "children").read_text().split())
+            # A thread may end meanwhile.
+            with contextlib.suppress(OSError):
+                waiting += map(int, (task / "children").read_text().split())
     return total
 
 
