@@ -296,7 +296,7 @@ def test_kills_do_not_lose_runs(tmp_path, coldrise, request):
         assert len(states) == len(runs), "none is listed twice"
         assert accepted <= set(states), "none is lost"
         bad = {run: state for run, state in states.items() if state not in ("ok", "cancelled")}
-        assert not bad, "no run was disturbed"
+        assert not bad, [(service.get(f"runs/{run}"), service.call("GET", f"runs/{run}/log").body) for run in bad]
         assert all(states[run] == "ok" for run in accepted)
         # Each run made its own point: none ran twice.
         points = [run["result"]["counts"]["address"] for run in runs if run["state"] == "ok"]
