@@ -105,6 +105,8 @@ impl Layer {
         let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
         let facts = recovery::finish_interrupted(&layer, &found, &nonces)?;
+        // A mark must not claim records that a failed access lost.
+        layer.check_mapping()?;
         // The closed mark must be replaced, durably, before a write can make it wrong. The other
         // mark is replaced, too; the next sync makes that durable.
         let key = layer.keys.marks();
@@ -112,7 +114,6 @@ impl Layer {
             .and_then(|()| layer.file.sync_data())
             .and_then(|()| mark.write_next(&layer.file, key, facts, false))
             .context(|| what(&layer))?;
-        layer.check_mapping()?;
         layer.writer = Some(Writer {
             gate: RwLock::new(()),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
