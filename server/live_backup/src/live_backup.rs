@@ -215,7 +215,7 @@ impl LiveBackup {
         machine: &MachineName,
         name: &DisplayName,
     ) -> Result<bool> {
-        let latest = repository.points(machine)?.pop();
+        let latest = repository.newest_points(machine, 1)?.pop();
         let stored = latest.as_ref().and_then(|point| point.configuration.as_ref());
         let is_same = match (stored.and_then(configured_uuid), &latest) {
             (Some(uuid), _) => self.machine.uuid() == Some(&uuid),

@@ -323,26 +323,57 @@ impl Repository {
         Ok(points)
     }
 
+    /// The names of a machine's points in the catalog, oldest first. Opens none of them.
+    ///
+    /// # Errors
+    /// Errors of reading the database.
+    pub fn point_names_of(&self, machine: &MachineName) -> Result<Vec<PointName>> {
+        let mut names = Vec::new();
+        for_each_with_prefix(self, &prefix(self, POINT, machine), |key, _| {
+            names.extend(key.last_chunk::<12>().and_then(PointName::from_sort_key));
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
     /// The newest `count` points of a machine, oldest first, or all if there are fewer. Reads only
     /// those.
     ///
     /// # Errors
     /// `Corrupt` if a document does not authenticate.
     pub fn newest_points(&self, machine: &MachineName, count: usize) -> Result<Vec<PointDocument>> {
+        let mut newest = Vec::new();
+        if count > 0 {
+            self.newest_point_that(machine, |point| {
+                newest.push(point.clone());
+                newest.len() == count
+            })?;
+        }
+        newest.reverse();
+        Ok(newest)
+    }
+
+    /// The newest point of a machine for which `is_meant` returns true. Opens that and newer ones.
+    ///
+    /// # Errors
+    /// `Corrupt` if a document does not authenticate.
+    pub fn newest_point_that(
+        &self,
+        machine: &MachineName,
+        mut is_meant: impl FnMut(&PointDocument) -> bool,
+    ) -> Result<Option<PointDocument>> {
         let prefix = prefix(self, POINT, machine);
         let end = [prefix.as_slice(), &[u8::MAX; 12]].concat();
         let mut cursor = self.database().cursor(Family::Catalog, ReadMode::Cached)?;
         cursor.seek_for_previous(&end)?;
-        let mut newest = Vec::new();
         while let Some((key, value)) = cursor.entry().filter(|(key, _)| key.starts_with(&prefix)) {
-            if newest.len() == count {
-                break;
+            let point = open_point(self, key, value)?;
+            if is_meant(&point) {
+                return Ok(Some(point));
             }
-            newest.push(open_point(self, key, value)?);
             cursor.previous()?;
         }
-        newest.reverse();
-        Ok(newest)
+        Ok(None)
     }
 
     /// One point of a machine.

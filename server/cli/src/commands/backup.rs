@@ -280,7 +280,10 @@ fn display_name(repository: &Repository, request: &BackupRequest) -> Result<Opti
     }
     let configured = request.configuration.as_ref().and_then(configured_name);
     match configured.and_then(is_beside) {
-        None => Ok(repository.points(&request.machine)?.pop().and_then(|point| point.display_name)),
+        None => {
+            let newest = repository.newest_points(&request.machine, 1)?.pop();
+            Ok(newest.and_then(|point| point.display_name))
+        }
         configured => Ok(configured),
     }
 }

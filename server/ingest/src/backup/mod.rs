@@ -135,15 +135,14 @@ impl BackupStart {
         request: &BackupRequest,
         cancel: &AtomicBool,
     ) -> Result<BackupStart> {
-        let points = repository.points(&request.machine)?;
+        let names = repository.point_names_of(&request.machine)?;
         let clock_guard = repository.clock_guard(&request.machine)?;
-        let point = choose_name(request, &points, &clock_guard, cancel)?;
-        let names = points.iter().map(|point| point.point.clone()).collect();
+        let point = choose_name(request, &names, &clock_guard, cancel)?;
         let is_base = |point: &PointDocument| {
             matches!(point.origin, PointOrigin::Backup { .. })
                 && !clock_guard.is_passed_over(&point.point)
         };
-        let latest = points.into_iter().rev().find(is_base);
+        let latest = repository.newest_point_that(&request.machine, is_base)?;
         check_bitmap(repository, request, latest.as_ref())?;
         Ok(BackupStart { point, latest, names })
     }
@@ -365,11 +364,11 @@ fn distrust(repository: &Repository, base: &PointDocument) -> Result<Option<Stri
 /// backup comes after the older ones.
 fn choose_name(
     request: &BackupRequest,
-    points: &[PointDocument],
+    names: &[PointName],
     clock_guard: &ClockGuard,
     cancel: &AtomicBool,
 ) -> Result<PointName> {
-    let is_taken = |name: &PointName| points.iter().any(|point| point.point == *name);
+    let is_taken = |name: &PointName| names.contains(name);
     if let Some(name) = &request.point {
         if is_taken(name) {
             return Err(Error::new(
@@ -386,8 +385,7 @@ fn choose_name(
         return Ok(name.clone());
     }
     let watch = Watch { disk: "", progress: &coldrise_block::NoProgress, cancel };
-    let newest =
-        points.iter().map(|point| &point.point).rfind(|name| !clock_guard.is_in_future(name));
+    let newest = names.iter().rfind(|name| !clock_guard.is_in_future(name));
     let newest_seconds = newest.map_or(0, PointName::unix_seconds);
     loop {
         let now = Timestamp::now();

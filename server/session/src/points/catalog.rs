@@ -254,9 +254,11 @@ impl Catalog {
     /// # Errors
     /// As for [`Catalog::points`].
     pub fn future_warning(&self, machine: &MachineName) -> Result<Option<String>> {
-        let points = self.points(machine)?;
+        let sealed = self.sealed()?.into_iter().filter(|point| point.machine == *machine);
+        let mut names: BTreeSet<_> = sealed.map(|point| point.point).collect();
+        names.extend(self.repository.point_names_of(machine)?);
         let clock_guard = self.repository.clock_guard(machine)?;
-        Ok(clock_guard.warning(machine, points.iter().map(|point| &point.point)))
+        Ok(clock_guard.warning(machine, &names))
     }
 
     /// The points that must exist and are missing, of one machine or of all. Each machine's points
