@@ -257,6 +257,14 @@ impl Repository {
         Ok(machines)
     }
 
+    /// Whether the catalog has a machine. Reads no other.
+    ///
+    /// # Errors
+    /// `Corrupt` if its document does not authenticate.
+    pub fn has_machine(&self, machine: &MachineName) -> Result<bool> {
+        Ok(MachineDocument::of(self, machine)?.is_some())
+    }
+
     /// The backup of a machine that was stored last, even if it has been removed since. A source's
     /// dirty bitmap counts from this backup. `None` if it is not known.
     ///

@@ -287,7 +287,7 @@ impl Folders {
 
     /// Known entries exist without catching up; others need a look-up.
     fn has_machine(&self, machine: &MachineName) -> Result<bool> {
-        let is_known = self.repository.machines()?.contains(machine);
+        let is_known = self.repository.has_machine(machine)?;
         Ok(is_known || self.catalog.machines()?.contains(machine))
     }
 

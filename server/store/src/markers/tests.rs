@@ -123,6 +123,8 @@ fn a_point_is_found_without_the_others() {
     assert!(repository.points_after(&machine, &name(names[1]), 2).unwrap().is_empty());
     let newest = repository.newest_points(&machine, 2).unwrap();
     assert_eq!(newest.iter().map(|point| point.point.as_str()).collect::<Vec<_>>(), names[2..]);
+    let other = MachineName::parse("web02").unwrap();
+    assert!(repository.has_machine(&machine).unwrap() && !repository.has_machine(&other).unwrap());
     assert_eq!(repository.point_names_of(&machine).unwrap(), names.map(name));
     let found = repository.newest_point_that(&machine, |point| point.point.is_synthetic()).unwrap();
     assert_eq!(found.unwrap().point.as_str(), names[2]);
