@@ -3,6 +3,7 @@
 import pytest
 
 from support import nfs3
+from support.nbdserver import wait_until
 from support.served import driver_of
 
 MIB = 1 << 20
@@ -164,3 +165,11 @@ def test_many_points_are_listed_once_each(coldrise, point, live, nfs):
             assert sorted(name for name, _, _ in entries) == expected
             assert len({fileid for _, fileid, _ in entries}) == len(entries)
             assert len({cookie for _, _, cookie in entries}) == len(entries)
+        # A point that is sealed between two parts of a listing repeats and hides no other.
+        begun = client.list(machine, limit=700, calls=2)
+        client.write(disk, 0, bytes([count]) * 4096, nfs3.FILE_SYNC)
+        added = coldrise.json("seal", "trial")["address"].split("/")[1]
+        rest = client.list(machine, limit=700, after=begun[-1][2])
+        names = [name for name, _, _ in begun + rest if name not in (".", "..", added)]
+        assert len(begun) < count and sorted(names) == expected
+        wait_until(lambda: client.names(machine) == sorted([*expected, added]), "the sealed point")

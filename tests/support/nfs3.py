@@ -251,10 +251,10 @@ class Nfs:
         _links, longest, refuses_longer, *_ = reply.take("6I")
         return longest, bool(refuses_longer)
 
-    def list(self, folder, limit=1 << 16, after=0, verifier=bytes(8)):
-        """[(name, file id, cookie)], with as many calls as necessary."""
+    def list(self, folder, limit=1 << 16, after=0, verifier=bytes(8), calls=None):
+        """[(name, file id, cookie)], with as many calls as necessary, or with `calls` of them."""
         found = []
-        while True:
+        for _ in itertools.count() if calls is None else range(calls):
             arguments = opaque(folder) + struct.pack(">Q", after) + verifier
             reply = self.call("readdir", 16, arguments + struct.pack(">I", limit))
             reply.attributes()
@@ -266,6 +266,7 @@ class Nfs:
                 found.append((name, fileid, after))
             if reply.take("I"):
                 return found
+        return found
 
     def list_plus(self, folder, limit=1 << 16):
         """{name: (attributes, handle)} of a folder's entries, with READDIRPLUS."""

@@ -27,12 +27,13 @@ mod thread_pool;
 pub use attribute_invalidation::AttributeWatcher;
 pub use node::attributes::NodeAttributes;
 pub use node::files::{OpenError, OpenResult, ReadOutcome};
-pub use node::{ListedEntry, MissingName, Named, OpenNode, MAX_HANDLE_BYTES};
+pub use node::{MissingName, Named, OpenNode, MAX_HANDLE_BYTES};
 pub use share_reservations::{Checked, Share, ShareDenied};
 
 use attribute_invalidation::{AttributeInvalidation, InvalidationThread};
 use coldrise_block::{Context, Error, ErrorKind, PeriodicThread, Result};
 use coldrise_export::{Folders, Node, Space};
+use node::listing::Listings;
 use parking_lot::Mutex;
 use share_reservations::ShareReservations;
 use std::collections::HashMap;
@@ -62,6 +63,7 @@ struct Shared {
     invalidation: AttributeInvalidation,
     shares: ShareReservations,
     pools: ThreadPools,
+    listings: Listings,
 }
 
 impl Datastore {
@@ -76,6 +78,7 @@ impl Datastore {
             invalidation: AttributeInvalidation::default(),
             shares: ShareReservations::default(),
             pools: ThreadPools::default(),
+            listings: Listings::default(),
         });
         let idle = close_idle(&shared, idle_limit)?;
         let invalidation = InvalidationThread::start(&shared)?;

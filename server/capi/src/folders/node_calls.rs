@@ -180,14 +180,10 @@ pub unsafe extern "C" fn coldrise_node_list(
     unsafe {
         on_node(folder, |folder| {
             let callback = callback.ok_or_else(|| null("the callback"))?;
-            for listed in folder.entries(after)? {
-                let (name, cookie) = (c_string(&listed.entry.name), listed.cookie);
-                let node = into_raw(folder.listed(listed));
-                if callback(context, name.as_ptr(), node, cookie) != 0 {
-                    return Ok(0);
-                }
-            }
-            Ok(1)
+            let is_end = folder.list(after, |name, node, cookie| {
+                callback(context, c_string(name).as_ptr(), into_raw(node), cookie) == 0
+            })?;
+            Ok(c_int::from(is_end))
         })
     }
 }

@@ -3,12 +3,13 @@
 pub(crate) mod attributes;
 pub(crate) mod files;
 mod flush;
+pub(crate) mod listing;
 
 use crate::held_files::HeldFiles;
 use crate::Shared;
 use attributes::Remembered;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_export::{FolderEntry, Node, NodeType};
+use coldrise_export::{Node, NodeType};
 use flush::FlushQueue;
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -136,27 +137,6 @@ impl OpenNode {
         Ok(OpenNode::new(&self.shared, node, ids))
     }
 
-    /// The entries behind a cookie (0: all), sorted by cookie. Cookies are at least 3 and
-    /// below 2^63, and stay the same over restarts.
-    pub fn entries(&self, after: u64) -> Result<Vec<ListedEntry>> {
-        self.check()?;
-        let mut found: Vec<_> = self
-            .shared
-            .folders
-            .entries(&self.node)?
-            .into_iter()
-            .map(|entry| ListedEntry { cookie: cookie(entry.file_id), entry })
-            .filter(|listed| listed.cookie > after)
-            .collect();
-        found.sort_unstable_by_key(|listed| listed.cookie);
-        Ok(found)
-    }
-
-    /// The node of an entry of this folder.
-    pub fn listed(&self, listed: ListedEntry) -> Arc<OpenNode> {
-        self.child(listed.entry.node)
-    }
-
     /// The target of a link: a name in the link's own folder.
     pub fn target(&self) -> Result<String> {
         self.shared.folders.target(&self.node)
@@ -230,14 +210,6 @@ impl OpenNode {
     }
 }
 
-/// An entry of a folder, and the position behind it.
-pub struct ListedEntry {
-    /// The position behind it.
-    pub cookie: u64,
-    /// The node.
-    pub entry: FolderEntry,
-}
-
 fn ids_of_handle(handle: &[u8]) -> Option<Vec<u64>> {
     let [HANDLE_VERSION, depth, ids @ ..] = handle else { return None };
     let depth = usize::from(*depth);
@@ -247,12 +219,6 @@ fn ids_of_handle(handle: &[u8]) -> Option<Vec<u64>> {
     let id =
         |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     Some(ids.chunks_exact(HANDLE_ID_BYTES).map(id).collect())
-}
-
-/// Below 2^63, because some clients use signed numbers; at least 3, because NFS reserves
-/// the numbers below.
-fn cookie(file_id: u64) -> u64 {
-    (file_id & (u64::MAX >> 1)).max(3)
 }
 
 #[cfg(test)]
@@ -273,11 +239,5 @@ mod tests {
             assert_eq!(handle(version, depth, length), None);
         }
         assert_eq!(ids_of_handle(&[]), None);
-    }
-
-    #[test]
-    fn cookies_leave_out_what_nfs_uses() {
-        assert_eq!([cookie(0), cookie(2), cookie(3)], [3, 3, 3]);
-        assert_eq!(cookie(u64::MAX), u64::MAX >> 1);
     }
 }
