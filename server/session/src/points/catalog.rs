@@ -97,7 +97,7 @@ impl Catalog {
     }
 
     /// One point of a machine. `latest` skips quarantined points and points dated in the future:
-    /// see [`ClockGuard`](coldrise_store::Horizon).
+    /// see [`ClockGuard`](coldrise_store::ClockGuard).
     ///
     /// # Errors
     /// `NotFound`, naming the existing machines or points, or saying that the point is still on its
