@@ -46,8 +46,9 @@ struct SealOutput {
 /// catalog, and every seal writes the whole document. When this many wait, this command
 /// becomes that writer.
 const MANY_WAITING: usize = 64;
-/// So does it when their layers, and the parts beside their disks, take this many bytes of the document, which takes 16 MiB.
-const MANY_WAITING_BYTES: usize = 4 << 20;
+/// So does it when their layers, and the parts beside their disks, take this many bytes of the document, which holds
+/// at most 16 MiB: a point names all layers below it.
+const MANY_WAITING_BYTES: usize = 256 << 10;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
