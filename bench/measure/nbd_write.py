@@ -1,18 +1,21 @@
 """Writes into a session over NBD, and reads of the captured blocks. The peers are
 `nbdkit file` on a fully allocated and written raw file, and two servers that encrypt
-as Coldrise does: nbdkit's luks filter, and qemu-nbd on LUKS."""
+as Coldrise does: nbdkit's luks filter, and qemu-nbd on LUKS. The limit is a plugin that only
+encrypts and writes (bench/support/encrypting_file.c)."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.support import fio, images
-from bench.support.commands import settle
-from bench.support.figures import COLDRISE, Row, Target, column
+from bench.support.commands import run, settle
+from bench.support.figures import COLDRISE, Failure, Row, Target, column
 from bench.support.fio import Load
 from bench.support.images import Disk
-from bench.support.servers import Server, nbdkit_file, nbdkit_luks, qemu_nbd_luks
+from bench.support.servers import Server, nbdkit_encrypting, nbdkit_file, nbdkit_luks, qemu_nbd_luks
 from bench.support.setting import Setting
 
 SUMMARY = "random and sequential writes into a session over NBD"
@@ -20,6 +23,7 @@ SUMMARY = "random and sequential writes into a session over NBD"
 _NBDKIT = "nbdkit file"
 _NBDKIT_LUKS = "nbdkit file, luks filter"
 _QEMU_LUKS = "qemu-nbd, LUKS"
+_LIMIT = "nbdkit, encrypting"
 _PASSPHRASE = "bench"
 _numbers = itertools.count(1)
 
@@ -34,8 +38,30 @@ class _Step:
 
 
 def measure(setting: Setting) -> None:
+    try:
+        plugin = _encrypting_plugin(setting)
+    except Failure as error:
+        plugin = None
+        setting.left_out[_LIMIT] = " ".join(str(error).split())
+        setting.say(f"  {_LIMIT} is left out: {error}")
     for disk in setting.disks():
-        _measure_disk(setting, disk)
+        _measure_disk(setting, disk, plugin)
+
+
+def _encrypting_plugin(setting: Setting) -> Path:
+    """Built with the cipher of Coldrise's own library, whose version is part of its symbols."""
+    if setting.program is None:
+        raise Failure("no coldrise program, whose cipher it uses")
+    library = setting.program.parent / "libcoldrise_capi.a"
+    symbols = run(["nm", "--defined-only", "--extern-only", "--quiet", library])
+    prefix = re.search(r"(\w+_)EVP_AEAD_CTX_seal_scatter$", symbols, re.MULTILINE)
+    if prefix is None:
+        raise Failure(f"{library}: has no EVP_AEAD_CTX_seal_scatter")
+    plugin = setting.work / "encrypting_file.so"
+    source = setting.project / "bench" / "support" / "encrypting_file.c"
+    run(["gcc", "-O2", "-Wall", "-fPIC", "-shared", f"-DPREFIXED(name)={prefix[1]}##name", "-o", plugin,
+         *run(["pkg-config", "--cflags", "nbdkit"]).split(), source, library, "-Wl,--gc-sections"])
+    return plugin
 
 
 def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
@@ -49,6 +75,8 @@ def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
                   Load("randwrite", "4k", 16, **window, is_pass=True), "IO/s", 1.0),
             _Step("random write 4K QD16, rewrite",
                   Load("randwrite", "4k", 16, **window, seconds=seconds, extra=("--randseed=2",)), "IO/s", 1.0),
+            _Step("random write 4K QD16, second rewrite",
+                  Load("randwrite", "4k", 16, **window, seconds=seconds, extra=("--randseed=4",)), "IO/s", 1.0),
             _Step("random read 4K QD16 of captured blocks",
                   Load("randread", "4k", 16, **window, seconds=seconds), "IO/s", 0.85),
             _Step("random write 4K QD1, rewrite",
@@ -67,7 +95,7 @@ def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
     ]
 
 
-def _measure_disk(setting: Setting, disk: Disk) -> None:
+def _measure_disk(setting: Setting, disk: Disk, plugin: Path | None) -> None:
     folder = setting.folder("raw")
     raw = images.full_copy(disk, folder / "disk.raw")
     luks = images.luks_copy(raw, folder / "disk.luks", _PASSPHRASE)
@@ -80,6 +108,9 @@ def _measure_disk(setting: Setting, disk: Disk) -> None:
             _QEMU_LUKS: lambda: _on(
                 qemu_nbd_luks(luks, setting.socket("qemu"), _PASSPHRASE), setting, steps),
         }
+        if plugin is not None:
+            contestants[_LIMIT] = lambda: _on(
+                nbdkit_encrypting(plugin, raw, setting.socket("nbdkit")), setting, steps)
         results = setting.race(f"write, {disk.name}", contestants, setting.sizes.rounds)
         for step in steps:
             targets = [Target(_NBDKIT, at_least=step.at_least)]
