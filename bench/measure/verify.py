@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 from bench.support import images
 from bench.support.coldrise import Coldrise
-from bench.support.commands import run, settle, timed
+from bench.support.commands import aead_cat, settle, timed
 from bench.support.figures import COLDRISE, Row, Target, column
 from bench.support.images import MIB
 from bench.support.setting import Setting
@@ -21,7 +20,6 @@ _CHUNK_BYTES = 16 << 10
 
 
 def measure(setting: Setting) -> None:
-    run(["cargo", "build", "--release", "--locked", "-p", "coldrise-store", "--example", "aead_cat"])
     for disk in setting.disks():
         shared = setting.coldrise(disk)
     _measure(setting, shared, " and ".join(disk.name for disk in setting.disks()), "as it is by default")
@@ -43,7 +41,7 @@ def measure(setting: Setting) -> None:
 
 
 def _measure(setting: Setting, coldrise: Coldrise, disk: str, how: str) -> None:
-    cipher = Path(setting.program).parent / "examples" / "aead_cat"
+    cipher = aead_cat(setting.project)
     files = sorted((coldrise.repository / "db").glob("*.sst"))
     stored_mib = sum(path.stat().st_size for path in files) / MIB
     threads = len(os.sched_getaffinity(0))
@@ -54,7 +52,7 @@ def _measure(setting: Setting, coldrise: Coldrise, disk: str, how: str) -> None:
 
     def read_through_cipher() -> dict[str, float]:
         settle(setting.work)
-        return {_TITLE: stored_mib / timed([cipher, threads, _CHUNK_BYTES, *files])}
+        return {_TITLE: stored_mib / timed([cipher, "verify", threads, _CHUNK_BYTES, *files])}
 
     coldrise.preread()
     contestants = {COLDRISE: verify, _CIPHER: read_through_cipher}

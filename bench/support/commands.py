@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import subprocess
@@ -58,6 +59,16 @@ def timed(argv: Sequence[object], **options) -> float:
     began = time.monotonic()
     run(argv, **options)
     return time.monotonic() - began
+
+
+def aead_cat(project: Path) -> Path:
+    """The example program of the store, built with the features of the whole workspace as `make test` does."""
+    said = run(["cargo", "build", "--release", "--locked", "--workspace", "--example", "aead_cat", "--message-format", "json"],
+               cwd=project)
+    built = [line["executable"] for line in map(json.loads, said.splitlines()) if line.get("executable")]
+    if not built:
+        raise Failure("cargo built no aead_cat")
+    return Path(built[-1])
 
 
 def settle(path: Path) -> float:
