@@ -84,6 +84,13 @@ def over_nbd(load: Load, uri: str) -> Outcome:
     return _outcome(["--ioengine=nbd", f"--uri={uri}", *load.options()])
 
 
+def over_many_nbd(load: Load, uris: Sequence[str]) -> Outcome:
+    """The same load on several exports at once, in a process each; the sum."""
+    options = ["--name=global" if word == "--name=load" else word for word in load.options()]
+    jobs = [word for number, uri in enumerate(uris) for word in (f"--name=load{number}", f"--uri={uri}")]
+    return _outcome([*options, "--ioengine=nbd", "--group_reporting", *jobs])
+
+
 def over_nfs(program: Path, load: Load, server, path: str) -> Outcome:
     """The same load through fio's NFS engine, inside the server's network. fio splits
     file names at colons, so the path must not contain any."""

@@ -144,6 +144,13 @@ def nbdkit_file(image: Path, socket_path: Path, *, read_only: bool = False) -> S
     )
 
 
+def nbdkit_folder(folder: Path, socket_path: Path) -> Server:
+    """nbdkit's file plugin on the files of a folder; a file's name is its export's."""
+    return Server(
+        ["nbdkit", "--foreground", "--exit-with-parent", "--unix", socket_path, "file", f"dir={folder}"], socket_path
+    )
+
+
 def nbdkit_encrypting(plugin: Path, image: Path, socket_path: Path) -> Server:
     """encrypting_file.c on a raw image."""
     return Server(

@@ -25,6 +25,7 @@ class Sizes:
     window_bytes: int
     many_chunks_bytes: int
     captured_bytes: int
+    sessions_disk_bytes: int
     incremental_disk_bytes: int
     memory_cache: str
     memory_cache_bytes: int
@@ -39,6 +40,7 @@ class Sizes:
             window_bytes=384 * MIB,
             many_chunks_bytes=4 * GIB,
             captured_bytes=4 * GIB,
+            sessions_disk_bytes=128 * MIB,
             incremental_disk_bytes=8 * GIB,
             memory_cache="256M",
             memory_cache_bytes=256 * MIB,
@@ -54,6 +56,7 @@ class Sizes:
             window_bytes=64 * MIB,
             many_chunks_bytes=64 * MIB,
             captured_bytes=64 * MIB,
+            sessions_disk_bytes=8 * MIB,
             incremental_disk_bytes=256 * MIB,
             memory_cache="32M",
             memory_cache_bytes=32 * MIB,
