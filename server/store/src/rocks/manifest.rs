@@ -81,7 +81,15 @@ pub(crate) fn open_as_listed(path: &Path, log_directory: &Path) -> Result<Databa
 /// # Errors
 /// `Corrupt`, naming the first file that differs; errors of the operating system.
 pub(crate) fn check_listed(path: &Path, log_directory: &Path) -> Result<()> {
-    open_beside(path, || Database::open_checked(path, log_directory)).map(drop)
+    open_as_checked(path, log_directory).map(drop)
+}
+
+/// [`open_as_listed`] with the check of [`check_listed`].
+///
+/// # Errors
+/// As [`check_listed`].
+pub(crate) fn open_as_checked(path: &Path, log_directory: &Path) -> Result<Database> {
+    open_beside(path, || Database::open_checked(path, log_directory))
 }
 
 fn open_beside(path: &Path, open: impl Fn() -> Result<Database>) -> Result<Database> {

@@ -52,7 +52,8 @@ pub(crate) use files::LiveFile;
 pub(crate) use import::{make_database, Above};
 pub(crate) use log_check::usable_logs;
 pub(crate) use manifest::{
-    check_listed, listed_in, open_as_listed, sound_manifest, synced_manifest, Listed, ManifestEnd,
+    check_listed, listed_in, open_as_checked, open_as_listed, sound_manifest, synced_manifest,
+    Listed, ManifestEnd,
 };
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};

@@ -7,7 +7,7 @@
 //! state too; the high-water mark detects this.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, ErrorKind, Result};
@@ -45,6 +45,9 @@ impl Repository {
         let folder = database_path(self.path());
         let log = LogDirectory::create()?;
         let mut damaged = self.damaged_marks();
+        if self.are_files_sound(&read, log.path(), cancel)? {
+            return Ok(damaged);
+        }
         if let Some(mark) = self.stored_mark() {
             // A writer may replace the log or the manifest between two checks.
             let look = || mark.rolled_back(&folder, log.path());
@@ -110,6 +113,31 @@ impl Repository {
             checked = look();
         }
         checked.map_err(advise_repair)
+    }
+
+    /// True if no check finds damage in the database's files. Opens the database once for all of
+    /// them; after a failure, each check has to open it again to name the damage.
+    fn are_files_sound(
+        &self,
+        read: &HashSet<PathBuf>,
+        log_directory: &Path,
+        cancel: &AtomicBool,
+    ) -> Result<bool> {
+        let folder = database_path(self.path());
+        let mark = self.stored_mark().unwrap_or_default();
+        if !rocks::sound_manifest(&folder).is_ok_and(|end| end >= mark.manifest) {
+            return Ok(false);
+        }
+        let Ok(opened) = rocks::open_as_checked(&folder, log_directory) else { return Ok(false) };
+        let Ok(listed) = listed_in(&opened) else { return Ok(false) };
+        for file in listed.iter().filter(|file| !read.contains(&file.path)) {
+            check_cancel(cancel)?;
+            if !is_sound(&file.path).unwrap_or(false) {
+                return Ok(false);
+            }
+        }
+        // The files that other threads read only have to exist.
+        Ok(opened.sequence() >= mark.sequence && listed.iter().all(|file| file.path.exists()))
     }
 
     fn damaged_listed_files(
