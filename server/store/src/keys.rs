@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::aead::{derive_from, random, Aead, Key, NONCE_BYTES, TAG_BYTES};
+use crate::allocator::prefer_huge_pages;
 use crate::{KeyLabel, Passphrase, RepositoryId};
 use coldrise_block::hex;
 
@@ -266,9 +267,12 @@ fn key_of_passphrase(
     };
     let parameters =
         argon2::Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(failed)?;
+    let mut blocks = Vec::with_capacity(parameters.block_count());
+    prefer_huge_pages(blocks.spare_capacity_mut());
+    blocks.resize(parameters.block_count(), argon2::Block::default());
     let mut key = Zeroizing::new([0; 32]);
     argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, parameters)
-        .hash_password_into(passphrase.as_bytes(), salt, key.as_mut())
+        .hash_password_into_with_memory(passphrase.as_bytes(), salt, key.as_mut(), &mut blocks)
         .map_err(failed)?;
     Ok(key)
 }
