@@ -16,7 +16,7 @@ use crate::Repository;
 const MAX_PIECE_IDS: u64 = 16_384;
 const MIN_PIECE_IDS: u64 = 1024;
 /// Pieces per thread, if there are enough ids.
-const PIECES_PER_THREAD: u64 = 16;
+const PIECES_PER_THREAD: u64 = 64;
 /// Ids per piece of a sample: few, so that the sample is spread over the repository.
 const SAMPLED_PIECE_IDS: u64 = 32;
 
