@@ -23,7 +23,7 @@ def refused(coldrise, code, kind, *arguments):
     assert done.returncode == code, done.stdout + done.stderr
     error = json.loads(done.stdout.strip().splitlines()[-1])["error"]
     assert error["kind"] == kind, error
-    assert done.stderr.startswith("coldrise: ")
+    assert done.stderr.startswith("coldrise: ") and "warning" not in done.stderr
     assert error["message"] in done.stderr
     return error["message"]
 

@@ -62,14 +62,18 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
 
 /// Keeps the firmware variables and the TPM's state of the machine on a session, as it left them, for the next seal.
 pub fn keep_parts(caller: &Caller, repository: &Arc<Repository>, session: &SessionName) {
-    let kept =
-        SessionNotes::of(repository, session).and_then(|notes| match RecoveryNote::read(&notes)? {
-            Some(note) => {
-                let host = host_of(repository, note.host.as_ref())?;
-                note.keep_parts(&host, repository, session)
-            }
-            None => uefi::keep_of_running(repository, session, &notes),
-        });
+    let notes = match SessionNotes::of(repository, session) {
+        // The seal reports it.
+        Err(error) if error.kind() == ErrorKind::NotFound => return,
+        notes => notes,
+    };
+    let kept = notes.and_then(|notes| match RecoveryNote::read(&notes)? {
+        Some(note) => {
+            let host = host_of(repository, note.host.as_ref())?;
+            note.keep_parts(&host, repository, session)
+        }
+        None => uefi::keep_of_running(repository, session, &notes),
+    });
     warn_unless_kept(caller, kept);
 }
 

@@ -15,7 +15,7 @@ use coldrise_host::import_confinement;
 use coldrise_session::{
     damaged_sessions, open_live_disk, open_point_disk, session_damage, Catalog, SessionDamage,
 };
-use coldrise_store::{CatalogDamage, LayerId, Repository};
+use coldrise_store::{CatalogDamage, LayerId, Repository, SessionName};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
@@ -376,11 +376,15 @@ fn check_sessions(found: &mut Findings, repository: &Arc<Repository>) {
         let name = &state.document.name;
         for disk in &state.document.disks {
             if let Err(error) = open_live_disk(repository, name, &disk.name) {
+                if has_ended(repository, name) {
+                    break;
+                }
                 broken += 1;
                 found.error(CHECK, &error.context(format!("live/{name}/{}", disk.name)));
             }
         }
         match session_damage(repository, &state.document) {
+            Err(_) if has_ended(repository, name) => {}
             Err(error) => found.error(CHECK, &error),
             Ok(SessionDamage { older, guards }) => {
                 broken += u64::from(older.is_some());
@@ -396,6 +400,12 @@ fn check_sessions(found: &mut Findings, repository: &Arc<Repository>) {
         let served = states.iter().filter(|state| state.is_served).count();
         found.ok(CHECK, format!("{} published, {served} in use", states.len()));
     }
+}
+
+/// Whether a session of the list has ended since.
+fn has_ended(repository: &Arc<Repository>, name: &SessionName) -> bool {
+    coldrise_session::session(repository, name)
+        .is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Remains of a crash. The next backup removes them, so there is little to do.

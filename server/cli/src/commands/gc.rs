@@ -112,11 +112,11 @@ pub(super) fn collect(invocation: &Invocation, max_unused: MaxUnused) -> Result<
         return Err(Error::new(
             ErrorKind::Corrupt,
             format!(
-                "{} of the database damaged and left alone, everything else was done; run \
+                "{} damaged and unchanged; everything else was done; run \
                  coldrise verify to see what it affects; the first: {first}",
                 match reclaimed.damaged_files.len() {
-                    1 => "1 file is".to_owned(),
-                    more => format!("{more} files are"),
+                    1 => "1 file of the database is".to_owned(),
+                    more => format!("{more} files of the database are"),
                 }
             ),
         ));

@@ -1,6 +1,6 @@
 //! `coldrise sessions`: lists the published sessions.
 
-use coldrise_block::Result;
+use coldrise_block::{ErrorKind, Result};
 use coldrise_hypervisors::moves::{move_state, MoveNote};
 use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
 use coldrise_inventory::{SessionDetails, SessionListing};
@@ -59,6 +59,13 @@ fn activity_text(activity: &DiskActivity) -> String {
     )
 }
 
+fn unless_ended<T>(found: Result<Option<T>>) -> Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found,
+    }
+}
+
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
@@ -67,19 +74,20 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let mut text = text(&listing);
     for session in &listing.sessions {
         let Ok(name) = session.session.parse() else { continue };
-        let state = coldrise_session::session(&repository, &name);
-        if let Some(sentence) =
-            state.and_then(|s| incoming_sentence(&repository, &s.document)).ok().flatten()
-        {
+        // A session that ends meanwhile has no more to list.
+        let state = match coldrise_session::session(&repository, &name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            state => state?,
+        };
+        if let Some(sentence) = incoming_sentence(&repository, &state.document).ok().flatten() {
             text.push_str(&format!("\n{sentence}\n"));
             coming.push(ComingSession { session: &session.session, sentence });
         }
-        if let Some(note) = recovery_note(&repository, &name)? {
+        if let Some(note) = unless_ended(recovery_note(&repository, &name))? {
             let sentence = note.sentence(&name);
             text.push_str(&format!("\n{sentence}\n"));
             recoveries.push(ListedRecovery { session: &session.session, sentence, note });
         }
-        let state = coldrise_session::session(&repository, &name)?;
         match unserved(&repository, &state) {
             Ok(None) => {}
             Ok(Some(sentence)) => {
@@ -88,7 +96,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
             }
             Err(error) => invocation.remark(&error.full_message()),
         }
-        let Some(state) = move_state(&repository, &name)? else { continue };
+        let Some(state) = unless_ended(move_state(&repository, &name))? else { continue };
         text.push_str(&format!("\n{}\n", state.sentence));
         let (session, is_running, note) = (&session.session, state.is_running, state.note);
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });

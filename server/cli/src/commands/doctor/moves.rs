@@ -9,7 +9,7 @@ use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::unserved;
 use coldrise_store::Repository;
 
-use super::{Findings, Status};
+use super::{has_ended, Findings, Status};
 
 /// Names the machines that were left on hosts when their sessions ended.
 fn check_left(found: &mut Findings, repository: &Arc<Repository>) {
@@ -43,11 +43,13 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
                 let status = if note.is_unfinished() { Status::Warn } else { Status::Ok };
                 found.add("recoveries", status, note.sentence(name), "");
             }
+            Err(_) if has_ended(repository, name) => continue,
             Err(error) => found.error("recoveries", &error),
         }
         match unserved(repository, session) {
             Ok(None) => {}
             Ok(Some(sentence)) => found.add("recoveries", Status::Warn, sentence, ""),
+            Err(_) if has_ended(repository, name) => continue,
             Err(error) => found.error("recoveries", &error),
         }
         match move_state(repository, &session.document.name) {
@@ -58,6 +60,7 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
                 let status = if is_quiet { Status::Ok } else { Status::Warn };
                 found.add(CHECK, status, state.sentence, "");
             }
+            Err(_) if has_ended(repository, name) => {}
             Err(error) => found.error(CHECK, &error),
         }
     }

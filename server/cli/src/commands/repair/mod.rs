@@ -206,7 +206,7 @@ impl Done {
         }
         if report.unreferenced_chunks > 0 {
             let chunks = show_count(report.unreferenced_chunks, "damaged chunk");
-            lines.push(format!("{chunks}, unreferenced, no longer counted as damage"));
+            lines.push(format!("{chunks} that no point uses, no longer counted as damage"));
         }
         if report.removed_entries > 0 {
             let entries = report.removed_entries;
