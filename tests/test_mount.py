@@ -1,6 +1,7 @@
 """coldrise mount: the content of a mounted repository."""
 
 import concurrent.futures
+import contextlib
 import os
 import random
 import stat
@@ -11,6 +12,7 @@ import pytest
 
 from support.image import Image
 from support.mounted import data_ranges, refused, stored_bytes
+from support.nbdserver import wait_until
 from support.readers import qemu
 from support.served import FILES, PAIRS, SINGLE, driver_of
 
@@ -196,6 +198,30 @@ def test_new_entries_are_visible_immediately(coldrise, point, image, mount, tmp_
     coldrise.json("unpublish", "trial", "--discard")
     assert os.listdir(root / "live") == []
     assert refused(os.stat, root / "live/trial") == "ENOENT"
+
+
+def test_a_backup_with_the_name_of_a_removed_one_is_read_whole(coldrise, image, mount, tmp_path):
+    def back_up():
+        path = image.save(tmp_path / "again.raw")
+        coldrise.json("backup", "web09", f"vda=raw:{path}", "--time", "20200101T000000Z")
+
+    back_up()
+    root = mount().folder
+    file = root / "web09/20200101T000000Z/vda.raw"
+    with open(file, "rb") as opened:
+        assert opened.read(MIB) == image.content[:MIB]
+        coldrise.json("forget", "web09/20200101T000000Z")
+        image.write(0, random.Random(9).randbytes(len(image)))
+        back_up()
+        # The first file, if it can still be read, has none of the second's bytes.
+        with contextlib.suppress(OSError):
+            assert opened.read(MIB) != image.content[MIB : 2 * MIB]
+
+    def is_read():
+        with contextlib.suppress(OSError):
+            return file.read_bytes() == image.content
+
+    wait_until(is_read, "the new point")
 
 
 def wait_for_another_second(point):

@@ -5,10 +5,10 @@ use coldrise_export::{Attributes, Node, NodeType};
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::Duration;
 
-/// A point and its files never change, but a point may be deleted.
-const OF_POINTS: Duration = Duration::from_secs(3600);
-/// Machines are added and removed, and get new points.
-const OF_MACHINES: Duration = Duration::from_secs(1);
+/// The files of a point never change.
+const OF_FILES_OF_POINTS: Duration = Duration::from_secs(3600);
+/// Machines and points are added and removed, and a backup may get the name of a removed point.
+const OF_FOLDERS: Duration = Duration::from_secs(1);
 
 /// How long the kernel may cache a node's name and attributes. Those of a session
 /// are not cached: the same disk changes through NBD, another mount, and its
@@ -16,10 +16,10 @@ const OF_MACHINES: Duration = Duration::from_secs(1);
 pub(crate) fn validity(node: &Node) -> Duration {
     if node.is_live() {
         Duration::ZERO
-    } else if node.is_immutable() {
-        OF_POINTS
+    } else if node.is_immutable() && node.node_type() == NodeType::File {
+        OF_FILES_OF_POINTS
     } else {
-        OF_MACHINES
+        OF_FOLDERS
     }
 }
 

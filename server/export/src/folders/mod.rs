@@ -235,9 +235,13 @@ impl Folders {
             Kind::SessionFile(session, FolderFile { content: Content::Configuration, .. }) => {
                 OpenFile::text(file.path(), configuration(&session.configuration)?)
             }
-            Kind::PointFile(..) => self
-                .open_files
-                .open(&file.key, file.path(), intent, || self.tree.open(file.path(), true)),
+            Kind::PointFile(point, _) => {
+                self.open_files.open(&file.key, file.path(), intent, || {
+                    let opened = self.tree.open(file.path(), true)?;
+                    self.check_same_point(point)?;
+                    Ok(opened)
+                })
+            }
             Kind::SessionFile(session, _) => {
                 self.open_files.open(&file.key, file.path(), intent, || {
                     self.check_same(session)?;
@@ -273,6 +277,20 @@ impl Folders {
         let Kind::SessionFile(_, file) = &file.kind else { return false };
         let Content::Image { part, .. } = file.content else { return false };
         !self.is_read_only && part.format.access() == Access::Writable
+    }
+
+    /// The name may belong to another point by now: a backup may get that of a removed one. Call
+    /// this after the opening.
+    fn check_same_point(&self, point: &PointDocument) -> Result<()> {
+        let now = self.point(&point.machine, &point.point)?;
+        if now.created_at_ms == point.created_at_ms {
+            return Ok(());
+        }
+        let text = format!(
+            "the point {}/{} was removed, and there is a new one",
+            point.machine, point.point
+        );
+        Err(Error::new(ErrorKind::NotFound, text))
     }
 
     /// The name may belong to another session by now.

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Disk, ErrorKind};
 
-use super::format::{record_offset_bytes, slot_offset_bytes, RECORD_BYTES, SUPERBLOCK_AREA_BYTES};
+use super::format::{
+    record_offset_bytes, segment_offset_bytes, slot_offset_bytes, RECORD_BYTES,
+    SUPERBLOCK_AREA_BYTES,
+};
 use super::mark::{Mark, MARK_OFFSETS_BYTES};
 use super::tests::{base_bytes, keys, SessionPaths, PAGE};
 use super::ReadMode;
@@ -349,4 +352,20 @@ fn a_truncated_file_fails_its_session_and_not_the_process() {
     other_disk.flush().unwrap();
     other_disk.read_at(&mut found, 0).unwrap();
     assert_eq!(found, [3; PAGE]);
+}
+
+/// The records are whole, so that nothing but the length shows it.
+#[test]
+fn a_file_that_lost_its_end_takes_no_flush() {
+    let place = SessionPaths::new();
+    let (_layer, disk) = place.open();
+    disk.write_at(&[1; 4 * PAGE], 0).unwrap();
+    disk.flush().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&place.layer).unwrap();
+    file.set_len(segment_offset_bytes(1) - 1).unwrap();
+
+    disk.write_at(&[2; PAGE], 0).unwrap();
+    let error = disk.flush().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(disk.write_at(&[3; PAGE], 0).unwrap_err().kind(), ErrorKind::Poisoned);
 }

@@ -374,9 +374,12 @@ fn missing(path: &Path) -> String {
     format!("the layer file {} cannot be opened", path.display())
 }
 
-fn check_length(path: &Path, segments: u32, facts: &SealFacts) -> Result<()> {
+pub(super) fn check_length(path: &Path, segments: u32, facts: &SealFacts) -> Result<()> {
     if segments < facts.slots.div_ceil(SLOTS_PER_SEGMENT) {
-        let message = format!("the layer {} is shorter than it was", path.display());
+        let message = format!(
+            "the layer {} is shorter than it was: did another program truncate it?",
+            path.display()
+        );
         return Err(Error::new(ErrorKind::Corrupt, message));
     }
     Ok(())
@@ -412,7 +415,7 @@ fn older(path: &Path) -> Error {
     Error::new(ErrorKind::Corrupt, message)
 }
 
-fn length_of(file: &File, path: &Path) -> Result<u64> {
+pub(super) fn length_of(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().context(|| format!("reading the size of {}", path.display()))?.len())
 }
 

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+use super::format::segments_in;
 use super::mark::{Mark, SealFacts};
+use super::open::{check_length, length_of};
 use super::{LayerFile, Writer};
 
 /// Syncs are numbered. A flush waits for the first sync that starts after it.
@@ -124,6 +126,8 @@ impl LayerFile {
         }
         self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
         self.check_mapping()?;
+        // Another program may have truncated the file. Later writes make it longer, but not as long as it was.
+        check_length(&self.path, segments_in(length_of(&self.file, &self.path)?), &facts)?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
         writer.slots.release(superseded);
         writer.sync.marking.lock().waiting = Some((facts, 2));

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Error, ErrorKind, ExtentKind, Result};
-use coldrise_store::{CatalogDamage, PointDocument, Repository, VerifiedDisk};
+use coldrise_store::{
+    CatalogDamage, MachineName, PointDocument, PointName, Repository, SessionName, VerifiedDisk,
+};
 
 use crate::client_files::{ClientFilesReader, FileKind};
 use crate::paths::SessionPaths;
@@ -19,6 +21,8 @@ use crate::session_folder::rollback_guard::{session_damage, SessionDamage};
 
 /// Size of one read of a client's file, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
+/// Number of looks at a missing session. Between two of them it may be unpublished and published again.
+const LOOKS: usize = 3;
 
 /// Everything that can be verified.
 #[derive(Debug, Default)]
@@ -89,8 +93,12 @@ impl Inventory {
         let mut found: HashSet<String> = inventory.points.iter().map(point_name).collect();
         found.extend(inventory.sessions.iter().map(session_name));
         found.extend(inventory.damaged.iter().map(|damaged| damaged.what.clone()));
-        inventory.damaged.extend(repository.missing(&marked, &found));
         let catalog = Catalog::new(repository);
+        for missing in repository.missing(&marked, &found) {
+            if is_lost(repository, &catalog, &missing.what)? {
+                inventory.damaged.push(missing);
+            }
+        }
         for point in inventory.points.iter().filter(|point| point.files.is_some()) {
             check_cancel(cancel)?;
             let what = || format!("the files that {}/{} carries", point.machine, point.point);
@@ -132,7 +140,8 @@ impl Inventory {
                 // without a marker, and the writer that enters it makes one.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     if point.point.is_synthetic() && repository.is_marked(&name) {
-                        damaged.push(damage);
+                        // Its seal may have made the marker just now.
+                        damaged.extend(repository.marker_damage(&name, has_files));
                     }
                 }
                 _ => damaged.push(damage),
@@ -167,7 +176,7 @@ impl Inventory {
 ///
 /// # Errors
 /// The operating system's error.
-pub fn damaged_sessions(repository: &Repository) -> Result<Vec<CatalogDamage>> {
+pub fn damaged_sessions(repository: &Arc<Repository>) -> Result<Vec<CatalogDamage>> {
     let mut marked = repository.marked()?;
     marked.retain(|name| name.starts_with("live/"));
     let (mut found, mut damaged) = (HashSet::new(), Vec::new());
@@ -182,7 +191,12 @@ pub fn damaged_sessions(repository: &Repository) -> Result<Vec<CatalogDamage>> {
             Err(error) => return Err(error),
         }
     }
-    damaged.extend(repository.missing(&marked, &found));
+    let catalog = Catalog::new(repository);
+    for missing in repository.missing(&marked, &found) {
+        if is_lost(repository, &catalog, &missing.what)? {
+            damaged.push(missing);
+        }
+    }
     Ok(damaged)
 }
 
@@ -267,6 +281,31 @@ pub(crate) fn disks_of_point(point: &PointDocument) -> impl Iterator<Item = Veri
         root: disk.root,
         size_bytes: disk.size_bytes,
     })
+}
+
+/// Whether a point or session with a marker is lost, and not one that was made under the name of a removed one
+/// meanwhile.
+pub(crate) fn is_lost(repository: &Arc<Repository>, catalog: &Catalog, name: &str) -> Result<bool> {
+    match name.split_once('/') {
+        Some(("live", session)) => {
+            let Ok(session) = SessionName::parse(session) else { return Ok(true) };
+            let place = SessionPaths::of(repository, &session);
+            for _ in 0..LOOKS {
+                let document = SessionDocument::read(repository, &place)?;
+                if document.is_some_and(|document| !document.is_ended)
+                    || !repository.is_marked(name)
+                {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+        Some((machine, point)) => match (MachineName::parse(machine), PointName::parse(point)) {
+            (Ok(machine), Ok(point)) => catalog.is_lost(&machine, &point),
+            _ => Ok(true),
+        },
+        None => Ok(true),
+    }
 }
 
 pub(crate) fn has_ended(repository: &Repository, session: &SessionDocument) -> Result<bool> {

@@ -1,4 +1,6 @@
 use super::*;
+use crate::points::catalog::Catalog;
+use crate::points::inventory::is_lost;
 use crate::session_folder::top_layers::{create_tops, new_tops, SEAL_ATTEMPTS};
 use crate::sessions::publish::publish;
 use crate::sessions::session::Session;
@@ -6,6 +8,7 @@ use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,
     PassphraseSource, RepositoryWriter,
 };
+use std::collections::HashSet;
 
 /// A repository with session `trial`, which has a disk of 1 MiB.
 fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
@@ -120,4 +123,18 @@ fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
     seal(repository, &document.name, Duration::from_secs(30)).unwrap();
     assert_eq!(SessionDocument::of(repository, &document.name).unwrap().sealed.len(), sealed + 1);
     assert_eq!(session.document().sealed.len(), sealed + 1);
+}
+
+#[test]
+fn a_session_published_again_under_its_name_is_not_lost() {
+    let (_folder, writer, document) = published();
+    let repository = writer.repository();
+    let catalog = Catalog::new(repository);
+    let marked = ["live/trial".to_owned()];
+    // As a verify does that lists the sessions while none has this name.
+    let missing = repository.missing(&marked, &HashSet::new());
+    assert_eq!(missing.len(), 1);
+    assert!(!is_lost(repository, &catalog, "live/trial").unwrap());
+    std::fs::remove_file(SessionPaths::of(repository, &document.name).document()).unwrap();
+    assert!(is_lost(repository, &catalog, "live/trial").unwrap());
 }
