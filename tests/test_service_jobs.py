@@ -162,8 +162,9 @@ def test_50_concurrent_jobs_respect_the_limit(service, tmp_path):
 
     wait_for(done, "50 runs", timeout_s=240)
     runs = ended(service)
+    # A run that failed is tried again, so that its job has two.
+    assert [run for run in runs if run["state"] != "ok"] == []
     assert sorted(run["plan"]["job"] for run in runs) == machines
-    assert {run["state"] for run in runs} == {"ok"}
     assert most <= 3
 
 
