@@ -21,7 +21,8 @@ use crate::session_folder::rollback_guard::{session_damage, SessionDamage};
 
 /// Size of one read of a client's file, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
-/// Number of looks at a missing session. Between two of them it may be unpublished and published again.
+/// Number of looks at a missing session or marker. Between two of them a session may be unpublished and published
+/// again, or a point be sealed and removed.
 const LOOKS: usize = 3;
 
 /// Everything that can be verified.
@@ -133,19 +134,24 @@ impl Inventory {
         for point in &self.points {
             let name = point_name(point);
             let has_files = point.files.is_some() && waiting.contains(&name);
-            let Some(damage) = repository.marker_damage(&name, has_files) else { continue };
-            repository.catch_up()?;
-            match repository.point(&point.machine, &point.point) {
+            let mut damage = None;
+            for _ in 0..LOOKS {
+                damage = repository.marker_damage(&name, has_files);
+                if damage.is_none() {
+                    break;
+                }
+                repository.catch_up()?;
+                let found = repository.point(&point.machine, &point.point);
+                let is_gone = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
                 // It was removed meanwhile, or it waits in its session: a crash leaves such a point
                 // without a marker, and the writer that enters it makes one.
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    if point.point.is_synthetic() && repository.is_marked(&name) {
-                        // Its seal may have made the marker just now.
-                        damaged.extend(repository.marker_damage(&name, has_files));
-                    }
+                if is_gone && !(point.point.is_synthetic() && repository.is_marked(&name)) {
+                    damage = None;
+                    break;
                 }
-                _ => damaged.push(damage),
+                // Its marker may have been made just now.
             }
+            damaged.extend(damage);
         }
         for session in &self.sessions {
             let Some(damage) = repository.marker_damage(&session_name(session), false) else {
