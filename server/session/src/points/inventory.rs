@@ -94,12 +94,8 @@ impl Inventory {
         let mut found: HashSet<String> = inventory.points.iter().map(point_name).collect();
         found.extend(inventory.sessions.iter().map(session_name));
         found.extend(inventory.damaged.iter().map(|damaged| damaged.what.clone()));
+        inventory.damaged.extend(lost(repository, &marked, &found)?);
         let catalog = Catalog::new(repository);
-        for missing in repository.missing(&marked, &found) {
-            if is_lost(repository, &catalog, &missing.what)? {
-                inventory.damaged.push(missing);
-            }
-        }
         for point in inventory.points.iter().filter(|point| point.files.is_some()) {
             check_cancel(cancel)?;
             let what = || format!("the files that {}/{} carries", point.machine, point.point);
@@ -197,12 +193,7 @@ pub fn damaged_sessions(repository: &Arc<Repository>) -> Result<Vec<CatalogDamag
             Err(error) => return Err(error),
         }
     }
-    let catalog = Catalog::new(repository);
-    for missing in repository.missing(&marked, &found) {
-        if is_lost(repository, &catalog, &missing.what)? {
-            damaged.push(missing);
-        }
-    }
+    damaged.extend(lost(repository, &marked, &found)?);
     Ok(damaged)
 }
 
@@ -287,6 +278,22 @@ pub(crate) fn disks_of_point(point: &PointDocument) -> impl Iterator<Item = Veri
         root: disk.root,
         size_bytes: disk.size_bytes,
     })
+}
+
+/// The points and sessions in `marked` that are not `found`, and are still missing after another look.
+fn lost(
+    repository: &Arc<Repository>,
+    marked: &[String],
+    found: &HashSet<String>,
+) -> Result<Vec<CatalogDamage>> {
+    let catalog = Catalog::new(repository);
+    let mut lost = Vec::new();
+    for missing in repository.missing(marked, found) {
+        if is_lost(repository, &catalog, &missing.what)? {
+            lost.push(missing);
+        }
+    }
+    Ok(lost)
 }
 
 /// Whether a point or session with a marker is lost, and not one that was made under the name of a removed one
