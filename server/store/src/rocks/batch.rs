@@ -15,7 +15,8 @@ pub struct Batch<'db> {
 impl Batch<'_> {
     /// Adds an entry.
     pub fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
+        let opened = self.database.opened();
+        let handle = opened.family(family)?;
         self.bytes += key.len() + value.len();
         // SAFETY: all objects are live; key and value are copied.
         unsafe {
@@ -33,7 +34,8 @@ impl Batch<'_> {
 
     /// Deletes a key, which may be absent.
     pub fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
-        let handle = self.database.family(family)?;
+        let opened = self.database.opened();
+        let handle = opened.family(family)?;
         self.bytes += key.len();
         // SAFETY: all objects are live; the key is copied.
         unsafe {

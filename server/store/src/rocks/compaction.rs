@@ -127,7 +127,8 @@ impl Database {
     /// `NoSpace`, `Corrupt` or `Io` if RocksDB gave up: it may refuse writes until it is opened
     /// again. The files that it was rewriting are unchanged.
     pub(crate) fn compact(&self, family: Family, bounds: Option<(&[u8], &[u8])>) -> Result<()> {
-        let handle = self.family(family)?;
+        let opened = self.opened();
+        let handle = opened.family(family)?;
         let failed_before = self.background_errors()?;
         let pointers = |key: Option<&[u8]>| match key {
             Some(key) => (key.as_ptr().cast(), key.len()),
@@ -142,7 +143,7 @@ impl Database {
             sys::rocksdb_compactoptions_set_bottommost_level_compaction(options, FORCE_BOTTOMMOST);
             sys::rocksdb_compactoptions_set_exclusive_manual_compaction(options, 0);
             sys::rocksdb_compact_range_cf_opt(
-                self.db, handle, options, from, from_bytes, to, to_bytes,
+                opened.db, handle, options, from, from_bytes, to, to_bytes,
             );
             sys::rocksdb_compactoptions_destroy(options);
         }

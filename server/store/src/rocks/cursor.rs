@@ -1,15 +1,17 @@
 //! Reading: values borrowed from RocksDB, and positions in a family.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
-use super::{checked, lent_bytes, Database};
+use super::{checked, lent_bytes, Database, Opened};
 
 /// A value borrowed from RocksDB.
 pub struct Pinned<'db> {
     pub(super) slice: *mut sys::rocksdb_pinnableslice_t,
+    pub(super) _opened: Arc<Opened>,
     pub(super) database: PhantomData<&'db Database>,
 }
 
@@ -35,6 +37,7 @@ impl Drop for Pinned<'_> {
 /// A position in one family.
 pub struct Cursor<'db> {
     pub(super) iterator: *mut sys::rocksdb_iterator_t,
+    pub(super) _opened: Arc<Opened>,
     pub(super) database: PhantomData<&'db Database>,
 }
 

@@ -1,7 +1,7 @@
 //! Lists the files of a family.
 
 use std::ffi::CStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
@@ -44,9 +44,7 @@ impl Database {
     /// The manifest's name and length. They change with every file that is added or removed. `None`
     /// while the manifest is being replaced.
     pub(crate) fn list_stamp(&self) -> Option<(PathBuf, u64)> {
-        let (path, _) = manifest(&self.path).ok()?;
-        let length = path.metadata().ok()?.len();
-        Some((path, length))
+        list_stamp(&self.path)
     }
 
     /// The files of a family, sorted by first key. Entries that are only in a memtable are in none
@@ -56,7 +54,7 @@ impl Database {
     /// `NotFound`, to a reader, if the writer has just deleted one; `Corrupt` if the end of one is damaged.
     pub(crate) fn live_files(&self, family: Family) -> Result<Vec<LiveFile>> {
         // A writer's own compactions delete files that it has just listed.
-        let attempts = if self.is_reader { 1 } else { LIST_ATTEMPTS };
+        let attempts = if self.reader.is_some() { 1 } else { LIST_ATTEMPTS };
         listed_again(attempts, || {
             let mut files = self.listed_files(family)?;
             for file in &mut files {
@@ -81,10 +79,11 @@ impl Database {
             return Err(Error::new(ErrorKind::Internal, "an unknown family"));
         };
         let mut files = Vec::new();
+        let opened = self.opened();
         // SAFETY: the database is live; the list is read before it is destroyed, once; its strings
         // are NUL-terminated and live as long as the list.
         unsafe {
-            let list = sys::rocksdb_livefiles(self.db);
+            let list = sys::rocksdb_livefiles(opened.db);
             for index in 0..sys::rocksdb_livefiles_count(list) {
                 let name = sys::rocksdb_livefiles_column_family_name(list, index);
                 if CStr::from_ptr(name) != *wanted {
@@ -107,6 +106,13 @@ impl Database {
         }
         Ok(files)
     }
+}
+
+/// See [`Database::list_stamp`].
+pub(super) fn list_stamp(database: &Path) -> Option<(PathBuf, u64)> {
+    let (path, _) = manifest(database).ok()?;
+    let length = path.metadata().ok()?.len();
+    Some((path, length))
 }
 
 /// Lists again, while a listed file is not there any more.

@@ -8,8 +8,8 @@
 //! - pointers that RocksDB hands out are read only while their owner lives;
 //! - strings that RocksDB allocates are freed with `rocksdb_free`.
 //!
-//! A `Database` may be used from many threads at once, as RocksDB documents.
-//! No lock of this crate is taken here.
+//! A `Database` may be used from many threads at once, as RocksDB documents. The only locks are
+//! those of a reader that catches up (`reader.rs`).
 #![allow(unsafe_code)]
 
 mod batch;
@@ -24,6 +24,7 @@ mod open;
 mod options;
 mod other_file;
 mod preopen_check;
+mod reader;
 mod salvage;
 mod scan;
 mod sound;
@@ -36,11 +37,13 @@ use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result, OPEN_FILES_ADVICE};
 
 use crate::advice::REPAIR;
 use librocksdb_sys as sys;
+use parking_lot::RwLock;
 
 use crate::descriptors::open_tables;
 
@@ -57,6 +60,7 @@ pub(crate) use manifest::{
 };
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
+use reader::Reader;
 pub(crate) use salvage::{read_what_is_left, Entry};
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sound::{is_sound, table_files};
@@ -127,12 +131,47 @@ const SCAN_READAHEAD_BYTES: usize = 256 << 10;
 /// How often a read catches up with a writer that deletes files.
 const GET_ATTEMPTS: u32 = 5;
 
+/// RocksDB's database and its families.
+struct Opened {
+    db: *mut sys::rocksdb_t,
+    families: Vec<*mut sys::rocksdb_column_family_handle_t>,
+}
+
+// SAFETY: rocksdb_t and its column family handles may be used from any thread at any time.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Opened {
+    fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
+        let position = FAMILIES.iter().position(|(candidate, _)| *candidate == family);
+        position
+            .and_then(|p| self.families.get(p))
+            .copied()
+            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this family is open only in a writer"))
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: values and cursors hold the last reference, so nothing borrows the database any
+        // more; handles are destroyed before it is closed, as RocksDB asks.
+        unsafe {
+            for handle in &self.families {
+                sys::rocksdb_column_family_handle_destroy(*handle);
+            }
+            sys::rocksdb_close(self.db);
+        }
+    }
+}
+
 /// An open RocksDB.
 pub struct Database {
     path: PathBuf,
-    is_reader: bool,
-    db: *mut sys::rocksdb_t,
-    families: Vec<*mut sys::rocksdb_column_family_handle_t>,
+    /// `None` in a writer.
+    reader: Option<Reader>,
+    /// A reader may open the database again, see [`Reader`]; values and cursors keep theirs.
+    opened: RwLock<Arc<Opened>>,
     payload_read: *mut sys::rocksdb_readoptions_t,
     scan_read: *mut sys::rocksdb_readoptions_t,
     cached_read: *mut sys::rocksdb_readoptions_t,
@@ -144,8 +183,7 @@ pub struct Database {
     filters: Vec<(Family, Filter)>,
 }
 
-// SAFETY: rocksdb_t and its column family handles may be used from any thread at any time; the read
-// options never change after they were made; a filter's rule is behind a lock.
+// SAFETY: the read options never change after they were made; a filter's rule is behind a lock.
 unsafe impl Send for Database {}
 // SAFETY: as above.
 unsafe impl Sync for Database {}
@@ -200,12 +238,8 @@ fn c_path(path: &Path) -> Result<CString> {
 }
 
 impl Database {
-    fn family(&self, family: Family) -> Result<*mut sys::rocksdb_column_family_handle_t> {
-        let position = FAMILIES.iter().position(|(candidate, _)| *candidate == family);
-        position
-            .and_then(|p| self.families.get(p))
-            .copied()
-            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "this family is open only in a writer"))
+    fn opened(&self) -> Arc<Opened> {
+        Arc::clone(&self.opened.read())
     }
 
     fn family_options(&self, family: Family) -> Result<&Options> {
@@ -228,7 +262,7 @@ impl Database {
     /// files open may find that the writer has deleted one; then it catches up and reads again.
     pub fn get(&self, family: Family, key: &[u8], mode: ReadMode) -> Result<Option<Pinned<'_>>> {
         let mut read = self.try_get(family, key, mode);
-        if self.is_reader && open_tables().is_some() {
+        if self.reader.is_some() && open_tables().is_some() {
             for _ in 0..GET_ATTEMPTS {
                 match read {
                     Err(error) if error.kind() == ErrorKind::Io => self.catch_up()?,
@@ -241,13 +275,14 @@ impl Database {
     }
 
     fn try_get(&self, family: Family, key: &[u8], mode: ReadMode) -> Result<Option<Pinned<'_>>> {
-        let handle = self.family(family)?;
+        let opened = self.opened();
+        let handle = opened.family(family)?;
         let slice = checked("reading the database", |error| {
             // SAFETY: the database and the handle are live; the key is read
             // within the call.
             unsafe {
                 sys::rocksdb_get_pinned_cf(
-                    self.db,
+                    opened.db,
                     self.read_options(mode),
                     handle,
                     key.as_ptr().cast(),
@@ -256,7 +291,7 @@ impl Database {
                 )
             }
         })?;
-        Ok((!slice.is_null()).then_some(Pinned { slice, database: PhantomData }))
+        Ok((!slice.is_null()).then_some(Pinned { slice, _opened: opened, database: PhantomData }))
     }
 
     /// Applies a batch atomically; with `sync` it is durable on return.
@@ -270,6 +305,7 @@ impl Database {
     }
 
     fn write_with(&self, batch: Batch<'_>, sync: bool, is_logged: bool) -> Result<()> {
+        let opened = self.opened();
         checked("writing the database", |error| {
             // SAFETY: all objects are live; the write options are destroyed
             // once, after their only use.
@@ -277,7 +313,7 @@ impl Database {
                 let options = sys::rocksdb_writeoptions_create();
                 sys::rocksdb_writeoptions_set_sync(options, u8::from(sync));
                 sys::rocksdb_writeoptions_disable_WAL(options, c_int::from(!is_logged));
-                sys::rocksdb_write(self.db, options, batch.batch, error);
+                sys::rocksdb_write(opened.db, options, batch.batch, error);
                 sys::rocksdb_writeoptions_destroy(options);
             }
         })
@@ -287,7 +323,7 @@ impl Database {
     /// far the log and the manifest reach.
     pub(crate) fn sequence(&self) -> u64 {
         // SAFETY: the database is live.
-        unsafe { sys::rocksdb_get_latest_sequence_number(self.db) }
+        unsafe { sys::rocksdb_get_latest_sequence_number(self.opened().db) }
     }
 
     /// The folder of the database.
@@ -303,17 +339,19 @@ impl Database {
 
     /// A cursor over one family; it sees the family as it is now.
     pub fn cursor(&self, family: Family, mode: ReadMode) -> Result<Cursor<'_>> {
-        let handle = self.family(family)?;
+        let opened = self.opened();
+        let handle = opened.family(family)?;
         // SAFETY: the database and the handle are live; the options are copied.
         let iterator =
-            unsafe { sys::rocksdb_create_iterator_cf(self.db, self.read_options(mode), handle) };
-        Ok(Cursor { iterator, database: PhantomData })
+            unsafe { sys::rocksdb_create_iterator_cf(opened.db, self.read_options(mode), handle) };
+        Ok(Cursor { iterator, _opened: opened, database: PhantomData })
     }
 
     /// Ingests a finished file of chunks, moving it if possible. Durable on return.
     pub(crate) fn ingest_chunks(&self, file: &Path) -> Result<()> {
         let file = c_path(file)?;
-        let handle = self.family(Family::Chunks)?;
+        let opened = self.opened();
+        let handle = opened.family(Family::Chunks)?;
         let files = [file.as_ptr()];
         checked("handing a file over to the database", |error| {
             // SAFETY: one path in an array of one; options destroyed once.
@@ -321,7 +359,7 @@ impl Database {
                 let options = sys::rocksdb_ingestexternalfileoptions_create();
                 sys::rocksdb_ingestexternalfileoptions_set_move_files(options, 1);
                 sys::rocksdb_ingest_external_file_cf(
-                    self.db,
+                    opened.db,
                     handle,
                     files.as_ptr(),
                     files.len(),
@@ -337,24 +375,14 @@ impl Database {
 
     /// Flushes the memtables of every family to files, so that the next open has no log to replay.
     pub(crate) fn flush(&self) -> Result<()> {
-        self.families.iter().try_for_each(|handle| self.flush_one(*handle))
+        let opened = self.opened();
+        opened.families.iter().try_for_each(|handle| flush(&opened, *handle))
     }
 
     /// Flushes a family's memtable to a file, unless it is empty.
     pub(crate) fn flush_family(&self, family: Family) -> Result<()> {
-        self.flush_one(self.family(family)?)
-    }
-
-    fn flush_one(&self, handle: *mut sys::rocksdb_column_family_handle_t) -> Result<()> {
-        checked("flushing the database", |error| {
-            // SAFETY: all objects are live; options destroyed once.
-            unsafe {
-                let options = sys::rocksdb_flushoptions_create();
-                sys::rocksdb_flushoptions_set_wait(options, 1);
-                sys::rocksdb_flush_cf(self.db, options, handle, error);
-                sys::rocksdb_flushoptions_destroy(options);
-            }
-        })
+        let opened = self.opened();
+        flush(&opened, opened.family(family)?)
     }
 
     /// Drops the files that lie entirely within `from..=to`, immediately.
@@ -364,12 +392,13 @@ impl Database {
         from: &[u8],
         to: &[u8],
     ) -> Result<()> {
-        let handle = self.family(family)?;
+        let opened = self.opened();
+        let handle = opened.family(family)?;
         checked("dropping files of the database", |error| {
             // SAFETY: all objects are live; the keys are read within the call.
             unsafe {
                 sys::rocksdb_delete_file_in_range_cf(
-                    self.db,
+                    opened.db,
                     handle,
                     from.as_ptr().cast(),
                     from.len(),
@@ -378,14 +407,6 @@ impl Database {
                     error,
                 );
             }
-        })
-    }
-
-    /// Lets a reader see the commits that the writer has made since.
-    pub(crate) fn catch_up(&self) -> Result<()> {
-        checked("catching up with the writer", |error| {
-            // SAFETY: the database is live and was opened as a secondary.
-            unsafe { sys::rocksdb_try_catch_up_with_primary(self.db, error) }
         })
     }
 
@@ -403,7 +424,7 @@ impl Database {
     /// Bytes that are in no file yet, for all families together.
     pub(crate) fn unflushed_bytes(&self) -> Result<u64> {
         let name = c"rocksdb.cur-size-all-mem-tables";
-        let open = FAMILIES.iter().take(self.families.len());
+        let open = FAMILIES.iter().take(self.options.len());
         open.map(|(family, _)| self.property(*family, name)).sum()
     }
 
@@ -417,11 +438,12 @@ impl Database {
     }
 
     fn property(&self, family: Family, name: &CStr) -> Result<u64> {
-        let handle = self.family(family)?;
+        let opened = self.opened();
+        let handle = opened.family(family)?;
         let mut number = 0;
         // SAFETY: all objects are live; `number` is written on success.
         let failed =
-            unsafe { sys::rocksdb_property_int_cf(self.db, handle, name.as_ptr(), &mut number) };
+            unsafe { sys::rocksdb_property_int_cf(opened.db, handle, name.as_ptr(), &mut number) };
         if failed != 0 {
             let message = format!("the database does not know its {}", name.to_string_lossy());
             return Err(Error::new(ErrorKind::Internal, message));
@@ -432,19 +454,26 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // SAFETY: nothing borrows the database any more; handles are destroyed
-        // before it is closed, as RocksDB asks.
+        // SAFETY: nothing borrows the database any more; each is destroyed once.
         unsafe {
-            for handle in &self.families {
-                sys::rocksdb_column_family_handle_destroy(*handle);
-            }
-            sys::rocksdb_close(self.db);
             sys::rocksdb_readoptions_destroy(self.payload_read);
             sys::rocksdb_readoptions_destroy(self.scan_read);
             sys::rocksdb_readoptions_destroy(self.cached_read);
             sys::rocksdb_readoptions_destroy(self.memory_read);
         }
     }
+}
+
+fn flush(opened: &Opened, handle: *mut sys::rocksdb_column_family_handle_t) -> Result<()> {
+    checked("flushing the database", |error| {
+        // SAFETY: all objects are live; options destroyed once.
+        unsafe {
+            let options = sys::rocksdb_flushoptions_create();
+            sys::rocksdb_flushoptions_set_wait(options, 1);
+            sys::rocksdb_flush_cf(opened.db, options, handle, error);
+            sys::rocksdb_flushoptions_destroy(options);
+        }
+    })
 }
 
 /// # Safety
