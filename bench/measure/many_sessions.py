@@ -1,14 +1,19 @@
 """Writes into sixteen sessions at once over NBD, through one server and one fio job per
 session. The peer is `nbdkit file` on a folder of fully written raw files. How they were
 written matters: after calls of 1 MiB ext4 caches a file in large folios, which make writes
-of 4 KiB slower, so both are measured."""
+of 4 KiB slower, so both are measured. The limit is a plugin that only encrypts and writes
+(bench/support/encrypting_file.c), on files written in small calls."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+from pathlib import Path
+from typing import Callable
 
 from bench.support import fio, images
 from bench.support.commands import run, settle
+from bench.support.encrypting import ENCRYPTING, encrypting_plugin, nbdkit_encrypting
 from bench.support.figures import COLDRISE, Row, Target, column
 from bench.support.fio import Load
 from bench.support.servers import Server, nbdkit_folder
@@ -57,21 +62,24 @@ def measure(setting: Setting) -> None:
             coldrise.discard(name)
         return sums
 
-    def on_files(call_bytes: int) -> dict[str, float]:
+    def on_files(call_bytes: int, server_of: Callable[[Path, Path], Server]) -> dict[str, float]:
         files = setting.folder("many/files")
         try:
             for name in _NAMES:
                 run(["dd", f"if={disk.path}", f"of={files / name}", f"bs={call_bytes}", "status=none"])
-            with nbdkit_folder(files, setting.socket("nbdkit")) as server:
+            with server_of(files, setting.socket("nbdkit")) as server:
                 return figures(server, _NAMES)
         finally:
             images.removed(files)
 
     contestants = {
         COLDRISE: sessions,
-        _FILE: lambda: on_files(4 << 10),
-        _FILE_LARGE: lambda: on_files(1 << 20),
+        _FILE: lambda: on_files(4 << 10, nbdkit_folder),
+        _FILE_LARGE: lambda: on_files(1 << 20, nbdkit_folder),
     }
+    plugin = encrypting_plugin(setting)
+    if plugin is not None:
+        contestants[ENCRYPTING] = lambda: on_files(4 << 10, functools.partial(nbdkit_encrypting, plugin))
     results = setting.race(f"{_SESSIONS} sessions", contestants, setting.sizes.rounds)
     subject = f"{_SESSIONS} x {disk.size_bytes // images.MIB} MiB"
     for title, step in steps.items():

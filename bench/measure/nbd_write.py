@@ -6,16 +6,16 @@ encrypts and writes (bench/support/encrypting_file.c)."""
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.support import fio, images
-from bench.support.commands import run, settle
-from bench.support.figures import COLDRISE, Failure, Row, Target, column
+from bench.support.commands import settle
+from bench.support.encrypting import ENCRYPTING, encrypting_plugin, nbdkit_encrypting
+from bench.support.figures import COLDRISE, Row, Target, column
 from bench.support.fio import Load
 from bench.support.images import Disk
-from bench.support.servers import Server, nbdkit_encrypting, nbdkit_file, nbdkit_luks, qemu_nbd_luks
+from bench.support.servers import Server, nbdkit_file, nbdkit_luks, qemu_nbd_luks
 from bench.support.setting import Setting
 
 SUMMARY = "random and sequential writes into a session over NBD"
@@ -23,7 +23,6 @@ SUMMARY = "random and sequential writes into a session over NBD"
 _NBDKIT = "nbdkit file"
 _NBDKIT_LUKS = "nbdkit file, luks filter"
 _QEMU_LUKS = "qemu-nbd, LUKS"
-_LIMIT = "nbdkit, encrypting"
 _PASSPHRASE = "bench"
 _numbers = itertools.count(1)
 
@@ -38,30 +37,9 @@ class _Step:
 
 
 def measure(setting: Setting) -> None:
-    try:
-        plugin = _encrypting_plugin(setting)
-    except Failure as error:
-        plugin = None
-        setting.left_out[_LIMIT] = " ".join(str(error).split())
-        setting.say(f"  {_LIMIT} is left out: {error}")
+    plugin = encrypting_plugin(setting)
     for disk in setting.disks():
         _measure_disk(setting, disk, plugin)
-
-
-def _encrypting_plugin(setting: Setting) -> Path:
-    """Built with the cipher of Coldrise's own library, whose version is part of its symbols."""
-    if setting.program is None:
-        raise Failure("no coldrise program, whose cipher it uses")
-    library = setting.program.parent / "libcoldrise_capi.a"
-    symbols = run(["nm", "--defined-only", "--extern-only", "--quiet", library])
-    prefix = re.search(r"(\w+_)EVP_AEAD_CTX_seal_scatter$", symbols, re.MULTILINE)
-    if prefix is None:
-        raise Failure(f"{library}: has no EVP_AEAD_CTX_seal_scatter")
-    plugin = setting.work / "encrypting_file.so"
-    source = setting.project / "bench" / "support" / "encrypting_file.c"
-    run(["gcc", "-O2", "-Wall", "-fPIC", "-shared", f"-DPREFIXED(name)={prefix[1]}##name", "-o", plugin,
-         *run(["pkg-config", "--cflags", "nbdkit"]).split(), source, library, "-Wl,--gc-sections"])
-    return plugin
 
 
 def _scenarios(setting: Setting, disk: Disk) -> list[list[_Step]]:
@@ -109,7 +87,7 @@ def _measure_disk(setting: Setting, disk: Disk, plugin: Path | None) -> None:
                 qemu_nbd_luks(luks, setting.socket("qemu"), _PASSPHRASE), setting, steps),
         }
         if plugin is not None:
-            contestants[_LIMIT] = lambda: _on(
+            contestants[ENCRYPTING] = lambda: _on(
                 nbdkit_encrypting(plugin, raw, setting.socket("nbdkit")), setting, steps)
         results = setting.race(f"write, {disk.name}", contestants, setting.sizes.rounds)
         for step in steps:

@@ -1,7 +1,8 @@
-/* An nbdkit plugin that serves a raw file and encrypts what is written into it: the least work of a server whose
+/* An nbdkit plugin that serves raw files and encrypts what is written into them: the least work of a server whose
  * captured writes are encrypted. It keeps no records and no map; nonces and tags are in memory only.
  *
  *     nbdkit --foreground ./encrypting_file.so file=FILE
+ *     nbdkit --foreground ./encrypting_file.so dir=FOLDER      (an export's name is its file's)
  *
  * A block that was not written since the start is read as it is in the file. The cipher is the one that Coldrise is
  * linked with, AWS-LC; PREFIXED adds the prefix that its symbols have there. */
@@ -44,16 +45,27 @@ static const uint8_t key[32] = {7};
 /* Threads share it: only its setup changes it. */
 static const void *cipher;
 static char *path;
-static int file = -1;
-static int64_t size;
-static struct seal *seals;
-static pthread_rwlock_t *regions;
+static int is_folder;
 static pthread_key_t buffers;
 static atomic_uint_fast64_t nonces = 1;
 
+/* One file. All connections to it share it, and it stays until the server ends. */
+struct disk {
+    struct disk *next;
+    char *name;
+    int file;
+    int64_t size;
+    struct seal *seals;
+    pthread_rwlock_t *regions;
+};
+
+static struct disk *disks;
+static pthread_mutex_t disks_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static int config(const char *name, const char *value)
 {
-    if (strcmp(name, "file")) {
+    is_folder = !strcmp(name, "dir");
+    if (!is_folder && strcmp(name, "file")) {
         nbdkit_error("unknown parameter %s", name);
         return -1;
     }
@@ -64,36 +76,58 @@ static int config(const char *name, const char *value)
 
 static int get_ready(void)
 {
-    struct stat about;
-    file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (file < 0 || fstat(file, &about)) {
-        nbdkit_error("file=%s: %m", path ? path : "");
+    cipher = PREFIXED(EVP_AEAD_CTX_new)(PREFIXED(EVP_aead_aes_256_gcm)(), key, sizeof key, TAG);
+    if (!path || !cipher || pthread_key_create(&buffers, free)) {
+        nbdkit_error(path ? "no memory" : "file=FILE or dir=FOLDER is needed");
         return -1;
     }
-    size = about.st_size / BLOCK * BLOCK;
-    size_t count = size / REGION + 1;
-    seals = calloc(size / BLOCK + 1, sizeof *seals);
-    regions = calloc(count, sizeof *regions);
-    cipher = PREFIXED(EVP_AEAD_CTX_new)(PREFIXED(EVP_aead_aes_256_gcm)(), key, sizeof key, TAG);
-    if (!seals || !regions || !cipher || pthread_key_create(&buffers, free)) {
+    return 0;
+}
+
+static struct disk *new_disk(const char *name)
+{
+    struct stat about;
+    struct disk *disk = calloc(1, sizeof *disk);
+    int folder = is_folder ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : AT_FDCWD;
+    if (!disk || !(disk->name = strdup(name)))
+        return NULL;
+    disk->file = openat(folder, is_folder ? name : path, O_RDWR | O_CLOEXEC);
+    if (disk->file < 0 || fstat(disk->file, &about)) {
+        nbdkit_error("%s, %s: %m", path, name);
+        return NULL;
+    }
+    disk->size = about.st_size / BLOCK * BLOCK;
+    size_t count = disk->size / REGION + 1;
+    disk->seals = calloc(disk->size / BLOCK + 1, sizeof *disk->seals);
+    disk->regions = calloc(count, sizeof *disk->regions);
+    if (!disk->seals || !disk->regions) {
         nbdkit_error("no memory");
-        return -1;
+        return NULL;
     }
     for (size_t region = 0; region < count; region++)
-        pthread_rwlock_init(&regions[region], NULL);
-    return 0;
+        pthread_rwlock_init(&disk->regions[region], NULL);
+    return disk;
 }
 
 static void *open_export(int readonly)
 {
     (void)readonly;
-    return NBDKIT_HANDLE_NOT_NEEDED;
+    const char *name = is_folder ? nbdkit_export_name() : "";
+    struct disk *disk;
+    pthread_mutex_lock(&disks_lock);
+    for (disk = disks; disk && strcmp(disk->name, name); disk = disk->next)
+        ;
+    if (!disk && (disk = new_disk(name))) {
+        disk->next = disks;
+        disks = disk;
+    }
+    pthread_mutex_unlock(&disks_lock);
+    return disk;
 }
 
 static int64_t get_size(void *handle)
 {
-    (void)handle;
-    return size;
+    return ((struct disk *)handle)->size;
 }
 
 static int can_multi_conn(void *handle)
@@ -111,7 +145,7 @@ static int block_size(void *handle, uint32_t *minimum, uint32_t *preferred, uint
 }
 
 /* Locks the blocks of a request. Returns the thread's buffer. */
-static uint8_t *begin(uint32_t count, uint64_t offset, int (*lock)(pthread_rwlock_t *))
+static uint8_t *begin(struct disk *disk, uint32_t count, uint64_t offset, int (*lock)(pthread_rwlock_t *))
 {
     uint8_t *buffer = pthread_getspecific(buffers);
     if (!buffer && (buffer = malloc(MAX_REQUEST)))
@@ -121,14 +155,14 @@ static uint8_t *begin(uint32_t count, uint64_t offset, int (*lock)(pthread_rwloc
         return NULL;
     }
     for (uint64_t region = offset / REGION; region <= (offset + count - 1) / REGION; region++)
-        lock(&regions[region]);
+        lock(&disk->regions[region]);
     return buffer;
 }
 
-static int end(uint32_t count, uint64_t offset, int is_done)
+static int end(struct disk *disk, uint32_t count, uint64_t offset, int is_done)
 {
     for (uint64_t region = offset / REGION; region <= (offset + count - 1) / REGION; region++)
-        pthread_rwlock_unlock(&regions[region]);
+        pthread_rwlock_unlock(&disk->regions[region]);
     if (is_done)
         return 0;
     nbdkit_error("a request at %lu failed", (unsigned long)offset);
@@ -138,15 +172,15 @@ static int end(uint32_t count, uint64_t offset, int is_done)
 
 static int write_blocks(void *handle, const void *content, uint32_t count, uint64_t offset, uint32_t flags)
 {
-    (void)handle;
+    struct disk *disk = handle;
     (void)flags;
-    uint8_t *buffer = begin(count, offset, pthread_rwlock_wrlock);
+    uint8_t *buffer = begin(disk, count, offset, pthread_rwlock_wrlock);
     if (!buffer)
         return -1;
     uint64_t nonce = atomic_fetch_add(&nonces, count / BLOCK);
     int is_done = 1;
     for (uint32_t at = 0; is_done && at < count; at += BLOCK) {
-        struct seal *seal = &seals[(offset + at) / BLOCK];
+        struct seal *seal = &disk->seals[(offset + at) / BLOCK];
         uint8_t iv[NONCE] = {0};
         size_t tag_bytes;
         seal->nonce = nonce++;
@@ -154,20 +188,20 @@ static int write_blocks(void *handle, const void *content, uint32_t count, uint6
         is_done = PREFIXED(EVP_AEAD_CTX_seal_scatter)(cipher, buffer + at, seal->tag, &tag_bytes, TAG, iv, NONCE,
             (const uint8_t *)content + at, BLOCK, NULL, 0, NULL, 0);
     }
-    is_done = is_done && pwrite(file, buffer, count, offset) == (ssize_t)count;
-    return end(count, offset, is_done);
+    is_done = is_done && pwrite(disk->file, buffer, count, offset) == (ssize_t)count;
+    return end(disk, count, offset, is_done);
 }
 
 static int read_blocks(void *handle, void *content, uint32_t count, uint64_t offset, uint32_t flags)
 {
-    (void)handle;
+    struct disk *disk = handle;
     (void)flags;
-    uint8_t *buffer = begin(count, offset, pthread_rwlock_rdlock);
+    uint8_t *buffer = begin(disk, count, offset, pthread_rwlock_rdlock);
     if (!buffer)
         return -1;
-    int is_done = pread(file, buffer, count, offset) == (ssize_t)count;
+    int is_done = pread(disk->file, buffer, count, offset) == (ssize_t)count;
     for (uint32_t at = 0; is_done && at < count; at += BLOCK) {
-        struct seal *seal = &seals[(offset + at) / BLOCK];
+        struct seal *seal = &disk->seals[(offset + at) / BLOCK];
         uint8_t iv[NONCE] = {0}, *plain = (uint8_t *)content + at;
         memcpy(iv, &seal->nonce, sizeof seal->nonce);
         if (seal->nonce)
@@ -176,14 +210,13 @@ static int read_blocks(void *handle, void *content, uint32_t count, uint64_t off
         else
             memcpy(plain, buffer + at, BLOCK);
     }
-    return end(count, offset, is_done);
+    return end(disk, count, offset, is_done);
 }
 
 static int flush(void *handle, uint32_t flags)
 {
-    (void)handle;
     (void)flags;
-    return fdatasync(file);
+    return fdatasync(((struct disk *)handle)->file);
 }
 
 static struct nbdkit_plugin plugin = {

@@ -151,13 +151,6 @@ def nbdkit_folder(folder: Path, socket_path: Path) -> Server:
     )
 
 
-def nbdkit_encrypting(plugin: Path, image: Path, socket_path: Path) -> Server:
-    """encrypting_file.c on a raw image."""
-    return Server(
-        ["nbdkit", "--foreground", "--exit-with-parent", "--unix", socket_path, plugin, f"file={image}"], socket_path
-    )
-
-
 def nbdkit_memory(size_bytes: int, socket_path: Path) -> Server:
     """nbdkit's memory plugin: an empty disk."""
     return Server(
