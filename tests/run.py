@@ -61,7 +61,7 @@ def pytest(which, *arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     # More workers than processors: half of a test's time is waiting, for syncs and for servers.
-    parser.add_argument("--workers", type=int, default=2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=3 * len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="each front end once, no guest")
     options, rest = parser.parse_known_args()
     shutil.rmtree(UNSTABLE, ignore_errors=True)

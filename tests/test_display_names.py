@@ -119,6 +119,7 @@ def test_the_api_shows_and_searches_names(service, coldrise, backup):
         return [machine["machine"] for machine in service.get(f"machines?search={text}")]
 
     assert found("web") == ["vm17", "web01"] and found("WEB+k%C3%B6ln") == ["vm17"] and found("vm+mail") == ["vm18"]
+    assert found("KO%CC%88LN") == ["vm17"]
     assert found("nothing") == []
     # A renamed machine.
     backup("vm18", "--display-name", "Post")

@@ -39,6 +39,7 @@ mod metrics;
 mod notifications;
 mod pattern;
 mod run_watch;
+mod searched;
 mod service;
 mod supervision;
 mod verify_result;

@@ -2,6 +2,9 @@
 /** Around text of either direction, where no element can be used. */
 const [ISOLATE, END] = [String.fromCharCode(0x2068), String.fromCharCode(0x2069)];
 
+/** The text in lower case, with composed characters, as the service searches it. */
+export const searched = (text: string) => text.toLowerCase().normalize('NFC');
+
 class MachineNames {
   all = $state.raw<Record<string, string>>({});
 
@@ -12,7 +15,7 @@ class MachineNames {
 
   /** The machine that a text names: by its display name in any case, else unchanged. */
   named(text: string): string {
-    const found = Object.entries(this.all).find(([, name]) => name.toLowerCase() === text.toLowerCase());
+    const found = Object.entries(this.all).find(([, name]) => searched(name) === searched(text));
     return found?.[0] ?? text;
   }
 

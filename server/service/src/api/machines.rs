@@ -29,6 +29,7 @@ use super::problem::{blocking, Answer, Problem};
 use super::recovered::{self, Moved, Recovered};
 use super::starts::live;
 use crate::access::{Identity, Permission};
+use crate::searched::searched;
 use crate::service::SharedService;
 
 /// Statistics are read again after this time at the earliest: they read every chunk map.
@@ -85,8 +86,8 @@ struct MachineFilter {
 impl MachineFilter {
     fn accepts(&self, machine: &MachineSummary) -> bool {
         let display_name = machine.display_name.as_deref().unwrap_or_default();
-        let text = format!("{} {display_name}", machine.machine).to_lowercase();
-        let words = self.search.as_deref().unwrap_or_default().to_lowercase();
+        let text = searched(&format!("{} {display_name}", machine.machine));
+        let words = searched(self.search.as_deref().unwrap_or_default());
         words.split_whitespace().all(|word| text.contains(word))
     }
 }

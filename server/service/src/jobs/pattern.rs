@@ -9,6 +9,8 @@ use coldrise_store::{DisplayName, MachineName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::searched::searched;
+
 /// A pattern of a job: `*` stands for any text, `?` for one character. It matches a machine's name, or its display name in any
 /// case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -63,10 +65,10 @@ impl JobPattern {
 
     /// Whether it matches one of a machine's names.
     pub(crate) fn matches(&self, names: &MachineNames) -> bool {
-        let pattern = self.0.to_lowercase();
+        let pattern = searched(&self.0);
         let mut others = names.display_name.iter().chain(&names.domain);
         matches_wildcards(&self.0, &names.machine)
-            || others.any(|other| matches_wildcards(&pattern, &other.to_lowercase()))
+            || others.any(|other| matches_wildcards(&pattern, &searched(other)))
     }
 }
 
@@ -117,7 +119,7 @@ mod tests {
             display_name: Some("Web Server 01 (Köln)".to_owned()),
             domain: Some("WEB 1".to_owned()),
         };
-        for text in ["vm17", "vm*", "Web*", "web server ?? (KÖLN)", "*köln*", "*", "web 1"] {
+        for text in ["vm17", "vm*", "Web*", "web server ?? (KÖLN)", "*köln*", "*ko\u{308}ln*", "*", "web 1"] {
             assert!(pattern(text).matches(&names), "{text}");
         }
         for text in ["VM17", "web", "web?", "Web Server 1*", "db*"] {
