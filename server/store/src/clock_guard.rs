@@ -54,6 +54,7 @@ impl ClockGuard {
         let clock = PointName::from_time(jiff::Timestamp::now()).ok()?;
         let (what, them) = match future.len() {
             1 => ("is".to_owned(), "it"),
+            2 => ("and 1 more point are".to_owned(), "them"),
             count => (format!("and {} more points are", count - 1), "them"),
         };
         let consequence = match latest {

@@ -13,8 +13,7 @@
 //! The pieces are those of the manifest.
 
 use std::fs::File;
-use std::io::ErrorKind::{NotFound, UnexpectedEof};
-use std::io::Read;
+use std::io::{ErrorKind::NotFound, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -89,30 +88,6 @@ pub(crate) fn usable_logs(database: &Path) -> Result<UsableLogs> {
         }
     }
     Ok(UsableLogs { paths, dropped })
-}
-
-/// The number of the first change in the log; `None` if the log holds no change, or none that can be
-/// read. Reads the beginning of each file up to the first change.
-///
-/// # Errors
-/// Errors of the operating system.
-pub(super) fn first_change(database: &Path) -> Result<Option<u64>> {
-    let mut first = None;
-    for path in files_ending(database, "log")? {
-        let what = || format!("reading {}", path.display());
-        let mut file = match File::open(&path) {
-            Err(error) if error.kind() == NotFound => continue,
-            opened => opened.context(what)?,
-        };
-        let mut start = [0; HEADER_BYTES + 8];
-        match file.read_exact(&mut start) {
-            Err(error) if error.kind() == UnexpectedEof => continue,
-            read => read.context(what)?,
-        }
-        let number = start.last_chunk::<8>().map(|number| u64::from_le_bytes(*number));
-        first = first.min(number).or(number);
-    }
-    Ok(first)
 }
 
 fn logs(database: &Path) -> Result<Vec<PathBuf>> {

@@ -100,9 +100,11 @@ impl Database {
     pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
         let before = list_stamp(path);
         let mut database = Self::open_secondary_as_is(path, own_directory)?;
-        database.reader = Some(Reader::new(own_directory));
+        let seen = before.filter(|before| database.list_stamp().as_ref() == Some(before));
+        let is_same = seen.is_some();
+        database.reader = Some(Reader::new(own_directory, seen));
         // A log whose entries had moved to a file meanwhile was not found, and the file not yet.
-        if before.is_none() || before != database.list_stamp() {
+        if !is_same {
             database.catch_up()?;
         }
         Ok(database)

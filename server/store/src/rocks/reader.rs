@@ -1,12 +1,14 @@
 //! A reader beside a writer.
 //!
 //! A reader is a secondary of RocksDB: it reads the manifest, and the log's changes into its memory.
-//! It looks into its memory first. A writer that flushes its memory deletes the log. If it does
-//! that between two catch-ups, the reader finds the flushed entries in files, but older ones of the
-//! same keys, which it has read from the log before, hide them: a removed point would be there
-//! still, until the writer changes the same family again. So [`Database::catch_up`] opens the
-//! database again after a part of the log was deleted unread.
+//! It looks into its memory first. When a writer has flushed a family to a file, the reader reads no
+//! more changes of this family from older logs, which may also be deleted: what it had not read yet
+//! is in the file, but older entries of the same keys in its memory hide it. A removed point would
+//! still be there, until the writer changes the same family again. So [`Database::catch_up`] opens
+//! the database again if the files of the catalog have changed and its entries in memory may be
+//! older. That takes as long as each opening, about once for each process that writes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,21 +16,19 @@ use coldrise_block::Result;
 use librocksdb_sys as sys;
 use parking_lot::Mutex;
 
-use super::log_check::first_change;
 use super::{checked, Database, Family};
 
 /// What a reader needs to catch up.
 pub(super) struct Reader {
     /// The directory for RocksDB's log.
     directory: PathBuf,
-    /// The manifest's name and length after the last catch-up. While they stay, no log is deleted.
-    /// Locked during a catch-up.
+    /// The manifest's name and length when it was read last. Locked during a catch-up.
     seen: Mutex<Option<(PathBuf, u64)>>,
 }
 
 impl Reader {
-    pub(super) fn new(directory: &Path) -> Reader {
-        Reader { directory: directory.to_owned(), seen: Mutex::new(None) }
+    pub(super) fn new(directory: &Path, seen: Option<(PathBuf, u64)>) -> Reader {
+        Reader { directory: directory.to_owned(), seen: Mutex::new(seen) }
     }
 }
 
@@ -37,35 +37,31 @@ impl Database {
     pub(crate) fn catch_up(&self) -> Result<()> {
         let Some(reader) = &self.reader else { return Ok(()) };
         let mut seen = reader.seen.lock();
-        let reached = self.sequence();
+        let list = self.list_stamp();
+        let is_same = list.is_some() && *seen == list;
+        let files = if is_same { None } else { Some(self.catalog_files()?) };
+        let [active, _] = self.unflushed_entries(Family::Catalog)?;
         let opened = self.opened();
         checked("catching up with the writer", |error| {
             // SAFETY: the database is live and was opened as a secondary.
             unsafe { sys::rocksdb_try_catch_up_with_primary(opened.db, error) }
         })?;
-        let list = self.list_stamp();
-        let is_same = list.is_some() && *seen == list;
-        if !is_same && self.hides_changes_after(reached)? {
+        *seen = self.list_stamp();
+        let is_same = is_same && *seen == list;
+        let [still_active, older] = self.unflushed_entries(Family::Catalog)?;
+        // New entries are read into new memory, and RocksDB drops the older one if it may.
+        let is_hiding = older > 0 || still_active > 0 && still_active == active;
+        if !is_same && is_hiding && files != Some(self.catalog_files()?) {
             let again = Database::open_secondary_as_is(&self.path, &reader.directory)?;
             *self.opened.write() = Arc::clone(&again.opened.read());
+            // What changed while it was opened is found by the next catch-up.
+            *seen = None;
         }
-        *seen = list;
         Ok(())
     }
 
-    /// Whether entries in memory may hide newer ones in files, because changes after the one
-    /// numbered `reached` were in a log that is deleted. False for changes that are still in a log:
-    /// the catch-up has read them. Only for the catalog: entries of other families do not change
-    /// under their keys, except for counters.
-    fn hides_changes_after(&self, reached: u64) -> Result<bool> {
-        if self.unflushed_entries(Family::Catalog)? == [0, 0] {
-            return Ok(false);
-        }
-        Ok(match first_change(&self.path)? {
-            // Logs are deleted in the order of their changes.
-            Some(first) => first > reached + 1,
-            None => self.sequence() != reached,
-        })
+    fn catalog_files(&self) -> Result<BTreeSet<String>> {
+        Ok(self.listed_files(Family::Catalog)?.into_iter().map(|file| file.name).collect())
     }
 }
 
@@ -167,23 +163,75 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_read_the_whole_log_does_not_open_the_database_again() {
+    fn a_reader_sees_a_value_that_is_flushed_while_another_family_keeps_the_log() {
         let fixture = Fixture::new();
-        let mut writer = fixture.writer();
-        put(&writer, b"point", b"1");
+        let writer = fixture.writer();
+        put(&writer, b"point", b"old");
         let reader = fixture.reader();
-        let before = reader.opened();
-        for round in 2..6_u8 {
-            put(&writer, b"point", &[round]);
-            reader.catch_up().unwrap();
-            drop(writer);
-            writer = fixture.writer();
-            if round % 2 == 0 {
-                put(&writer, b"point", &[round]);
+        let mut batch = writer.batch();
+        batch.put(Family::State, b"counter", b"1").unwrap();
+        batch.put(Family::Catalog, b"point", b"new").unwrap();
+        writer.write(batch, true).unwrap();
+        writer.flush_family(Family::Catalog).unwrap();
+        reader.catch_up().unwrap();
+        assert_eq!(value(&reader, b"point").unwrap(), b"new");
+        // With memory from a later log than the one after the flush.
+        put(&writer, b"point", b"newer");
+        reader.catch_up().unwrap();
+        assert_eq!(value(&reader, b"point").unwrap(), b"newer");
+        put(&writer, b"point", b"newest");
+        writer.flush_family(Family::Catalog).unwrap();
+        writer.flush_family(Family::State).unwrap();
+        put(&writer, b"other", b"value");
+        reader.catch_up().unwrap();
+        assert_eq!(value(&reader, b"point").unwrap(), b"newest");
+        assert_eq!(value(&reader, b"other").unwrap(), b"value");
+    }
+
+    #[test]
+    fn random_writers_never_show_a_reader_an_older_value() {
+        for seed in 0..40_u64 {
+            let fixture = Fixture::new();
+            let mut writer = fixture.writer();
+            put(&writer, &[0], &[0]);
+            let reader = fixture.reader();
+            let mut expected = std::collections::BTreeMap::from([(0_u8, Some(0_u8))]);
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            for step in 1..60_u8 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let key = (state >> 8) as u8 % 4;
+                match state % 12 {
+                    0..=3 => {
+                        put(&writer, &[key], &[step]);
+                        expected.insert(key, Some(step));
+                    }
+                    4 => {
+                        delete(&writer, &[key]);
+                        expected.insert(key, None);
+                    }
+                    5 => {
+                        let mut batch = writer.batch();
+                        batch.put(Family::State, b"counter", &[step]).unwrap();
+                        writer.write(batch, false).unwrap();
+                    }
+                    6 => writer.flush_family(Family::Catalog).unwrap(),
+                    7 => writer.flush_family(Family::State).unwrap(),
+                    8 => writer.flush().unwrap(),
+                    9 => {
+                        drop(writer);
+                        writer = fixture.writer();
+                    }
+                    _ => {
+                        reader.catch_up().unwrap();
+                        for (key, expected) in &expected {
+                            let found = value(&reader, &[*key]).map(|value| value[0]);
+                            assert_eq!(found, *expected, "seed {seed}, step {step}, key {key}");
+                        }
+                    }
+                }
             }
-            reader.catch_up().unwrap();
-            assert_eq!(value(&reader, b"point").unwrap(), [round]);
         }
-        assert!(Arc::ptr_eq(&before, &reader.opened()));
     }
 }
