@@ -39,6 +39,20 @@ def test_machines_points_and_files_are_listed(point, live, nfs):
             assert nfs3.refused(client.lookup, root, missing) == nfs3.NOENT
 
 
+def test_a_machine_whose_points_are_in_quarantine_is_an_empty_folder(point, coldrise, nfs):
+    machine, _ = point.split("/")
+    server = nfs()
+    root = server.root()
+    with server.connect() as client:
+        assert machine in client.names(root)
+        coldrise.json("quarantine", point)
+        wait_until(lambda: client.names(client.lookup(root, machine)) == [], "no point is listed")
+        assert machine in client.names(root)
+        assert client.getattr(client.lookup(root, machine))["type"] == nfs3.FOLDER
+        coldrise.json("release", point)
+        wait_until(lambda: "latest" in client.names(client.lookup(root, machine)), "the point is listed again")
+
+
 def test_a_folder_of_a_point_can_be_mounted(point, image, nfs):
     server = nfs()
     folder = server.root(f"/coldrise/{point}")

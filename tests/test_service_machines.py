@@ -78,6 +78,19 @@ def test_concurrent_changes_are_detected_and_reported(service, repository, image
     assert service.get("sessions/trial")["machine"] == "web01"
 
 
+@pytest.mark.parametrize("protections", [("unprotect", "protect"), ("protect", "unprotect", "protect")])
+def test_a_changed_protection_is_seen(tmp_path, repository, protections):
+    """Documents of a repository without encryption differ in little."""
+    point = repository.json("list")["machines"][0]["points"][0]["address"]
+    repository.json("protect", point)
+    with Coldrised(tmp_path, repository.repository, repository.passphrase_file) as service:
+        wait_for(lambda: service.call("GET", "machines").status == 200)
+        for command in protections:
+            repository.json(command, point)
+            wait_for(lambda: service.get("points") == repository.json("list"))
+            assert service.get("machines/db01/points")["points"][0].get("protected", False) == (command == "protect")
+
+
 def test_differences_match_the_command_line(service, repository, image):
     first = service.get("machines/web01/points/latest")["address"]
     with image.open("r+b") as disk:

@@ -4,9 +4,9 @@ use super::client_files::carried_attributes;
 use super::node::{Content, FolderFile, Kind, Node, NodeType};
 use super::sizes::Sizes;
 use super::Folders;
-use coldrise_block::{Context, Result};
+use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_session::SessionDocument;
-use coldrise_store::Configuration;
+use coldrise_store::{Configuration, MachineName};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Size and time of a node.
@@ -66,7 +66,7 @@ impl Folders {
                 let modified = std::fs::metadata(&folder).and_then(|found| found.modified());
                 modified.context(|| format!("looking at {}", folder.display())).map(of_folder)
             }
-            Kind::Machine(machine) => Ok(of_folder(time(self.newest(machine)?.created_at_ms))),
+            Kind::Machine(machine) => self.machine_folder_time(machine).map(of_folder),
             Kind::Point(point) => Ok(of_folder(time(point.created_at_ms))),
             Kind::Session(session) => self.session_folder_time(session).map(of_folder),
             Kind::Client(session, entry) => self.client_attributes(session, entry),
@@ -88,6 +88,17 @@ impl Folders {
             }
             Kind::SessionFile(session, file) => self.live_attributes(node, session, file),
         }
+    }
+
+    /// The time of the newest point. With all points in quarantine the folder is empty.
+    fn machine_folder_time(&self, machine: &MachineName) -> Result<SystemTime> {
+        let newest = match self.newest(machine) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.catalog.points(machine)?.pop().ok_or(error)?
+            }
+            found => found?,
+        };
+        Ok(time(newest.created_at_ms))
     }
 
     /// Space on the file system that the repository lies on.

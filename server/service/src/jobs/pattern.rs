@@ -119,7 +119,9 @@ mod tests {
             display_name: Some("Web Server 01 (Köln)".to_owned()),
             domain: Some("WEB 1".to_owned()),
         };
-        for text in ["vm17", "vm*", "Web*", "web server ?? (KÖLN)", "*köln*", "*ko\u{308}ln*", "*", "web 1"] {
+        for text in
+            ["vm17", "vm*", "Web*", "web server ?? (KÖLN)", "*köln*", "*ko\u{308}ln*", "*", "web 1"]
+        {
             assert!(pattern(text).matches(&names), "{text}");
         }
         for text in ["VM17", "web", "web?", "Web Server 1*", "db*"] {

@@ -26,6 +26,7 @@ use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
 use crate::{MachineName, PointDocument, PointName, Quarantine};
 use coldrise_block::hex;
+use twox_hash::XxHash3_64;
 
 const MACHINE: u8 = b'm';
 const POINT: u8 = b'p';
@@ -124,10 +125,9 @@ pub(crate) struct Document<'a> {
 }
 
 impl Document<'_> {
-    /// Two sealings of a document differ in their nonces, which are random.
+    /// A hash of what is stored. Without encryption, only the content and its tag differ.
     pub(crate) fn version(&self) -> u64 {
-        let nonce = self.value.get(1..).and_then(<[u8]>::first_chunk::<8>);
-        u64::from_le_bytes(nonce.copied().unwrap_or_default())
+        XxHash3_64::oneshot(self.value)
     }
 
     /// The machine's hash and, for a point, the sort key of its name; `None` for other documents.

@@ -10,12 +10,10 @@ use librocksdb_sys as sys;
 use parking_lot::RwLock;
 
 use super::compaction::Filter;
-use super::files::list_stamp;
 use super::manifest::manifest;
 use super::options::{BlockCache, Options};
 use super::other_file::{name_other_file, refuse_other_files};
 use super::preopen_check::refuse_fatal;
-use super::reader::Reader;
 use super::{
     c_path, checked, Database, Family, Opened, FAMILIES, FILTERED, READER_FAMILIES,
     READ_TIER_MEMTABLES, SCAN_READAHEAD_BYTES,
@@ -95,23 +93,8 @@ impl Database {
         })
     }
 
-    /// Opens the database beside a writer. `own_directory` is a directory for this reader alone;
-    /// RocksDB puts its log there.
-    pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
-        let before = list_stamp(path);
-        let mut database = Self::open_secondary_as_is(path, own_directory)?;
-        let seen = before.filter(|before| database.list_stamp().as_ref() == Some(before));
-        let is_same = seen.is_some();
-        database.reader = Some(Reader::new(own_directory, seen));
-        // A log whose entries had moved to a file meanwhile was not found, and the file not yet.
-        if !is_same {
-            database.catch_up()?;
-        }
-        Ok(database)
-    }
-
-    /// A database that [`Database::catch_up`] cannot open again.
-    pub(super) fn open_secondary_as_is(path: &Path, own_directory: &Path) -> Result<Database> {
+    /// See [`Database::open_secondary`]. The result cannot catch up.
+    pub(super) fn open_secondary_once(path: &Path, own_directory: &Path) -> Result<Database> {
         refuse_fatal(path)?;
         manifest(path)?;
         let (c_path, c_own) = (c_path(path)?, c_path(own_directory)?);

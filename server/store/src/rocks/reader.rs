@@ -6,7 +6,11 @@
 //! is in the file, but older entries of the same keys in its memory hide it. A removed point would
 //! still be there, until the writer changes the same family again. So [`Database::catch_up`] opens
 //! the database again if the files of the catalog have changed and its entries in memory may be
-//! older. That takes as long as each opening, about once for each process that writes.
+//! older.
+//!
+//! It also does so if there is another manifest, as each process that writes begins one: RocksDB 7.8
+//! may end the process when a secondary changes to another manifest soon after it was opened
+//! (an assertion in version_builder.cc). Opening takes as long as for the writer.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +20,11 @@ use coldrise_block::Result;
 use librocksdb_sys as sys;
 use parking_lot::Mutex;
 
+use super::files::list_stamp;
 use super::{checked, Database, Family};
+
+/// How often the database is opened while a writer changes the list of its files meanwhile.
+const OPEN_ATTEMPTS: usize = 5;
 
 /// What a reader needs to catch up.
 pub(super) struct Reader {
@@ -26,43 +34,69 @@ pub(super) struct Reader {
     seen: Mutex<Option<(PathBuf, u64)>>,
 }
 
-impl Reader {
-    pub(super) fn new(directory: &Path, seen: Option<(PathBuf, u64)>) -> Reader {
-        Reader { directory: directory.to_owned(), seen: Mutex::new(seen) }
-    }
-}
-
 impl Database {
+    /// Opens the database beside a writer. `own_directory` is a directory for this reader alone;
+    /// RocksDB puts its log there.
+    pub(crate) fn open_secondary(path: &Path, own_directory: &Path) -> Result<Database> {
+        let (mut database, seen) = open_unchanged(path, own_directory)?;
+        let directory = own_directory.to_owned();
+        database.reader = Some(Reader { directory, seen: Mutex::new(seen) });
+        Ok(database)
+    }
+
     /// Lets a reader see the commits that the writer has made since.
     pub(crate) fn catch_up(&self) -> Result<()> {
         let Some(reader) = &self.reader else { return Ok(()) };
         let mut seen = reader.seen.lock();
         let list = self.list_stamp();
-        let is_same = list.is_some() && *seen == list;
-        let files = if is_same { None } else { Some(self.catalog_files()?) };
+        match (&*seen, &list) {
+            (Some((before, _)), Some((now, _))) if before == now => {}
+            _ => return self.open_again(reader, &mut seen),
+        }
+        let files = if *seen == list { None } else { Some(self.catalog_files()?) };
         let [active, _] = self.unflushed_entries(Family::Catalog)?;
         let opened = self.opened();
         checked("catching up with the writer", |error| {
             // SAFETY: the database is live and was opened as a secondary.
             unsafe { sys::rocksdb_try_catch_up_with_primary(opened.db, error) }
         })?;
-        *seen = self.list_stamp();
-        let is_same = is_same && *seen == list;
+        let now = self.list_stamp();
+        let is_same = files.is_none() && now == list;
         let [still_active, older] = self.unflushed_entries(Family::Catalog)?;
         // New entries are read into new memory, and RocksDB drops the older one if it may.
         let is_hiding = older > 0 || still_active > 0 && still_active == active;
         if !is_same && is_hiding && files != Some(self.catalog_files()?) {
-            let again = Database::open_secondary_as_is(&self.path, &reader.directory)?;
-            *self.opened.write() = Arc::clone(&again.opened.read());
-            // What changed while it was opened is found by the next catch-up.
-            *seen = None;
+            return self.open_again(reader, &mut seen);
         }
+        *seen = now;
+        Ok(())
+    }
+
+    fn open_again(&self, reader: &Reader, seen: &mut Option<(PathBuf, u64)>) -> Result<()> {
+        let (again, list) = open_unchanged(&self.path, &reader.directory)?;
+        *self.opened.write() = Arc::clone(&again.opened.read());
+        *seen = list;
         Ok(())
     }
 
     fn catalog_files(&self) -> Result<BTreeSet<String>> {
         Ok(self.listed_files(Family::Catalog)?.into_iter().map(|file| file.name).collect())
     }
+}
+
+/// The database, and its manifest's name and length if they did not change meanwhile: else a log
+/// whose entries had moved to a file was not found, and the file not yet.
+fn open_unchanged(path: &Path, own_directory: &Path) -> Result<(Database, Option<(PathBuf, u64)>)> {
+    let mut before = list_stamp(path);
+    for _ in 1..OPEN_ATTEMPTS {
+        let opened = Database::open_secondary_once(path, own_directory);
+        let now = list_stamp(path);
+        if now.is_some() && now == before {
+            return opened.map(|database| (database, now));
+        }
+        before = now;
+    }
+    Database::open_secondary_once(path, own_directory).map(|database| (database, None))
 }
 
 #[cfg(test)]
