@@ -11,7 +11,7 @@
 //! It also does so if there is another manifest, as each process that writes begins one: RocksDB 7.8
 //! may end the process when a secondary changes to another manifest soon after it was opened
 //! (an assertion in version_builder.cc). A change between the look and the call can still do that.
-//! Opening takes as long as for the writer.
+//! Opening takes as long as for the writer. See docs/decisions/0081.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
