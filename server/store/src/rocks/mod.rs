@@ -21,6 +21,7 @@ mod internal_key;
 mod log_check;
 mod manifest;
 mod open;
+mod opening_lock;
 mod options;
 mod other_file;
 mod preopen_check;

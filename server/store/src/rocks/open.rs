@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 
 use super::compaction::Filter;
 use super::manifest::manifest;
+use super::opening_lock::lock_for_opening;
 use super::options::{BlockCache, Options};
 use super::other_file::{name_other_file, refuse_other_files};
 use super::preopen_check::refuse_fatal;
@@ -74,6 +75,7 @@ impl Database {
     ) -> Result<Database> {
         let (c_path, c_log) = (c_path(path)?, c_path(log_directory)?);
         let database = options.with_log_directory(&c_log);
+        let _lock = lock_for_opening(path);
         Self::open_with(path, role, |names, options, handles| {
             checked("opening the database", |error| {
                 // SAFETY: the arrays have `names.len()` entries each and live

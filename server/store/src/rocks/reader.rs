@@ -10,8 +10,9 @@
 //!
 //! It also does so if there is another manifest, as each process that writes begins one: RocksDB 7.8
 //! may end the process when a secondary changes to another manifest soon after it was opened
-//! (an assertion in version_builder.cc). A change between the look and the call can still do that.
-//! Opening takes as long as for the writer. See docs/decisions/0081.
+//! (an assertion in version_builder.cc). No writer begins one between the look and the call, because
+//! both hold a lock (`opening_lock.rs`). Opening takes as long as for the writer. See
+//! docs/decisions/0081.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use librocksdb_sys as sys;
 use parking_lot::Mutex;
 
 use super::files::list_stamp;
+use super::opening_lock::lock_for_catch_up;
 use super::{checked, Database, Family};
 
 /// How often the database is opened while a writer changes the list of its files meanwhile.
@@ -49,9 +51,10 @@ impl Database {
     pub(crate) fn catch_up(&self) -> Result<()> {
         let Some(reader) = &self.reader else { return Ok(()) };
         let mut seen = reader.seen.lock();
+        let lock = lock_for_catch_up(&self.path);
         let list = self.list_stamp();
         match (&*seen, &list) {
-            (Some((before, _)), Some((now, _))) if before == now => {}
+            (Some((before, _)), Some((now, _))) if before == now && lock.is_some() => {}
             _ => return self.open_again(reader, &mut seen),
         }
         let files = if *seen == list { None } else { Some(self.catalog_files()?) };
@@ -61,6 +64,7 @@ impl Database {
             // SAFETY: the database is live and was opened as a secondary.
             unsafe { sys::rocksdb_try_catch_up_with_primary(opened.db, error) }
         })?;
+        drop(lock);
         let now = self.list_stamp();
         let is_same = files.is_none() && now == list;
         let [still_active, older] = self.unflushed_entries(Family::Catalog)?;
@@ -102,7 +106,10 @@ fn open_unchanged(path: &Path, own_directory: &Path) -> Result<(Database, Option
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::rocks::opening_lock::{lock_for_opening, PATIENCE};
     use crate::rocks::ReadMode;
 
     struct Fixture {
@@ -221,6 +228,32 @@ mod tests {
         reader.catch_up().unwrap();
         assert_eq!(value(&reader, b"point").unwrap(), b"newest");
         assert_eq!(value(&reader, b"other").unwrap(), b"value");
+    }
+
+    #[test]
+    fn a_catch_up_beside_a_writer_that_opens_the_database_opens_it_again() {
+        let fixture = Fixture::new();
+        let writer = fixture.writer();
+        put(&writer, b"point", b"document");
+        let reader = fixture.reader();
+        let before = reader.opened();
+        let lock = lock_for_opening(&fixture.directory("db")).unwrap();
+        reader.catch_up().unwrap();
+        assert!(!Arc::ptr_eq(&before, &reader.opened()));
+        drop(lock);
+        let before = reader.opened();
+        reader.catch_up().unwrap();
+        assert!(Arc::ptr_eq(&before, &reader.opened()));
+    }
+
+    #[test]
+    fn a_writer_waits_a_bounded_time_for_a_reader_that_catches_up() {
+        let fixture = Fixture::new();
+        let lock = lock_for_catch_up(&fixture.directory("db")).unwrap();
+        let begin = Instant::now();
+        drop(fixture.writer());
+        assert!(begin.elapsed() >= PATIENCE);
+        drop(lock);
     }
 
     #[test]
