@@ -13,12 +13,14 @@
 //! repository. The service checks requests, such as the rights of their callers.
 #![forbid(unsafe_code)]
 
+mod copy;
 mod encode;
 mod machines;
 mod points;
 mod production;
 mod value;
 
+pub use copy::CopyOptions;
 pub use encode::{check, refuse, CommandLine};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
 pub use points::{

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{Flow, Rate, RateLimit};
+use coldrise_ingest::{Flow, RateLimit};
 use coldrise_replica::{
-    copy, parse_prefix, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget,
-    FetchRequest, Link, Links, MachineCopy, RateWindow, RateWindows,
+    copy, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest, Link,
+    Links, MachineCopy, RateWindows,
 };
+use coldrise_requests::CopyOptions;
 use coldrise_session::{Catalog, RepositoryAccess, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
@@ -42,23 +43,13 @@ use coldrise_replica::{copy_over as copy_over_line, paced, Attempts, Site, Way};
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("place").required(true).args(["to", "from"])))]
 pub(crate) struct CopyArguments {
-    /// Copy only these machines. Default: all machines.
-    #[arg(value_name = "MACHINE")]
-    machines: Vec<MachineName>,
-
-    /// The directory of the other repository, made with coldrise init; or the name of a link to another site,
-    /// see coldrise link; or a bucket, s3://BUCKET/PREFIX, see coldrise bucket. If a link has the same name as a directory, write ./NAME.
-    #[arg(long, value_name = "DIR|LINK|BUCKET")]
-    to: Option<PathBuf>,
+    #[command(flatten)]
+    options: CopyOptions,
 
     /// Copy from there to here: the directory of the other repository, or a bucket, or the name of a link. The other site has to
     /// allow it: coldrise link invite --may fetch.
     #[arg(long, value_name = "DIR|LINK|BUCKET")]
     from: Option<PathBuf>,
-
-    /// Read the other repository's passphrase from FILE. Default: the passphrase of this repository.
-    #[arg(long, value_name = "FILE", conflicts_with = "from")]
-    to_passphrase_file: Option<PathBuf>,
 
     /// Run this shell command and read the other repository's passphrase from its output.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["to_passphrase_file", "from"])]
@@ -72,41 +63,13 @@ pub(crate) struct CopyArguments {
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["from_passphrase_file", "to"])]
     from_passphrase_command: Option<String>,
 
-    /// Let the names of the machines begin with this there, such as site-b-.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        value_parser = parse_prefix
-    )]
-    prefix: String,
-
     /// Give the machine this name there. Only with one MACHINE.
-    #[arg(long = "as", value_name = "NAME", conflicts_with = "prefix")]
+    #[arg(long = "as", value_name = "NAME", conflicts_with = "prefix", display_order = 100)]
     rename: Option<MachineName>,
-
-    /// Of the points that are missing there, copy only the newest N of each machine.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    last: Option<u32>,
-
-    /// Copy all points that are missing there, also those that are older than the youngest one that is there.
-    #[arg(long)]
-    all: bool,
-
-    /// Read at most this many bytes per second, such as 20M. Over a link: the most to send.
-    #[arg(long, value_name = "BYTES")]
-    rate: Option<Rate>,
-
-    /// Limit the rate during this weekly window, in bytes per second (5M), or stop (off): mon-fri
-    /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be given several times; where windows overlap, the least holds, and
-    /// outside of all of them --rate. Times are this host's local time.
-    #[arg(long = "window", value_name = "WINDOW=RATE")]
-    windows: Vec<RateWindow>,
 
     /// Over a link: reconnect when the line breaks; give up after this long without progress. 0s: do not reconnect. A site that
     /// is not reached at first is not waited for. With a bucket: how long a request that fails is tried again.
-    #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m", display_order = 101)]
     retry: Duration,
 }
 
@@ -228,43 +191,57 @@ impl PointCopy {
 
 impl CopyArguments {
     fn check(&self) -> Result<()> {
-        if self.rename.is_some() && self.machines.len() != 1 {
+        if self.rename.is_some() && self.options.machines.len() != 1 {
             let text = "--as gives one machine another name: name that machine";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         Ok(())
     }
 
+    fn machines(&self) -> Result<Vec<MachineName>> {
+        self.options.machines.iter().map(|name| MachineName::parse(name)).collect()
+    }
+
+    fn prefix(&self) -> &str {
+        self.options.prefix.as_deref().unwrap_or_default()
+    }
+
+    fn windows(&self) -> Result<RateWindows> {
+        let windows = self.options.window.iter().map(|window| window.parse());
+        let rate = self.options.rate.as_ref().map(|rate| rate.parse()).transpose()?;
+        RateWindows::new(windows.collect::<Result<_>>()?, rate)
+    }
+
     fn last(&self) -> Option<usize> {
-        self.last.and_then(|last| usize::try_from(last).ok())
+        self.options.last.and_then(|last| usize::try_from(last).ok())
     }
 
     /// The request of a copy from here, or from a directory. Without a limit.
-    fn request(&self) -> CopyRequest {
-        CopyRequest {
-            machines: self.machines.clone(),
+    fn request(&self) -> Result<CopyRequest> {
+        Ok(CopyRequest {
+            machines: self.machines()?,
             rename: self.rename.clone(),
-            prefix: self.prefix.clone(),
-            is_all: self.all,
+            prefix: self.prefix().to_owned(),
+            is_all: self.options.all,
             last: self.last(),
             limit: None,
             target: None,
-        }
+        })
     }
 
     /// The request to another site.
-    fn fetch_request(&self) -> FetchRequest {
-        FetchRequest {
-            machines: self.machines.clone(),
+    fn fetch_request(&self) -> Result<FetchRequest> {
+        Ok(FetchRequest {
+            machines: self.machines()?,
             rename: self.rename.clone(),
-            is_all: self.all,
+            is_all: self.options.all,
             last: self.last(),
             rate_bytes_per_second: None,
-        }
+        })
     }
 
     fn passphrase(&self, invocation: &Invocation) -> Result<PassphraseSource> {
-        let file = self.to_passphrase_file.as_ref().or(self.from_passphrase_file.as_ref());
+        let file = self.options.to_passphrase_file.as_ref().or(self.from_passphrase_file.as_ref());
         let command = self.to_passphrase_command.as_ref().or(self.from_passphrase_command.as_ref());
         match (file, command) {
             (Some(path), _) => Ok(PassphraseSource::File(path.clone())),
@@ -274,7 +251,7 @@ impl CopyArguments {
     }
 
     fn has_passphrase(&self) -> bool {
-        self.to_passphrase_file.is_some()
+        self.options.to_passphrase_file.is_some()
             || self.from_passphrase_file.is_some()
             || self.to_passphrase_command.is_some()
             || self.from_passphrase_command.is_some()
@@ -284,11 +261,12 @@ impl CopyArguments {
 pub(crate) fn run(invocation: &Invocation, arguments: CopyArguments) -> Result<Report> {
     arguments.check()?;
     let cancel = cancel_flag()?;
-    let windows = RateWindows::new(arguments.windows.clone(), arguments.rate)?;
+    let windows = arguments.windows()?;
     let here = invocation.open_for_disks()?;
     let links = Links::of(&here);
     // One of them is there.
-    let place = arguments.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
+    let place =
+        arguments.options.to.iter().chain(&arguments.from).next().cloned().unwrap_or_default();
     if let Some(url) = bucket::url_of(&place) {
         let target = CopyTarget::Bucket(url.clone());
         let done = bucket_copy::run(invocation, &here, &url, &windows, &arguments, &cancel);
@@ -315,8 +293,8 @@ fn recorded(
     done: Result<Report>,
 ) -> Result<Report> {
     done.inspect_err(|error| {
-        if arguments.to.is_some() {
-            record(here, target, &arguments.machines, error);
+        if arguments.options.to.is_some() {
+            record(here, target, &arguments.machines().unwrap_or_default(), error);
         }
     })
 }
@@ -376,7 +354,7 @@ fn copy_here(
     let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let target = (!is_from).then(|| (Arc::clone(here), CopyTarget::directory(place)));
     let limited = Some(Arc::clone(&limit));
-    let request = CopyRequest { limit: limited, target, ..arguments.request() };
+    let request = CopyRequest { limit: limited, target, ..arguments.request()? };
     let view = ProgressView::new(invocation);
     let copied = paced(windows, &limit, || copy(&source, &far, &request, &view, cancel));
     drop(view);
@@ -413,12 +391,12 @@ fn copy_over(
         windows,
     };
     let target = Some((Arc::clone(here), CopyTarget::Link(link.name.clone())));
-    let request = CopyRequest { target, ..arguments.request() };
-    let wish = arguments.fetch_request();
+    let request = CopyRequest { target, ..arguments.request()? };
+    let wish = arguments.fetch_request()?;
     let way = match arguments.from.is_some() {
         false => Way::To { source: here, request: &request },
         true => {
-            Way::From { access: invocation.access()?, request: &wish, prefix: &arguments.prefix }
+            Way::From { access: invocation.access()?, request: &wish, prefix: arguments.prefix() }
         }
     };
     let view = ProgressView::new(invocation);
@@ -435,8 +413,10 @@ fn copy_over(
         congestion_control: statistics.congestion_control,
         connections: statistics.connections,
     };
-    let summary =
-        with_advice(copied, arguments.to.as_deref().unwrap_or(invocation.repository_path()?))?;
+    let summary = with_advice(
+        copied,
+        arguments.options.to.as_deref().unwrap_or(invocation.repository_path()?),
+    )?;
     Ok(report(invocation, arguments, &summary, Some(line)))
 }
 
@@ -463,7 +443,7 @@ fn report(
     let shown = |path: &Path| path.display().to_string();
     let own = || invocation.repository_path().map(shown).unwrap_or_default();
     let copied = Copied {
-        to: arguments.to.as_deref().map_or_else(own, shown),
+        to: arguments.options.to.as_deref().map_or_else(own, shown),
         from: arguments.from.as_deref().map(shown),
         points: points().count() as u64,
         size_bytes: points().map(|point| point.size_bytes).sum(),

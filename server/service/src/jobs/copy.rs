@@ -7,7 +7,7 @@ use std::path::Path;
 
 use coldrise_block::Result;
 use coldrise_replica::{parse_prefix, CopyTarget, RateWindow, RateWindows, TargetCopies};
-use coldrise_requests::CommandLine;
+use coldrise_requests::{CommandLine, CopyOptions};
 use coldrise_runs::State;
 use coldrise_store::MachineName;
 use rusqlite::Connection;
@@ -124,16 +124,17 @@ impl Job {
 
 /// The words of `coldrise copy`, for one machine or for all.
 pub(super) fn words(job: &Job, machine: Option<&str>) -> Vec<String> {
-    let line = CommandLine::new("copy")
-        .option("to", job.to.as_ref())
-        .option("to-passphrase-file", job.to_passphrase_file.as_ref())
-        .option("prefix", job.prefix.as_ref())
-        .option("last", job.last)
-        .flag("all", job.all)
-        .option("rate", job.rate_bytes_per_second);
-    let line =
-        job.rate_windows.iter().fold(line, |line, window| line.option("window", Some(window)));
-    machine.into_iter().fold(line, CommandLine::argument).words()
+    let options = CopyOptions {
+        machines: machine.map(str::to_owned).into_iter().collect(),
+        to: job.to.as_ref().map(Into::into),
+        to_passphrase_file: job.to_passphrase_file.as_ref().map(Into::into),
+        prefix: job.prefix.clone(),
+        last: job.last,
+        all: job.all,
+        rate: job.rate_bytes_per_second.map(|rate| rate.to_string()),
+        window: job.rate_windows.clone(),
+    };
+    CommandLine::new("copy").with(&options).words()
 }
 
 /// Where the run with these words copies to.

@@ -29,23 +29,23 @@ pub(super) fn run(
     let bucket = bucket::open(url, &passphrase, arguments.retry, cancel)?;
     let limit = Arc::new(RateLimit::new(Flow::Stopped));
     let view = ProgressView::new(invocation);
-    let copied = coldrise_replica::paced(windows, &limit, || match arguments.to {
+    let copied = coldrise_replica::paced(windows, &limit, || match arguments.options.to {
         Some(_) => {
             let far = BucketRemote::begin(&bucket, here)?;
             let target = Some((Arc::clone(here), CopyTarget::Bucket(url.to_owned())));
             let limit = Some(Arc::clone(&limit));
-            let request = CopyRequest { target, limit, ..arguments.request() };
+            let request = CopyRequest { target, limit, ..arguments.request()? };
             copy(here, &far, &request, &view, cancel)
         }
         None => {
             let far = SharedWriter::join(invocation.access()?, cancel)?;
-            let request = arguments.fetch_request();
-            let terms = (arguments.prefix.as_str(), Some(Arc::clone(&limit)));
+            let request = arguments.fetch_request()?;
+            let terms = (arguments.prefix(), Some(Arc::clone(&limit)));
             fetch_from_bucket(&bucket, &far, &request, terms, &view, cancel)
         }
     });
     drop(view);
-    let place = arguments.to.as_deref().map_or_else(|| invocation.repository_path(), Ok)?;
+    let place = arguments.options.to.as_deref().map_or_else(|| invocation.repository_path(), Ok)?;
     let summary = with_advice(copied, place)?;
     let mut report = report(invocation, arguments, &summary, None);
     let damaged = bucket::tell_damaged(&bucket);
