@@ -13,10 +13,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use coldrise_formats::{
-    Access, DiskShape, Format, GrainCompressor, Identity, Layout, Names, Presentation, SectorSize,
-    Source, StreamVmdk, GRAIN_SIZE_BYTES,
+    Access, DiskShape, Format, GRAIN_SIZE_BYTES, GrainCompressor, Identity, Layout, Names,
+    Presentation, SectorSize, Source, StreamVmdk,
 };
-use rustix::fs::{seek, SeekFrom};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{DiskShape, Error, Result, SectorSize, MAX_DISK_SIZE_BYTES};
+use crate::{DiskShape, Error, MAX_DISK_SIZE_BYTES, Result, SectorSize};
 
 /// How an image of a format can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,7 +47,7 @@ pub use identity::Identity;
 pub use layout::{Layout, Place, Segment, Segments, Source, Writes};
 pub use names::Names;
 pub use presentation::{File, Presentation};
-pub use vmdk::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
+pub use vmdk::{CompressedGrain, GRAIN_SIZE_BYTES, GrainCompressor, StreamVmdk};
 
 /// Largest disk that any format holds, in bytes: 64 TiB, the limit of VHDX
 /// (MS-VHDX 2.6.2.3). Under it, all sums of offsets stay far below 2^63.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{qcow2, raw, vhd, vhdx, vmdk};
 use crate::{DiskShape, Error, Format, Layout, Names, Result};
+use crate::{qcow2, raw, vhd, vhdx, vmdk};
 
 /// One file of an image.
 #[derive(Debug)]

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::footer::{footer, DiskType, FOOTER_BYTES};
-use super::{checksum, SECTOR_BYTES};
+use super::footer::{DiskType, FOOTER_BYTES, footer};
+use super::{SECTOR_BYTES, checksum};
 use crate::fields::put;
 use crate::layout::{Blocks, Builder, Present, Table, Width, Writes};
 use crate::{DiskShape, Layout, Result};

@@ -1,10 +1,10 @@
 //! The footer of every VHD ("Hard Disk Footer Format").
 
 use super::geometry::geometry;
-use super::{checksum, SECTOR_BYTES};
+use super::{SECTOR_BYTES, checksum};
+use crate::DiskShape;
 use crate::fields::put;
 use crate::identity::Purpose;
-use crate::DiskShape;
 
 /// Bytes in a footer.
 pub(super) const FOOTER_BYTES: usize = 512;

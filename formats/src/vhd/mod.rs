@@ -17,7 +17,7 @@ pub(crate) use dynamic::dynamic;
 
 use crate::layout::Builder;
 use crate::{DiskShape, Layout};
-use footer::{footer, DiskType};
+use footer::{DiskType, footer};
 
 /// Bytes in a sector.
 const SECTOR_BYTES: u64 = 512;

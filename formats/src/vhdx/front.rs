@@ -2,10 +2,10 @@
 //! (MS-VHDX 2.2).
 
 use super::{BAT_OFFSET_BYTES, LOG_BYTES, LOG_OFFSET_BYTES, METADATA_BYTES, METADATA_OFFSET_BYTES};
-use crate::fields::put;
-use crate::identity::{stored_guid, Purpose};
-use crate::layout::Builder;
 use crate::DiskShape;
+use crate::fields::put;
+use crate::identity::{Purpose, stored_guid};
+use crate::layout::Builder;
 
 /// 2.2: the offsets of the parts. The checksum of a part is at its byte 4.
 const HEADER_OFFSETS_BYTES: [u64; 2] = [64 << 10, 128 << 10];

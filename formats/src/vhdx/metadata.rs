@@ -1,10 +1,10 @@
 //! The metadata region of a VHDX: a table of items and the items
 //! (MS-VHDX 2.6).
 
-use crate::fields::put;
-use crate::identity::{stored_guid, Purpose};
-use crate::layout::Builder;
 use crate::DiskShape;
+use crate::fields::put;
+use crate::identity::{Purpose, stored_guid};
+use crate::layout::Builder;
 
 /// 2.6.1: the table takes the first 64 KiB of the region.
 const TABLE_BYTES: usize = 64 << 10;

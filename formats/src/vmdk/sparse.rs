@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::descriptor::{self, Extent};
-use super::header::{flags, Header, DESCRIPTOR_OFFSET_SECTORS, DESCRIPTOR_SECTORS};
-use super::{sectors, GRAIN_SECTORS, GRAIN_SIZE_BYTES, MAX_IMAGE_SECTORS, SECTOR_BYTES};
+use super::header::{DESCRIPTOR_OFFSET_SECTORS, DESCRIPTOR_SECTORS, Header, flags};
+use super::{GRAIN_SECTORS, GRAIN_SIZE_BYTES, MAX_IMAGE_SECTORS, SECTOR_BYTES, sectors};
 use super::{TABLE_ENTRIES, TABLE_SECTORS};
 use crate::layout::{Blocks, Builder, Present, Table, Width, Writes};
 use crate::{DiskShape, Error, Format, Layout, Names, Result};

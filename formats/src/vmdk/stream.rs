@@ -7,8 +7,8 @@
 use flate2::{Compress, Compression, FlushCompress, Status};
 
 use super::descriptor::{self, Extent};
-use super::header::{flags, Header, DEFLATE};
-use super::{sectors, GRAIN_SECTORS, GRAIN_SIZE_BYTES, MAX_IMAGE_SECTORS, SECTOR_BYTES};
+use super::header::{DEFLATE, Header, flags};
+use super::{GRAIN_SECTORS, GRAIN_SIZE_BYTES, MAX_IMAGE_SECTORS, SECTOR_BYTES, sectors};
 use super::{TABLE_ENTRIES, TABLE_SECTORS};
 use crate::fields::put;
 use crate::{DiskShape, Error, Format, Names, Result};

@@ -1,7 +1,7 @@
 //! The compressed stream, read back by a reader of its own.
 
 use coldrise_formats::{
-    DiskShape, Error, Format, GrainCompressor, Identity, Names, StreamVmdk, GRAIN_SIZE_BYTES,
+    DiskShape, Error, Format, GRAIN_SIZE_BYTES, GrainCompressor, Identity, Names, StreamVmdk,
 };
 use flate2::{Decompress, FlushDecompress, Status};
 use proptest::prelude::*;

@@ -1,9 +1,9 @@
 //! The boundary to the kernel: errors become errnos, and panics do not cross it.
 
-use coldrise_block::{defect, Error, ErrorKind};
+use coldrise_block::{Error, ErrorKind, defect};
 use coldrise_export::{Node, OpenFile};
 use fuser::Errno;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The answer to a request.

@@ -1,6 +1,6 @@
 //! Files that programs keep in a session's folder: create, rename and remove.
 
-use crate::answer::{refused, Answer};
+use crate::answer::{Answer, refused};
 use crate::requests::Stat;
 use crate::served::{Served, Tree};
 use coldrise_block::{Error, ErrorKind};

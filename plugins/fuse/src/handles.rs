@@ -3,8 +3,8 @@
 use coldrise_export::{FolderEntry, OpenFile};
 use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Open files or listings, by handle.
 pub(crate) struct Handles<T> {

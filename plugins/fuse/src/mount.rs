@@ -7,7 +7,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{Folders, TreeOptions};
 use coldrise_store::Repository;
 use fuser::{Config, MountOption, Session, SessionACL};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{getgid, getuid};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Carries out each request: calls on the tree, and an errno if they fail.
 
-use crate::answer::{not_here, on_open_file, refused, Answer};
+use crate::answer::{Answer, not_here, on_open_file, refused};
 use crate::attributes::{stat, validity};
 use crate::handles::Listing;
 use crate::served::{Served, Tree};

@@ -1,14 +1,14 @@
 //! The state that all requests share until the end of the mount.
 
-use crate::answer::{on_open_file, Answer};
+use crate::answer::{Answer, on_open_file};
 use crate::cached_writers::CachedWriters;
 use crate::handles::{Files, Handles, Listings};
 use crate::nodes::Nodes;
-use coldrise_block::{defect, Result};
+use coldrise_block::{Result, defect};
 use coldrise_export::{Folders, OpenFile};
 use fuser::Errno;
 use parking_lot::RwLock;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The owner of all files: the user who mounts.
 #[derive(Clone, Copy, Debug)]

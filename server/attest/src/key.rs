@@ -5,9 +5,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair, UnparsedPublicKey, ED25519};
-use base64::engine::general_purpose::STANDARD as BASE64;
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 

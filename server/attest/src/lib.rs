@@ -20,8 +20,8 @@ mod proof;
 mod section;
 mod tree;
 
-pub use check::{check_copy, CopyCheck};
+pub use check::{CopyCheck, check_copy};
 pub use content::Content;
 pub use key::{PublicKey, SigningKey};
-pub use proof::{DiskStatement, Proof, Statement, MAX_PROOF_BYTES};
-pub use section::{hash_disk, Sections};
+pub use proof::{DiskStatement, MAX_PROOF_BYTES, Proof, Statement};
+pub use section::{Sections, hash_disk};

@@ -6,14 +6,14 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use base64::engine::general_purpose::STANDARD as BASE64;
 use base64::Engine;
-use coldrise_block::{Context, Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
-use coldrise_store::{DiskName, MachineName, PointName, MAX_DISKS};
+use base64::engine::general_purpose::STANDARD as BASE64;
+use coldrise_block::{Context, Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
+use coldrise_store::{DiskName, MAX_DISKS, MachineName, PointName};
 use serde::{Deserialize, Serialize};
 
 use super::key::{PublicKey, SigningKey};
-use super::section::{root, Sections, MAX_SECTIONS, MIN_SECTION_BYTES};
+use super::section::{MAX_SECTIONS, MIN_SECTION_BYTES, Sections, root};
 use super::tree::{Hash, LEAF_BYTES};
 
 /// Maximum length of a proof, in bytes: more than the sections of the largest point take.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use coldrise_block::{Context, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 
 use super::content::{Content, ContentReader};
-use super::tree::{height_over, leaf, Hash, ZeroTrees, LEAF_BYTES};
+use super::tree::{Hash, LEAF_BYTES, ZeroTrees, height_over, leaf};
 
 /// One level of a disk's tree.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! hash below. The disk is padded with zeroes to the next power of two of leaves, at least 16; a subtree
 //! of zeroes alone has a hash that only depends on its height, so holes cost nothing.
 
-use aws_lc_rs::digest::{digest, Context, SHA256};
+use aws_lc_rs::digest::{Context, SHA256, digest};
 
 /// Bytes of one leaf.
 pub(super) const LEAF_BYTES: u64 = 64 << 10;

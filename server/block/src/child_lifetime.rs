@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::io::Errno;
-use rustix::process::{getpid, getppid, set_parent_process_death_signal, Signal};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 /// Makes the kernel send `signal` to the command's process when the thread that starts it ends, and
 /// so also when this process is killed. If this process was killed just before, the command is not

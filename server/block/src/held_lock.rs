@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 /// A lock, free again when this is dropped.

@@ -1,6 +1,6 @@
 //! A disk that is one hole.
 
-use crate::{check_range, Disk, Extent, ExtentKind, ReadContext, ReadSource, Result};
+use crate::{Disk, Extent, ExtentKind, ReadContext, ReadSource, Result, check_range};
 
 /// A disk of zeroes, for a layer without a base or in place of a disk that is not
 /// opened. The field is its size in bytes.

@@ -26,21 +26,21 @@ mod windows_1252;
 
 pub use child_lifetime::{end_with_this_thread, inherit_standard_streams_only};
 pub use clock::now_ms;
-pub use disk::{check_range, Disk};
+pub use disk::{Disk, check_range};
 pub use durable_file::{
-    create_private, path_exists, remove_if_present, rename_over, replace_file, replace_file_with,
-    sync_directory, temporary_path, write_synced, ReplaceError, IS_FOLDER,
+    IS_FOLDER, ReplaceError, create_private, path_exists, remove_if_present, rename_over,
+    replace_file, replace_file_with, sync_directory, temporary_path, write_synced,
 };
-pub use error::{defect, Context, Error, ErrorKind, Result, OPEN_FILES_ADVICE};
-pub use extent::{push_extent, Extent, ExtentKind};
+pub use error::{Context, Error, ErrorKind, OPEN_FILES_ADVICE, Result, defect};
+pub use extent::{Extent, ExtentKind, push_extent};
 pub use held_lock::HeldLock;
 pub use holes::Holes;
 pub use password_file::public_password_warning;
 pub use periodic_thread::PeriodicThread;
 pub use progress::{NoProgress, Phase, Progress, ProgressState};
-pub use read_context::{would_wait, ReadContext, ReadPiece, ReadSource, Waiting};
+pub use read_context::{ReadContext, ReadPiece, ReadSource, Waiting, would_wait};
 pub use scratch_folder::{
-    remove_abandoned_folders, remove_abandoned_folders_in, ScratchFolder, ScratchKind,
+    ScratchFolder, ScratchKind, remove_abandoned_folders, remove_abandoned_folders_in,
 };
 pub use small_file::{read_at_most, read_small_file};
 pub use stored_ranges::StoredRanges;

@@ -70,11 +70,7 @@ mod tests {
         let breaking = PeriodicThread::start("test", Duration::from_millis(1), move || {
             left -= 1;
             let _ = sender.send(left);
-            if left > 0 {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(())
-            }
+            if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
         // The sender is dropped with the thread.
         assert_eq!(turns.iter().collect::<Vec<_>>(), [2, 1, 0]);

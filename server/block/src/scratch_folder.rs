@@ -15,7 +15,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{flock, fstat, openat, FlockOperation, Mode, OFlags, CWD};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
 use crate::{Context, Result};

@@ -12,16 +12,16 @@ use coldrise_block::{Error, ErrorKind, Result};
 use roaring::RoaringBitmap;
 use serde::Serialize;
 
+use super::BucketRepository;
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
 use super::keys::Name;
 use super::pack::{
-    assemble, damaged, id_of, number_of, object_name, PackNumber, Tables, FOLDER, MOST_PACK_BYTES,
+    FOLDER, MOST_PACK_BYTES, PackNumber, Tables, assemble, damaged, id_of, number_of, object_name,
 };
 use super::pack_reader::REQUESTS;
 use super::points::{FILES_FOLDER, FOLDER as POINTS, TRACES_FOLDER};
 use super::walk::Reached;
-use super::BucketRepository;
 
 /// A pack is rewritten only if that returns at least this many bytes.
 const LEAST_RETURNED_BYTES: u64 = 256 << 10;

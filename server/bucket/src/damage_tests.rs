@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::tests::{open, point, random, Bucket};
+use super::tests::{Bucket, open, point, random};
 use super::*;
 use coldrise_store::{BackupTarget, PointDocument, WriteOptions};
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{check_range, Disk, Extent, ReadContext, ReadSource, Result};
+use coldrise_block::{Disk, Extent, ReadContext, ReadSource, Result, check_range};
 
 use super::pack_reader::{PackReader, Wanted};
-use coldrise_store::format::{
-    extents_of, for_each_difference, slot_of, subtree_chunks, Page, PageSource, Place,
-};
 use coldrise_store::MapRoot;
+use coldrise_store::format::{
+    Page, PageSource, Place, extents_of, for_each_difference, slot_of, subtree_chunks,
+};
 
 /// A disk of a point in a bucket, read-only. All calls may come from many threads at once.
 pub struct BucketDisk {

@@ -13,8 +13,8 @@ use std::path::Path;
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
 
 use super::in_parallel::in_parallel;
-use super::keys::{Name, NAME_BYTES};
-use super::pack::{id_of, number_of, parts_of, Pack, PackNumber, Table, Tables, FOLDER};
+use super::keys::{NAME_BYTES, Name};
+use super::pack::{FOLDER, Pack, PackNumber, Table, Tables, id_of, number_of, parts_of};
 use super::pack_reader::{PackReader, REQUESTS};
 use coldrise_objects::Listed;
 use coldrise_store::format::LogDirectory;

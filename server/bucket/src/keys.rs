@@ -3,11 +3,11 @@
 use coldrise_block::Result;
 
 use coldrise_block::hex;
-use coldrise_store::format::document;
 use coldrise_store::format::Keys;
 use coldrise_store::format::RepositoryConfig;
-use coldrise_store::format::{page_value, parse_page_value, PageId};
+use coldrise_store::format::document;
 use coldrise_store::format::{ChunkCodec, ChunkId, EncoderState};
+use coldrise_store::format::{PageId, page_value, parse_page_value};
 use coldrise_store::{MachineName, Passphrase, RepositoryId};
 
 /// The name of a chunk's content: a keyed hash, or zeroes for a page.

@@ -46,9 +46,9 @@ use parking_lot::Mutex;
 use self::busy::{Busy, Role};
 use self::keys::BucketKeys;
 use self::pack_reader::PackReader;
-use coldrise_store::format::ReadOnce;
-use coldrise_store::format::{RepositoryConfig, MAX_FILE_BYTES};
 use coldrise_store::MapRoot;
+use coldrise_store::format::ReadOnce;
+use coldrise_store::format::{MAX_FILE_BYTES, RepositoryConfig};
 use coldrise_store::{Compression, DiskDocument, InitOptions, PassphraseSource, RepositoryId};
 
 pub use self::compact::CompactReport;

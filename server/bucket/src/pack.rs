@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::keys::{BucketKeys, Name, NAME_BYTES};
+use super::keys::{BucketKeys, NAME_BYTES, Name};
 
 /// The number of a pack: random, from 1 to 2^47.
 pub(super) type PackNumber = u64;

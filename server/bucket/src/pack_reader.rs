@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use quick_cache::sync::Cache;
 use quick_cache::Weighter;
+use quick_cache::sync::Cache;
 
 use super::in_parallel::in_parallel;
 use super::keys::BucketKeys;
-use super::pack::{damaged, object_name, parts_of, Head, PackNumber, Table, Tables, HEAD_BYTES};
+use super::pack::{HEAD_BYTES, Head, PackNumber, Table, Tables, damaged, object_name, parts_of};
 use coldrise_objects::Objects;
 use coldrise_store::format::PageCache;
 use coldrise_store::format::{Page, PageId, PageSource};

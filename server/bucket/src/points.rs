@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
+use super::BucketRepository;
 use super::in_parallel::in_parallel;
 use super::keys::NAME_BYTES;
 use super::pack_reader::REQUESTS;
-use super::BucketRepository;
 use coldrise_block::hex;
 use coldrise_store::format::document;
 use coldrise_store::{MachineName, PointDocument, PointFiles, PointName};

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use super::*;
 use coldrise_store::{
-    BackupTarget, MachineName, MachinePart, PointDocument, PointName, PointOrigin, WriteOptions,
-    SWTPM_PERMALL, TPM_STATE,
+    BackupTarget, MachineName, MachinePart, PointDocument, PointName, PointOrigin, SWTPM_PERMALL,
+    TPM_STATE, WriteOptions,
 };
 
 pub(super) const CHUNK: usize = 4096;

@@ -1,13 +1,13 @@
 //! Packs on their way to the bucket: some at once, in threads of their own.
 
-use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::pack::{object_name, Pack};
+use super::pack::{Pack, object_name};
 use super::pack_reader::PackReader;
 
 /// Packs that are sent at the same time.

@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 use roaring::RoaringBitmap;
 use serde::Serialize;
 
+use super::BucketRepository;
 use super::busy::{Busy, Role};
 use super::in_parallel::in_parallel;
-use super::pack::{id_of, number_of, object_name, PackNumber, Tables, FOLDER, MOST_PACK_BYTES};
+use super::pack::{FOLDER, MOST_PACK_BYTES, PackNumber, Tables, id_of, number_of, object_name};
 use super::pack_reader::REQUESTS;
 use super::walk::Reached;
-use super::BucketRepository;
 use coldrise_store::PointDocument;
 
 /// A disk of a point that cannot be read completely, or an object of the bucket that cannot be read.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use coldrise_block::Result;
 use roaring::RoaringBitmap;
 
-use super::pack::{id_of, parts_of, PackNumber};
+use super::pack::{PackNumber, id_of, parts_of};
 use super::pack_reader::PackReader;
-use coldrise_store::format::{PageId, PageSource};
 use coldrise_store::MapRoot;
+use coldrise_store::format::{PageId, PageSource};
 
 /// The chunks and pages that were reached: of each pack the places. A page that several maps share is read once.
 #[derive(Default)]

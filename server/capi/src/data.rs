@@ -1,8 +1,8 @@
 //! The data path.
 
+use crate::ExportHandle;
 use crate::guard::{bytes, bytes_mut, null, on_export};
 use crate::message::fail_with;
-use crate::ExportHandle;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -17,7 +17,7 @@ pub const EXTENT_HOLE: u32 = 1 << 0;
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_size(export: *const ExportHandle) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { export.as_ref() }.map_or(0, |handle| handle.size_bytes)
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn coldrise_export_size(export: *const ExportHandle) -> u6
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_flags(export: *const ExportHandle) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { export.as_ref() }.map_or(0, |handle| handle.flags)
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn coldrise_export_flags(export: *const ExportHandle) -> u
 ///
 /// # Safety
 /// `export` is NULL or open as long as the string is used.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_name(export: *const ExportHandle) -> *const c_char {
     // SAFETY: the caller's promise.
     unsafe { export.as_ref() }.map_or(c"".as_ptr(), |handle| handle.name.as_ptr())
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn coldrise_export_name(export: *const ExportHandle) -> *c
 ///
 /// # Safety
 /// `export` is NULL or open as long as the string is used.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_description(export: *const ExportHandle) -> *const c_char {
     // SAFETY: the caller's promise.
     unsafe { export.as_ref() }.map_or(c"".as_ptr(), |handle| handle.description.as_ptr())
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn coldrise_export_description(export: *const ExportHandle
 /// # Safety
 /// `export` is NULL or open during the call; `buffer` can be written for
 /// `length` bytes by this call alone.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_read(
     export: *const ExportHandle,
     buffer: *mut c_void,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn coldrise_export_read(
 /// # Safety
 /// `export` is NULL or open during the call; `buffer` holds `length` bytes that nothing
 /// changes meanwhile.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_write(
     export: *const ExportHandle,
     buffer: *const c_void,
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn coldrise_export_write(
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_flush(export: *const ExportHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_export(export, |export| export.disk().flush()) }
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn coldrise_export_flush(export: *const ExportHandle) -> c
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_zero(
     export: *const ExportHandle,
     length: u64,
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn coldrise_export_zero(
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_trim(
     export: *const ExportHandle,
     length: u64,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn coldrise_export_trim(
 ///
 /// # Safety
 /// `export` is NULL or open during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_prefetch(
     export: *const ExportHandle,
     length: u64,
@@ -171,7 +171,7 @@ pub type ExtentCallback =
 ///
 /// # Safety
 /// `export` is NULL or open during the call; `callback` takes `context`.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_extents(
     export: *const ExportHandle,
     length: u64,

@@ -1,13 +1,13 @@
 //! The border between C and Rust: pointers become references, results become errno, and
 //! panics are caught.
 
-use crate::message::{fail, fail_with};
 use crate::ExportHandle;
+use crate::message::{fail, fail_with};
 pub(crate) use coldrise_block::defect;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::Export;
-use std::ffi::{c_char, c_int, CStr};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ffi::{CStr, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs an entry without an export.
 pub(crate) fn guarded(call: impl FnOnce() -> Result<c_int>) -> c_int {

@@ -26,7 +26,7 @@ pub use repository::*;
 
 use coldrise_export::{Export, ExportTree};
 use handles::OpenHandles;
-use std::ffi::{c_char, CString};
+use std::ffi::{CString, c_char};
 use std::sync::Arc;
 
 /// `coldrise_repository` of the header.
@@ -63,7 +63,7 @@ impl ExportHandle {
 }
 
 /// `coldrise_version` of the header.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn coldrise_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

@@ -2,14 +2,14 @@
 
 use coldrise_block::Error;
 use std::cell::RefCell;
-use std::ffi::{c_char, c_int, CString};
+use std::ffi::{CString, c_char, c_int};
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::new(CString::default());
 }
 
 /// `coldrise_last_error` of the header.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn coldrise_last_error() -> *const c_char {
     // The string lives until this thread's next failure replaces it. A thread
     // that is past its thread-locals gets a message that always exists.

@@ -6,7 +6,7 @@ use crate::{ExportHandle, RepositoryHandle};
 use coldrise_block::{Error, ErrorKind};
 use coldrise_export::{Listed, MAX_EXPORT_NAME_BYTES};
 use std::ffi::{c_char, c_int, c_void};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// `COLDRISE_NAME_MAX` of the header.
@@ -24,7 +24,7 @@ pub type ListCallback =
 ///
 /// # Safety
 /// `repository` is open during the call; `callback` takes `context`.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_exports_list(
     repository: *const RepositoryHandle,
     limit: usize,
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn coldrise_exports_list(
 ///
 /// # Safety
 /// `repository` is open during the call; `name` holds `COLDRISE_NAME_MAX` bytes.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_exports_default(
     repository: *const RepositoryHandle,
     name: *mut c_char,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn coldrise_exports_default(
 /// # Safety
 /// `repository` is open and `name` valid during the call; `export` can be
 /// written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_open(
     repository: *const RepositoryHandle,
     name: *const c_char,
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn coldrise_export_open(
 /// # Safety
 /// `export` is NULL or came from `coldrise_export_open`, and is not used by any
 /// call now or later.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_export_close(export: *mut ExportHandle) {
     // SAFETY: the caller's promise. The table outlives the handle.
     let Some(opened_by) = (unsafe { export.as_ref() }).map(|handle| Arc::clone(&handle.opened_by))

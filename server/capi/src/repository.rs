@@ -1,15 +1,15 @@
 //! Opens and closes a repository.
 
+use crate::RepositoryHandle;
 use crate::guard::{c_str, defect, guarded, null, utf8};
 use crate::message::fail_with;
-use crate::RepositoryHandle;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
-use coldrise_store::{default_cache_bytes, OpenOptions, PassphraseSource, Repository};
-use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
-use std::ffi::{c_char, c_int, OsStr};
+use coldrise_store::{OpenOptions, PassphraseSource, Repository, default_cache_bytes};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ unsafe fn path(what: &str, text: *const c_char) -> Result<PathBuf> {
 ///
 /// # Safety
 /// The strings and the options are valid during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_repository_check(
     repository_path: *const c_char,
     options: *const Options,
@@ -136,7 +136,7 @@ pub(crate) fn open_repository(path: &Path, given: &Given) -> Result<Arc<Reposito
 /// # Safety
 /// The strings and the options are valid during the call; `repository` can be
 /// written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_repository_open(
     repository_path: *const c_char,
     options: *const Options,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn coldrise_repository_open(
 /// # Safety
 /// `repository` is NULL or came from `coldrise_repository_open`; neither it nor any
 /// of its exports is used by any call now or later.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_repository_close(repository: *mut RepositoryHandle) {
     if repository.is_null() {
         return;

@@ -1,7 +1,7 @@
 use super::*;
 use coldrise_block::{Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result};
 use std::collections::BTreeSet;
-use std::ffi::{c_int, c_void, CStr};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex};
 
@@ -187,11 +187,7 @@ unsafe extern "C" fn collect(context: *mut c_void, offset: u64, length: u64, fla
     // SAFETY: the tests pass their vector as the context.
     let seen = unsafe { &mut *context.cast::<Vec<(u64, u64, u32)>>() };
     seen.push((offset, length, flags));
-    if seen.len() == 3 {
-        1
-    } else {
-        0
-    }
+    if seen.len() == 3 { 1 } else { 0 }
 }
 
 #[test]

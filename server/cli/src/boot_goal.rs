@@ -9,8 +9,8 @@ use coldrise_hosts::{host_of, parse_host_name};
 use coldrise_requests::CheckBoot;
 use coldrise_store::{PointDocument, Repository};
 
-use coldrise_hosting::boot_check::{BootStage, Forward, Goal, OwnCheck, Reached};
 use coldrise_hosting::QemuHost;
+use coldrise_hosting::boot_check::{BootStage, Forward, Goal, OwnCheck, Reached};
 use serde_json::json;
 
 use crate::hardware::Hardware;

@@ -2,9 +2,9 @@
 
 use clap::Args;
 use coldrise_block::Result;
-use coldrise_hosting::{qemu, QemuHost};
-use coldrise_inventory::{has_tpm, LOST_TPM};
+use coldrise_hosting::{QemuHost, qemu};
 pub(crate) use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
+use coldrise_inventory::{LOST_TPM, has_tpm};
 use coldrise_store::{Configuration, MachinePart, PointDocument, TPM_STATE};
 
 use crate::invocation::Invocation;

@@ -120,7 +120,7 @@ fn answer_interrupted(is_json: bool) {
 /// This program and the front ends that it starts hold keys and plaintext in memory. If
 /// the system refuses, the program continues.
 fn keep_secrets_out_of_core_dumps() {
-    use rustix::process::{set_dumpable_behavior, setrlimit, DumpableBehavior, Resource, Rlimit};
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
     // Inherited by children.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // A core pattern that is a program ignores the limit.

@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::parse_backup_machine;
-use coldrise_runs::{process_run, redact_arguments, Plan, Planned, Request, Run, RunsFolder, Who};
+use coldrise_runs::{Plan, Planned, Request, Run, RunsFolder, Who, process_run, redact_arguments};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::invocation::Invocation;
@@ -102,7 +102,7 @@ fn plan(invocation: &Invocation, name: &str, arguments: &ArgMatches, words: Vec<
     }
 }
 
-fn warn(invocation: &Invocation) -> impl Fn(&str) + Send + Sync + 'static {
+fn warn(invocation: &Invocation) -> impl Fn(&str) + Send + Sync + 'static + use<> {
     let is_quiet = invocation.is_quiet();
     move |text| {
         if !is_quiet {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_requests::{parse_point, Target};
+use coldrise_requests::{Target, parse_point};
 use coldrise_session::{Catalog, IncomingPoint};
 use coldrise_store::{MachineName, PointDocument, PointName, PointSelector, Repository};
 

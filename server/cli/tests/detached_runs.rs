@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coldrise_runs::{Request, RunId, RunsFolder, Starter, State, Watch};
-use rustix::process::{getpgid, getsid, kill_process_group, Pid, Signal};
+use rustix::process::{Pid, Signal, getpgid, getsid, kill_process_group};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_coldrise");
 /// The folder of the test, for the process that plays the service.

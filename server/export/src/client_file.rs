@@ -1,7 +1,7 @@
 //! A client's file, opened for reading.
 
 use crate::open_sessions::OpenSessions;
-use coldrise_block::{check_range, Disk, Extent, ReadContext, Result};
+use coldrise_block::{Disk, Extent, ReadContext, Result, check_range};
 use coldrise_session::{ClientFilesReader, FileId, SessionDocument};
 use coldrise_store::SessionName;
 use parking_lot::Mutex;

@@ -5,8 +5,8 @@ use crate::open_sessions::SessionHold;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_session::{ClientFile, ClientFiles, LeaseHold};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A disk, an image file or a client's file under one name. It stays open until it is
 /// dropped.

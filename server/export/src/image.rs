@@ -1,6 +1,6 @@
 //! A disk as an image file: its layout and its ids.
 
-use crate::image_name::{names, ImagePart};
+use crate::image_name::{ImagePart, names};
 use coldrise_block::{Disk, Error, ErrorKind, Result, StoredRanges};
 use coldrise_formats::{DiskShape, Format, Identity, Layout, Names, Presentation};
 use coldrise_session::{SessionDisk, SessionDocument};

@@ -18,7 +18,7 @@
 
 use crate::length::{length_of, side_file_bytes};
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result,
+    Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result, check_range, push_extent,
 };
 use coldrise_formats::{Layout, Segment, Source, Writes};
 use coldrise_session::Length;

@@ -34,9 +34,9 @@ mod open_sessions;
 mod tree;
 
 pub use coldrise_session::{
-    read_leases, Creation, Lease, LeaseDocument, LeaseHold, Removal, Served,
+    Creation, Lease, LeaseDocument, LeaseHold, Removal, Served, read_leases,
 };
 pub use export::Export;
 pub use folders::{Attributes, FolderEntry, Folders, Node, NodeKey, NodeType, OpenFile, Space};
 pub use listing::{ExportEntry, Listed};
-pub use tree::{ExportTree, TreeOptions, MAX_EXPORT_NAME_BYTES};
+pub use tree::{ExportTree, MAX_EXPORT_NAME_BYTES, TreeOptions};

@@ -5,8 +5,8 @@ use coldrise_session::{ClientFiles, Session};
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Table of open sessions.
 pub(crate) struct OpenSessions {

@@ -6,23 +6,23 @@ use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::{self, ImageOwner, ImagePart, Named};
 use crate::listing::{
-    point_description, point_entries, point_export_name, session_description, session_entries,
-    session_export_name, ExportEntry, Listed,
+    ExportEntry, Listed, point_description, point_entries, point_export_name, session_description,
+    session_entries, session_export_name,
 };
 use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
 use coldrise_session::{
-    check_offered, open_live_disk, open_live_side_file, open_point_disk, Catalog, ClientFiles,
-    ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
+    Catalog, ClientFiles, ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
+    check_offered, open_live_disk, open_live_side_file, open_point_disk,
 };
 use coldrise_store::{
     Address, CatchUpThread, DiskName, MachineName, PointDocument, PointSelector, Repository,
     SessionName,
 };
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Maximum length of an export's name, in bytes. Two names, a point with its number and the
 /// extension of an image are shorter; a longer name cannot exist.

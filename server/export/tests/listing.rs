@@ -7,8 +7,8 @@ use coldrise_block::ErrorKind;
 use coldrise_export::NodeType;
 use common::{at, folders, repository};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts the documents that the repository opens.
 struct Documents(Arc<AtomicUsize>);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_files_protocol::{
-    frame, Answer, Device, Entry, EntryKind, Failure, Found, Group, Request, CONTENT_BYTES, MAGIC,
-    MAX_DEVICES, MAX_FRAME_BYTES, NONCE_BYTES,
+    Answer, CONTENT_BYTES, Device, Entry, EntryKind, Failure, Found, Group, MAGIC, MAX_DEVICES,
+    MAX_FRAME_BYTES, NONCE_BYTES, Request, frame,
 };
 
 use super::names::{nonsense, printable};
@@ -147,7 +147,7 @@ impl<'a> Client<'a> {
                     IoErrorKind::ConnectionReset => return Err(self.end_reason()),
                     _ => {
                         return Err(error)
-                            .context(|| "listening to the machine that reads the file systems")
+                            .context(|| "listening to the machine that reads the file systems");
                     }
                 },
             }
@@ -342,7 +342,7 @@ impl<'a> Client<'a> {
                 Answer::End => return Ok(()),
                 Answer::Failed(failure, text) => return Err(self.refusal(device, failure, &text)),
                 Answer::Device(_) | Answer::Group(_) | Answer::Opened(_) => {
-                    return Err(nonsense("a device"))
+                    return Err(nonsense("a device"));
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Sentences about volume groups that lack a physical volume, and about groups and arrays that are there several times.
 
-use coldrise_files_protocol::{is_encrypted, Device, Group};
+use coldrise_files_protocol::{Device, Group, is_encrypted};
 
-use super::attached::{device_name, AttachedDisks};
+use super::attached::{AttachedDisks, device_name};
 use super::names::{printable, shown};
 
 /// Maximum length of a sentence, in characters: a machine may claim anything.
@@ -28,7 +28,9 @@ fn lacks(group: &Group, devices: &[Device], attached: &AttachedDisks<'_>) -> Str
         let AttachedDisks { address, names: given, .. } = attached;
         let all = format!("coldrise files ls {address}:");
         let more = format!("{address}/{},DISK:", given.join(","));
-        return format!("{is} not on {names} ({uuids}): use all disks of the point ({all}), or name its disk, too ({more})");
+        return format!(
+            "{is} not on {names} ({uuids}): use all disks of the point ({all}), or name its disk, too ({more})"
+        );
     }
     let is_locked = |device: &&Device| is_encrypted(&device.format);
     let locked: Vec<_> =
@@ -132,8 +134,14 @@ mod tests {
     #[test]
     fn what_a_group_lacks_is_said_with_what_to_type() {
         for (said, expected) in [
-            (said(&["x"], &[], true), "vg0 lacks a physical volume that is on no disk of this point (vda, vdb; UUID x)"),
-            (said(&["x", "y"], &[], true), "vg0 lacks physical volumes that are on no disk of this point (vda, vdb; UUIDs x, y)"),
+            (
+                said(&["x"], &[], true),
+                "vg0 lacks a physical volume that is on no disk of this point (vda, vdb; UUID x)",
+            ),
+            (
+                said(&["x", "y"], &[], true),
+                "vg0 lacks physical volumes that are on no disk of this point (vda, vdb; UUIDs x, y)",
+            ),
             (
                 said(&["x"], &[], false),
                 "vg0 lacks a physical volume that is not on vda, vdb (UUID x): use all disks of the point \

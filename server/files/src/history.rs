@@ -7,7 +7,7 @@ use coldrise_files_protocol::{Entry, EntryKind};
 use coldrise_store::{PointDocument, PointName};
 
 use super::client::{Client, Received};
-use super::systems::{choose, FileSystems};
+use super::systems::{FileSystems, choose};
 
 /// Slots for disks in a machine.
 pub const MAX_DISKS: usize = 24;
@@ -72,7 +72,7 @@ impl State {
                     ErrorKind::NotFound => Ok(State::Absent),
                     ErrorKind::Unsupported => Ok(State::Unread(error.full_message())),
                     _ => Err(error),
-                }
+                };
             }
         };
         let mut state = State::Absent;

@@ -24,12 +24,12 @@ mod systems;
 mod tar;
 mod zip;
 
-pub use address::{point_with_disks, FilesAddress, HistoryAddress};
-pub use archive::{other_archive, Archive, ArchiveFormat, LeftOut};
+pub use address::{FilesAddress, HistoryAddress, point_with_disks};
+pub use archive::{Archive, ArchiveFormat, LeftOut, other_archive};
 pub use attached::AttachedDisks;
 pub use client::{Client, Limits, Received};
-pub use coldrise_files_protocol::{is_encrypted, Entry, EntryKind, MAX_PATH_BYTES, PORT};
+pub use coldrise_files_protocol::{Entry, EntryKind, MAX_PATH_BYTES, PORT, is_encrypted};
 pub use difference::{Change, ChangeKind, Snapshot};
-pub use history::{together, History, State, Version, MAX_DISKS};
+pub use history::{History, MAX_DISKS, State, Version, together};
 pub use names::{matches, printable, shown};
-pub use systems::{choose, FileSystem, FileSystems};
+pub use systems::{FileSystem, FileSystems, choose};

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files_protocol::{is_encrypted, Device, Found};
+use coldrise_files_protocol::{Device, Found, is_encrypted};
 use serde::Serialize;
 
-use super::attached::{device_name, AttachedDisks};
+use super::attached::{AttachedDisks, device_name};
 use super::client::Client;
 use super::groups::sentence;
 use super::names::{printable, shown};
@@ -175,9 +175,5 @@ fn list(systems: &FileSystems) -> String {
         _ => format!("{} ({})", system.name, system.format),
     });
     let names: Vec<_> = shown.collect();
-    if names.is_empty() {
-        "none".to_owned()
-    } else {
-        names.join(", ")
-    }
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

@@ -156,7 +156,7 @@ impl<W: Write> Zip<W> {
                 return Err(Error::new(
                     ErrorKind::Poisoned,
                     "writing the archive has failed before",
-                ))
+                ));
             }
         };
         let Some(member) = self.member.take() else { return Ok(out) };

@@ -203,11 +203,7 @@ fn short_name(entry: &[u8]) -> String {
     let text = |part: std::ops::Range<usize>, small: u8| {
         let bytes = entry.get(part).unwrap_or_default();
         let text = String::from_utf8_lossy(bytes).trim_end().to_owned();
-        if flags & small != 0 {
-            text.to_ascii_lowercase()
-        } else {
-            text
-        }
+        if flags & small != 0 { text.to_ascii_lowercase() } else { text }
     };
     match (text(0..8, 0x08), text(8..11, 0x10)) {
         (name, extension) if extension.is_empty() => name,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::SessionDocument;
-use coldrise_store::{MachinePart, Repository, FIRMWARE_VARIABLES, RAW};
+use coldrise_store::{FIRMWARE_VARIABLES, MachinePart, RAW, Repository};
 
 mod fat;
 mod installed;
@@ -24,7 +24,7 @@ mod loaders;
 mod partitions;
 mod variables;
 
-pub use installed::{installed, Uefi, UefiNeeds};
+pub use installed::{Uefi, UefiNeeds, installed};
 pub use loaders::{Found, Loader};
 
 /// The first variables of a session's machine: those that are stored with it, and `None`. If there are none for firmware of this size,

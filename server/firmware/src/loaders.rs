@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use coldrise_block::{Disk, Result};
-use coldrise_session::{open_live_disk, SessionDocument};
+use coldrise_session::{SessionDocument, open_live_disk};
 use coldrise_store::{DiskName, Repository};
 
 use super::fat::{Entry, Fat, Folder};
-use super::partitions::{system_partitions, Partition};
+use super::partitions::{Partition, system_partitions};
 
 /// Loaders of systems by the names of their files, in the order in which they are tried. A shim comes before the loader that
 /// it verifies.

@@ -1,6 +1,6 @@
 use std::process::Command;
 
-use coldrise_block::{check_range, Extent, ReadContext};
+use coldrise_block::{Extent, ReadContext, check_range};
 
 use super::*;
 use crate::variables::{have_keys, new_variables};

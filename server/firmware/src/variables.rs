@@ -12,7 +12,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::loaders::Loader;
-use super::partitions::{u16_at, u32_at, PartitionId};
+use super::partitions::{PartitionId, u16_at, u32_at};
 
 /// The GUID of the store, as stored: AAF32C78-947B-439A-A180-2E144EC37792, authenticated variables.
 const STORE: [u8; 16] = [

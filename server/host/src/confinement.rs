@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use landlock::{
-    path_beneath_rules, Access, AccessFs, AccessNet, BitFlags, NetPort, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, ABI,
+    ABI, Access, AccessFs, AccessNet, BitFlags, NetPort, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use coldrise_block::{sync_directory, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, sync_directory};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

@@ -5,9 +5,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
-use coldrise_block::{read_at_most, replace_file, Context, Error, ErrorKind, Result};
+use base64::engine::general_purpose::STANDARD;
+use coldrise_block::{Context, Error, ErrorKind, Result, read_at_most, replace_file};
 use rustix::fs::OFlags;
 
 use crate::disk_file::is_device;

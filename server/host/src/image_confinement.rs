@@ -16,8 +16,8 @@ use std::sync::Once;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use landlock::{
-    path_beneath_rules, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, ABI,
+    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::thread::CapabilitySet;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{confine_this_thread, import_confinement, AllowedFile};
+use super::{AllowedFile, confine_this_thread, import_confinement};
 
 /// A folder with one named and one unnamed file.
 struct Files {

@@ -32,21 +32,21 @@ mod tasks;
 mod virsh;
 mod watched_file;
 
-pub use channel::{greets, Channel};
-pub use disk_file::{discard_disk_file, loop_device, open_disk_file, DiskFacts};
+pub use channel::{Channel, greets};
+pub use disk_file::{DiskFacts, discard_disk_file, loop_device, open_disk_file};
 pub use host::{FileWatch, Host, HostProgram, ScratchSpace};
-pub use image_confinement::{import_confinement, AllowedFile, Bounds, Confinement};
+pub use image_confinement::{AllowedFile, Bounds, Confinement, import_confinement};
 pub use image_files::{FileFacts, FilesState};
 pub use kvm::{has_virtualisation, kvm_works};
 pub use limits::Limits;
 pub use messages::{
-    read_frame, write_frame, Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome,
-    Reply, Request, PROTOCOL_VERSION,
+    Answer, Envelope, Facts, FileKind, FoundFile, HostError, Outcome, PROTOCOL_VERSION, Reply,
+    Request, read_frame, write_frame,
 };
-pub use programs::{ProgramEnd, ProgramStart, ProgramState, MAX_MESSAGES_BYTES};
-pub use qemu::{installed_program, QemuFacts, QEMU};
-pub use scratch::{default_scratch, free_bytes, no_space, TABLES_BYTES};
-pub use serve::{bridge, serve, SILENCE};
-pub use socket_access::{parse_mode, SocketAccess, SocketOwner};
+pub use programs::{MAX_MESSAGES_BYTES, ProgramEnd, ProgramStart, ProgramState};
+pub use qemu::{QEMU, QemuFacts, installed_program};
+pub use scratch::{TABLES_BYTES, default_scratch, free_bytes, no_space};
+pub use serve::{SILENCE, bridge, serve};
+pub use socket_access::{SocketAccess, SocketOwner, parse_mode};
 pub use sockets::{default_owner, socket_path};
 pub use tasks::HostTasks;

@@ -1,7 +1,7 @@
 //! Resource limits of a program that reads a foreign image. They are in proportion to the bytes that its image
 //! really stores, so a forged size or count gains nothing.
 
-use rustix::process::{getrlimit, Resource};
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;

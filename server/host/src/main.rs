@@ -9,8 +9,7 @@ use std::process::ExitCode;
 use coldrise_block::Context;
 use coldrise_host::{bridge, serve};
 
-const USAGE: &str =
-    "coldrise-host is started on a hypervisor's host by a backup server, through SSH:\n  \
+const USAGE: &str = "coldrise-host is started on a hypervisor's host by a backup server, through SSH:\n  \
     coldrise-host serve             do its tasks: messages on standard input and output\n  \
     coldrise-host connect SOCKET    connect standard input and output to a Unix socket";
 

@@ -14,16 +14,16 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{sync_channel, SyncSender};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::confinement::{confine_this_thread, Reach};
+use crate::confinement::{Reach, confine_this_thread};
 use crate::image_confinement::Bounds;
 use crate::limits::Limits;
 
@@ -272,7 +272,7 @@ fn reap(child: &Mutex<Option<Child>>) -> Option<ExitStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::confinement::{can_confine, NetworkReach};
+    use crate::confinement::{NetworkReach, can_confine};
 
     const LONG: Duration = Duration::from_secs(60);
 

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
-    read_small_file, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, read_small_file,
 };
-use rustix::fs::{fallocate, statvfs, FallocateFlags};
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
 use serde_json::json;
 

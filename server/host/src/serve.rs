@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::channel::Channel;
-use crate::messages::{read_frame, write_frame, Envelope, Outcome, Reply};
+use crate::messages::{Envelope, Outcome, Reply, read_frame, write_frame};
 use crate::sockets::end_connection;
 use crate::tasks::HostTasks;
 

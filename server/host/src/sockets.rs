@@ -9,8 +9,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use coldrise_block::{remove_if_present, Context, Error, ErrorKind, Result};
-use rustix::process::{geteuid, getgroups, kill_process, Pid, Signal};
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present};
+use rustix::process::{Pid, Signal, geteuid, getgroups, kill_process};
 
 use crate::socket_access::{SocketAccess, SocketOwner};
 

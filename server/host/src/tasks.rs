@@ -8,25 +8,25 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use coldrise_block::{
-    remove_abandoned_folders_in, remove_if_present, Context, Error, ErrorKind, Result,
-    ScratchFolder,
+    Context, Error, ErrorKind, Result, ScratchFolder, remove_abandoned_folders_in,
+    remove_if_present,
 };
 
 use crate::channel::Channel;
 use crate::disk_file::{check_disk_file, discard_disk_file, hold_disk_file, open_disk_file};
 use crate::files::{
-    look, read_file, read_folder, read_from, remove_tpm, write_file, MAX_FILE_BYTES,
+    MAX_FILE_BYTES, look, read_file, read_folder, read_from, remove_tpm, write_file,
 };
 use crate::freezes::Freezes;
 use crate::image_files;
 use crate::kvm::kvm_works;
-use crate::messages::{Answer, Facts, Outcome, Request, PROTOCOL_VERSION};
+use crate::messages::{Answer, Facts, Outcome, PROTOCOL_VERSION, Request};
 use crate::qemu::QemuFacts;
 use crate::relay;
-use crate::scratch::{default_scratch, free_bytes, Space};
+use crate::scratch::{Space, default_scratch, free_bytes};
 use crate::sockets;
 use crate::virsh;
 

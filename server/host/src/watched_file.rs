@@ -4,8 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Result};
-use rustix::fs::{major, minor, statx, AtFlags, FileType, StatxFlags, CWD};
-use rustix::process::{fcntl_getlk, Flock, FlockType};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, major, minor, statx};
+use rustix::process::{Flock, FlockType, fcntl_getlk};
 
 /// QEMU locks the byte 100 + N of an image while it has permission N: 1 to write, 2 to write without a change of content,
 /// 3 to change the length.

@@ -4,7 +4,7 @@ use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::signals::ChildSignals;
 

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_session::SessionDocument;
 use coldrise_store::{DiskName, SessionName};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::caller::Caller;
 use crate::ganesha::{self, Client, Ganesha, NfsOptions};

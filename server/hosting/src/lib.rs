@@ -36,6 +36,6 @@ pub mod uefi;
 pub mod vmx;
 
 pub use caller::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
-pub use origin::{tell_newer, Origin};
+pub use origin::{Origin, tell_newer};
 pub use place::QemuPlace;
 pub use qemu_host::QemuHost;

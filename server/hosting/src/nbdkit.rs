@@ -8,12 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{channel, Receiver};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    end_with_this_thread, path_exists, Context, Error, ErrorKind, Result, ScratchFolder,
-    ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, end_with_this_thread,
+    path_exists,
 };
 use coldrise_store::PassphraseSource;
 use rustix::process::Signal;
@@ -418,11 +418,7 @@ impl Nbdkit {
             tracing::warn!("nbdkit did not end in time and was killed; captured writes are kept");
             return Ok(());
         }
-        if ended.status.success() {
-            Ok(())
-        } else {
-            Err(child::ended_error(NAME, ended.status))
-        }
+        if ended.status.success() { Ok(()) } else { Err(child::ended_error(NAME, ended.status)) }
     }
 
     /// Removes the socket.

@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::qemu_host::QemuHost;
 use crate::uefi::{self, Flash};
-use coldrise_host::{kvm_works, QEMU};
+use coldrise_host::{QEMU, kvm_works};
 use coldrise_inventory::{DiskBus, Firmware, Hardware, Network};
 
 /// The program.

@@ -6,12 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
-use coldrise_host::confinement::{confine_this_thread, NetworkReach, Reach};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread};
+use coldrise_host::confinement::{NetworkReach, Reach, confine_this_thread};
 use coldrise_host::installed_program;
 use parking_lot::Mutex;
 use rustix::process::Signal;

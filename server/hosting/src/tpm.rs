@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{end_with_this_thread, read_small_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread, read_small_file};
 use coldrise_host::{Host, HostProgram, ProgramStart, ScratchSpace};
-use coldrise_session::{update_parts, SessionDocument};
+use coldrise_session::{SessionDocument, update_parts};
 use coldrise_store::{
-    MachinePart, Repository, SessionName, MAX_PART_BYTES, SWTPM_PERMALL, TPM_STATE,
+    MAX_PART_BYTES, MachinePart, Repository, SWTPM_PERMALL, SessionName, TPM_STATE,
 };
 use rustix::process::Signal;
 

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{read_small_file, Error, ErrorKind, Result};
-use coldrise_firmware::{first_variables, installed, Found, Uefi, UefiNeeds};
+use coldrise_block::{Error, ErrorKind, Result, read_small_file};
+use coldrise_firmware::{Found, Uefi, UefiNeeds, first_variables, installed};
 use coldrise_host::Host;
-use coldrise_session::{update_parts, SessionDocument, SessionNotes};
-use coldrise_store::{MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, RAW};
+use coldrise_session::{SessionDocument, SessionNotes, update_parts};
+use coldrise_store::{FIRMWARE_VARIABLES, MachinePart, RAW, Repository, SessionName};
 
 use crate::caller::Caller;
 use crate::place::QemuPlace;

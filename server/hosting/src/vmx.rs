@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use coldrise_block::Result;
 use coldrise_session::{
-    publish_with_files, CarriedFile, CarriedFiles, IncomingPoint, SessionDocument, MAX_SMALL_BYTES,
+    CarriedFile, CarriedFiles, IncomingPoint, MAX_SMALL_BYTES, SessionDocument, publish_with_files,
 };
 use coldrise_store::{DiskName, PointDocument, PointOrigin, Repository, SessionName, VMX};
 

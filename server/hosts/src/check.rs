@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coldrise_block::{now_ms, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, now_ms};
 use coldrise_host::{Facts, Host, ProgramStart, ScratchSpace};
 
 use crate::connection::connection;

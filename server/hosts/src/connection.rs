@@ -17,16 +17,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    now_ms, remove_abandoned_folders, Context, Error, ErrorKind, PeriodicThread, Result,
+    Context, Error, ErrorKind, PeriodicThread, Result, now_ms, remove_abandoned_folders,
 };
 use coldrise_host::{
-    greets, read_frame, write_frame, Answer, Channel, Envelope, Host, Outcome, Reply, Request,
-    PROTOCOL_VERSION, SILENCE,
+    Answer, Channel, Envelope, Host, Outcome, PROTOCOL_VERSION, Reply, Request, SILENCE, greets,
+    read_frame, write_frame,
 };
 use coldrise_store::{MachineName, Repository};
 
@@ -34,7 +34,7 @@ use crate::address::HostAddress;
 use crate::documents::{Hosts, KnownHost};
 use crate::key::HostKey;
 use crate::program::{Program, Step};
-use crate::ssh::{is_session_refused, login_error, shown, SshFolder, SESSIONS_ADVICE};
+use crate::ssh::{SESSIONS_ADVICE, SshFolder, is_session_refused, login_error, shown};
 
 /// How long a connection, with a copy of the program, may take.
 const START_LIMIT: Duration = Duration::from_secs(60);

@@ -11,9 +11,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use coldrise_block::{
-    create_private, now_ms, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, create_private, now_ms,
 };
-use coldrise_store::{MachineName, Repository, SealedFolder, MAX_NAME_BYTES};
+use coldrise_store::{MAX_NAME_BYTES, MachineName, Repository, SealedFolder};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 

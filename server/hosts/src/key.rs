@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use aws_lc_rs::digest::{digest, SHA256};
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 

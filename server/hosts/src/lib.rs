@@ -18,7 +18,7 @@ mod program;
 mod ssh;
 
 pub use address::HostAddress;
-pub use check::{check, HostReport};
+pub use check::{HostReport, check};
 pub use connection::{add_host, connect, host_of};
-pub use documents::{parse_host_name, Contact, Hosts, KnownHost, Seen};
+pub use documents::{Contact, Hosts, KnownHost, Seen, parse_host_name};
 pub use key::HostKey;

@@ -3,8 +3,8 @@
 use std::env::consts::ARCH;
 use std::path::PathBuf;
 
-use aws_lc_rs::digest::{digest, SHA256};
-use coldrise_block::{hex, Context, Error, ErrorKind, Result};
+use aws_lc_rs::digest::{SHA256, digest};
+use coldrise_block::{Context, Error, ErrorKind, Result, hex};
 
 /// Beside this program, or in the folder of its libraries.
 const NAME: &str = "coldrise-host";

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coldrise_block::{
-    create_private, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, create_private,
 };
 
 use crate::address::HostAddress;
@@ -207,8 +207,7 @@ pub(crate) fn shown(messages: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
-pub(crate) const SESSIONS_ADVICE: &str =
-    "sshd there allows no further session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
+pub(crate) const SESSIONS_ADVICE: &str = "sshd there allows no further session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
      AllowStreamLocalForwarding";
 
 /// Whether ssh says that MaxSessions is reached.

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 
-use coldrise_block::{from_windows_1252, is_windows_1252, Context, Error, ErrorKind, Result};
-use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, MAX_CONFIGURATION_BYTES, VMX};
+use coldrise_block::{Context, Error, ErrorKind, Result, from_windows_1252, is_windows_1252};
+use coldrise_store::{COLDRISE_JSON, Configuration, LIBVIRT_XML, MAX_CONFIGURATION_BYTES, VMX};
 
 use crate::source::open_named;
 
@@ -76,7 +76,7 @@ fn converted_vmx(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{mknodat, FileType, Mode, CWD};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     fn read(name: &str, content: &[u8]) -> Result<Configuration> {
         let folder = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use coldrise_block::{ExtentKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::RepositoryWriter;
 
 use crate::backup::Watch;
-use crate::source::{open_source, round_down, round_up, SourceOptions, SourceSpec};
+use crate::source::{SourceOptions, SourceSpec, open_source, round_down, round_up};
 
 /// Minimum length of one read, in bytes.
 const READ_BYTES: u64 = 1 << 20;

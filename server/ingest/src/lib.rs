@@ -22,19 +22,19 @@ pub mod rollback;
 pub mod source;
 mod zeroing;
 
-pub use appliance::{appliance_path, open_appliance, Appliance};
+pub use appliance::{Appliance, appliance_path, open_appliance};
 pub use backup::{
-    backup, read_disks, store_shared, store_source, BackupRequest, BackupStart, BackupSummary,
-    DiskSummary, Flow, Pace, Proof, Rate, RateLimit, StoredDisk, StoredDisks, Watch,
+    BackupRequest, BackupStart, BackupSummary, DiskSummary, Flow, Pace, Proof, Rate, RateLimit,
+    StoredDisk, StoredDisks, Watch, backup, read_disks, store_shared, store_source,
 };
 pub use configuration::read_configuration;
-pub use heal::{check_source, heal, HealSummary};
+pub use heal::{HealSummary, check_source, heal};
 pub use heal_disk::heal_from_disk;
-pub use in_place::{united, Differences, ExistingDisk, Purpose};
+pub use in_place::{Differences, ExistingDisk, Purpose, united};
 pub use libnbd::check_libnbd;
 pub use qemu::ImageServer;
 pub use restore::{
-    is_ova, restore, restore_ova, Ova, OvaDisk, PartFiles, RestoreOptions, RestoreSummary,
-    RestoreTarget,
+    Ova, OvaDisk, PartFiles, RestoreOptions, RestoreSummary, RestoreTarget, is_ova, restore,
+    restore_ova,
 };
-pub use source::{keep_out, ImageFormat, LiveBitmap, Location, MachineImage, SourceSpec};
+pub use source::{ImageFormat, LiveBitmap, Location, MachineImage, SourceSpec, keep_out};

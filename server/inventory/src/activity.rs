@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use coldrise_session::{
-    served_sessions, session_activity, ActivityDetail, DiskActivity, OperationActivity,
-    SessionActivity, SessionDocument,
+    ActivityDetail, DiskActivity, OperationActivity, SessionActivity, SessionDocument,
+    served_sessions, session_activity,
 };
 use coldrise_store::Repository;
 use serde::{Deserialize, Serialize};

@@ -4,13 +4,13 @@
 //! share, and those captured in layers that only one of the disks has. Chunks are
 //! compared by id; where layers lie over them, bytes are compared.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::{Disk, Error, ErrorKind, Extent, ExtentKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_session::{open_live_disk, open_point_disk};
 use coldrise_store::{
-    diff, DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName,
+    DiskName, LayerReference, MapRoot, PointDocument, Repository, SessionName, diff,
 };
 
 /// Bytes per comparison.

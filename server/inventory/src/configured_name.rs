@@ -8,7 +8,7 @@
 //! ```
 
 use coldrise_block::{from_windows_1252, is_windows_1252};
-use coldrise_store::{Configuration, DisplayName, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
+use coldrise_store::{COLDRISE_JSON, Configuration, DisplayName, LIBVIRT_XML, OVF, VMX};
 
 use crate::hardware::{ovf, parse_xml};
 

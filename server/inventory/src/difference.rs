@@ -1,16 +1,16 @@
 //! The differences of two points or sessions, as `diff` shows them.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
 use coldrise_session::{Catalog, ReadLease, SessionDocument};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::compare::{differences, Range, Side};
+use crate::compare::{Range, Side, differences};
 use crate::points::find_disk;
 
 /// The program's name in leases, for people.
@@ -250,7 +250,7 @@ impl Pairs {
                 return Err(Error::new(
                     ErrorKind::InvalidInput,
                     "one address names a disk and the other does not: name one in both, or in none",
-                ))
+                ));
             }
         }
         Ok(pairs)

@@ -5,7 +5,7 @@
 
 use clap::ValueEnum;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
+use coldrise_store::{COLDRISE_JSON, Configuration, LIBVIRT_XML, OVF, VMX};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

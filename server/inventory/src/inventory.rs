@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_export::{ExportTree, TreeOptions};
-use coldrise_session::{session_stamps, waiting_points, SessionStamp};
+use coldrise_session::{SessionStamp, session_stamps, waiting_points};
 use coldrise_store::{
     CatalogStamp, MachineName, OpenOptions, PassphraseSource, Repository, RepositoryId,
 };

@@ -42,29 +42,29 @@ mod space;
 pub use activity::{ActivityTotals, ActivityWatch};
 pub use boot_stage::BootStage;
 pub use coming::ComingDetails;
-pub use compare::{changed_ranges, Range};
+pub use compare::{Range, changed_ranges};
 pub use configured_name::{configured_name, configured_uuid};
 pub use content::Content;
 pub use damage::{Damage, DamageListing};
 pub use difference::{Difference, DifferingRange, DiskDifference};
-pub use gc_estimate::{estimate_gc, Space};
+pub use gc_estimate::{Space, estimate_gc};
 pub use hardware::ovf::{
-    descriptor, escaped, Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard,
-    VirtualSystem,
+    Controller, DescribedDisk, Envelope, EnvelopeDisk, NetworkCard, VirtualSystem, descriptor,
+    escaped,
 };
-pub use hardware::{has_tpm, DiskBus, Firmware, Hardware, Network, LOST_TPM, QEMU_BYTES};
+pub use hardware::{DiskBus, Firmware, Hardware, LOST_TPM, Network, QEMU_BYTES, has_tpm};
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
-pub use machine_pattern::{matches_wildcards, MachinePattern};
+pub use machine_pattern::{MachinePattern, matches_wildcards};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
-pub use points::{find_disk, PointDetails, PointDisk, PointPart};
+pub use points::{PointDetails, PointDisk, PointPart, find_disk};
 pub use retention::{
-    going, machines_or_all, retention_verdicts, PrunedMachine, PrunedPoint, Retention,
-    RetentionPlan,
+    PrunedMachine, PrunedPoint, Retention, RetentionPlan, going, machines_or_all,
+    retention_verdicts,
 };
 pub use schema::{
     BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
     IndexMemorySchema, QuarantineSchema,
 };
 pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing, SessionServer};
-pub use space::{saved_percent, MachineStats, PointStats, Stats, Unique};
+pub use space::{MachineStats, PointStats, Stats, Unique, saved_percent};

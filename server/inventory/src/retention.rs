@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_session::{judge, Catalog, PointVerdict, Published};
+use coldrise_session::{Catalog, PointVerdict, Published, judge};
 use coldrise_store::{
     MachineName, MaxUnused, Period, PointName, Repository, RetentionRules, RetentionSpan,
 };

@@ -110,7 +110,7 @@ mod tests {
         BootCheckDocument, BootRung, BootVerdict, CatalogDamage, Configuration, IndexMemory,
         Quarantine,
     };
-    use serde_json::{json, Value};
+    use serde_json::{Value, json};
     use utoipa::PartialSchema;
 
     fn described<T: PartialSchema>() -> Value {

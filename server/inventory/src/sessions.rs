@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use coldrise_block::Result;
-use coldrise_session::{session_activity, ActivityDetail, DiskActivity, SessionState};
+use coldrise_session::{ActivityDetail, DiskActivity, SessionState, session_activity};
 use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

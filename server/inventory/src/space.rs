@@ -1,12 +1,12 @@
 //! The repository's contents, savings and reclaimable space, as `stats` shows them.
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_session::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
+use coldrise_session::{MachineUsage, PointUsage, StoredBytes, Usage, usage};
 use coldrise_store::{CatalogDamage, IndexMemory, MaxUnused, Quarantine, Repository};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

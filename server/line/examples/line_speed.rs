@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{
-    connect, pair_with, Arrival, Class, Frame, Identity, Line, LineOptions, Listener, PairingCode,
-    Received, TcpLine, CODE_VALID,
+    Arrival, CODE_VALID, Class, Frame, Identity, Line, LineOptions, Listener, PairingCode,
+    Received, TcpLine, connect, pair_with,
 };
 
 const BULK_BYTES: usize = 256 << 10;

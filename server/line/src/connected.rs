@@ -13,16 +13,16 @@ use std::time::Duration;
 use coldrise_block::{Context, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::credit::{windows, Credit};
+use crate::credit::{Credit, windows};
 use crate::failure::{End, Failure};
-use crate::frame::{cost_bytes, Class, Frame};
+use crate::frame::{Class, Frame, cost_bytes};
 use crate::inbox::Inbox;
 use crate::line::{Line, LineStatistics, Received};
 use crate::options::LineOptions;
 use crate::outbox::{Outbox, Work};
 use crate::pace::{Meter, Pace};
 use crate::socket;
-use crate::stream::{TlsStream, NETWORK_ADVICE};
+use crate::stream::{NETWORK_ADVICE, TlsStream};
 use crate::wire::{Message, MessageReader};
 
 /// Most time that closing takes.

@@ -1,8 +1,8 @@
 //! The side that dials.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -12,11 +12,11 @@ use rustls::{ClientConfig, ClientConnection};
 use crate::code::{PairingCode, ProvenKeys};
 use crate::connected::TcpLine;
 use crate::frame::Class;
-use crate::hello::{Hello, SessionId, Welcome, HELLO_BYTES, KNOWS_NO_LINE, REFUSES_KEY};
+use crate::hello::{HELLO_BYTES, Hello, KNOWS_NO_LINE, REFUSES_KEY, SessionId, Welcome};
 use crate::identity::{Identity, PeerKey};
 use crate::options::{LineOptions, MAX_BULK_CONNECTIONS};
 use crate::socket;
-use crate::stream::{TlsStream, NETWORK_ADVICE};
+use crate::stream::{NETWORK_ADVICE, TlsStream};
 use crate::tls;
 
 /// Most time that one connection takes to be made.

@@ -50,7 +50,7 @@ mod tls;
 mod wire;
 mod yielding;
 
-pub use code::{PairingCode, CODE_VALID, MAX_WRONG_CODES};
+pub use code::{CODE_VALID, MAX_WRONG_CODES, PairingCode};
 pub use connected::TcpLine;
 pub use credit::DEFAULT_BULK_WINDOW_BYTES;
 pub use dial::{connect, pair_with};
@@ -59,7 +59,7 @@ pub use identity::{Identity, PeerKey};
 pub use line::{Line, LineStatistics, Received};
 pub use listener::{Arrival, Listener, Pairing};
 pub use options::LineOptions;
-pub use pair::{pair, pair_with_window, PairedLine};
+pub use pair::{PairedLine, pair, pair_with_window};
 
 #[cfg(test)]
 mod tests;

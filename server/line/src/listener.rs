@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -15,12 +15,12 @@ use crate::code::{PairingCode, ProvenKeys};
 use crate::connected::TcpLine;
 use crate::frame::Class;
 use crate::gate::{Gate, Pass};
-use crate::hello::{Hello, Refusal, SessionId, Welcome, HELLO_BYTES};
+use crate::hello::{HELLO_BYTES, Hello, Refusal, SessionId, Welcome};
 use crate::identity::{Identity, PeerKey};
 use crate::options::{LineOptions, MAX_BULK_CONNECTIONS};
 use crate::peers::{Joined, Peers, Proof};
 use crate::socket;
-use crate::stream::{drain, TlsStream};
+use crate::stream::{TlsStream, drain};
 use crate::tls;
 
 /// Most time for TLS and the first message, and then again for all connections of a line.

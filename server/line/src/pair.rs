@@ -1,17 +1,17 @@
 //! A line inside one process.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use coldrise_block::Result;
 
-use crate::credit::{windows, Credit};
+use crate::DEFAULT_BULK_WINDOW_BYTES;
+use crate::credit::{Credit, windows};
 use crate::failure::{End, Failure};
 use crate::frame::{Class, Frame};
 use crate::inbox::Inbox;
 use crate::line::{Line, LineStatistics, Received};
-use crate::DEFAULT_BULK_WINDOW_BYTES;
 
 /// Both ends of a line in memory, for the tests of its users and for copies within one machine.
 /// Bulk frames keep their order.

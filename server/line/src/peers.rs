@@ -2,14 +2,14 @@
 //! lines that there are.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::code::{fill_random, PairingCode, ProvenKeys, MAX_WRONG_CODES};
+use crate::code::{MAX_WRONG_CODES, PairingCode, ProvenKeys, fill_random};
 use crate::connected::Connections;
 use crate::failure::{End, Failure};
 use crate::frame::Class;

@@ -2,7 +2,7 @@
 //! rustix lacks both options.
 #![allow(unsafe_code)]
 
-use std::mem::{size_of, MaybeUninit};
+use std::mem::{MaybeUninit, size_of};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;

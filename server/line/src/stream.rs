@@ -208,14 +208,12 @@ pub(crate) fn drain(socket: &TcpStream) {
 fn refusal(error: std::io::Error) -> Error {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
-        Some(rustls::Error::InvalidCertificate(_)) => Error::new(
-            ErrorKind::Forbidden,
-            "it has another key than at the pairing",
-        )
-        .advise(
-            "if it was set up again, remove the link at both sites and add it again; otherwise \
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            Error::new(ErrorKind::Forbidden, "it has another key than at the pairing").advise(
+                "if it was set up again, remove the link at both sites and add it again; otherwise \
                  find out who answers at this address",
-        ),
+            )
+        }
         Some(rustls::Error::AlertReceived(AlertDescription::AccessDenied)) => {
             Refusal::UnknownKey.error()
         }

@@ -9,8 +9,8 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
 use rustls::crypto::{aws_lc_rs, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::AlwaysResolvesServerRawPublicKeys;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::version::TLS13;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig,

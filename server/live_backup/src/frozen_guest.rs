@@ -5,11 +5,11 @@
 //! guest frozen; the next backup with the agent thaws it.
 
 use std::path::Path;
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_qmp::{GuestAgent, FREEZE_LIMIT};
+use coldrise_qmp::{FREEZE_LIMIT, GuestAgent};
 
 /// A guest with frozen file systems. Dropping it thaws them.
 pub(crate) struct FrozenGuest {

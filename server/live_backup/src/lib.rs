@@ -19,7 +19,7 @@ mod qemu;
 use disk_pick::DiskPick;
 use libvirt::Stillness;
 pub use live_backup::{LiveBackup, LiveOptions};
-pub use place::{find_host, Candidate};
+pub use place::{Candidate, find_host};
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

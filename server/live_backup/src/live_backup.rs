@@ -1,11 +1,11 @@
 //! The backup of one machine: which hypervisor it runs under, the instant, and the end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_host::{default_scratch, Host};
+use coldrise_host::{Host, default_scratch};
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{BackupRequest, BackupStart, Location, Proof};
 use coldrise_inventory::configured_uuid;

@@ -2,7 +2,7 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
-use coldrise_hypervisors::libvirt::{domains, PATIENCE};
+use coldrise_hypervisors::libvirt::{PATIENCE, domains};
 use coldrise_hypervisors::virsh::Virsh;
 
 /// A host on which a domain is looked for.

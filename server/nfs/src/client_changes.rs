@@ -1,8 +1,8 @@
 //! Makes, removes and renames client files in sessions. Every call is durable on return,
 //! and keeps the session open for a while.
 
-use crate::node::{named, Named};
 use crate::OpenNode;
+use crate::node::{Named, named};
 use coldrise_block::Result;
 use coldrise_export::{Creation, NodeType, Removal};
 use std::sync::Arc;

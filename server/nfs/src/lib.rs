@@ -27,7 +27,7 @@ mod thread_pool;
 pub use attribute_invalidation::AttributeWatcher;
 pub use node::attributes::NodeAttributes;
 pub use node::files::{OpenError, OpenResult, ReadOutcome};
-pub use node::{MissingName, Named, OpenNode, MAX_HANDLE_BYTES};
+pub use node::{MAX_HANDLE_BYTES, MissingName, Named, OpenNode};
 pub use share_reservations::{Checked, Share, ShareDenied};
 
 use attribute_invalidation::{AttributeInvalidation, InvalidationThread};
@@ -38,8 +38,8 @@ use parking_lot::Mutex;
 use share_reservations::ShareReservations;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use thread_pool::ThreadPools;
 

@@ -9,10 +9,10 @@
 //! does the work itself and so waits: a client that asks for more than the machine can do
 //! is slowed down.
 
-use coldrise_block::{defect, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, defect};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 

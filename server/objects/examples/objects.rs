@@ -12,13 +12,13 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_objects::Objects;
-use coldrise_objects::{open, Settings};
+use coldrise_objects::{Settings, open};
 
 const THREADS: usize = 8;
 

@@ -32,8 +32,8 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use coldrise_block::Result;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::objects::{Listed, Objects};
@@ -19,7 +19,7 @@ use crate::attempts::{Attempts, Ended};
 use crate::failure::{Action, Call};
 use crate::fetch::Fetch;
 use crate::transport::Transport;
-use crate::{environment, tls, Settings, MOST_PUT_BYTES};
+use crate::{MOST_PUT_BYTES, Settings, environment, tls};
 
 /// A put goes in such parts, so that it is seen to move.
 const PART_BYTES: usize = 64 << 10;

@@ -3,14 +3,14 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{mpsc, Arc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use coldrise_block::ErrorKind;
 
 use super::Objects;
-use crate::s3::S3;
 use crate::Settings;
+use crate::s3::S3;
 
 /// What the server does with one request.
 enum Reply {

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 
 /// TLS 1.2 and 1.3 with aws-lc-rs. `ca_bundle`: a PEM file. Without any authority every server is

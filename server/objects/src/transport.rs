@@ -5,24 +5,24 @@
 //! leaves in the [`Exchange`] what went wrong.
 
 use std::future::Future;
-use std::pin::{pin, Pin};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{ready, Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use hyper::StatusCode;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, ETAG, RANGE};
-use hyper::StatusCode;
+use object_store::ClientOptions;
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
 };
-use object_store::ClientOptions;
 use rustls::ClientConfig;
-use tokio::time::{sleep_until, Instant, Sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::exchange::{current, Exchange, Success, Trouble};
+use crate::exchange::{Exchange, Success, Trouble, current};
 use crate::refusal::Refusal;
 
 /// Most time to wait for a connection.

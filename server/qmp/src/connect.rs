@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fs::{Mode, OFlags, open};
 
 /// Connects to a socket. An address has at most 107 bytes; the path may be longer.
 pub(crate) fn connect(path: &Path) -> Result<UnixStream> {

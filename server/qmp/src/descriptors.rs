@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Sends the beginning of `bytes` together with `file`. Returns the number of bytes sent.
 pub(crate) fn send(

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 /// Freezing or thawing the guest's file systems takes at most this time.
 pub const FREEZE_LIMIT: Duration = Duration::from_secs(10);

@@ -28,9 +28,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
-pub use guest_agent::{GuestAgent, FREEZE_LIMIT};
+pub use guest_agent::{FREEZE_LIMIT, GuestAgent};
 use lines::Lines;
 
 /// Maximum length of one message of QEMU, in bytes.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_host::SocketAccess;
+use coldrise_hosting::Caller;
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::Caller;
 use coldrise_hypervisors::attach::{AttachMachine, MAX_NAME_CHARS};
 use coldrise_store::default_cache_bytes;
 

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_firmware::Uefi;
-use coldrise_host::{default_owner, Host, SocketOwner};
+use coldrise_host::{Host, SocketOwner, default_owner};
 use coldrise_hosting::{Caller, Origin};
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{
-    check_tpm, default_domain, own_tpm, remove_left, rewrite, Domain, DomainOptions, DomainState,
-    DomainXml, NetworkChoice, RecoveryNote, VariablesPlace,
+    Domain, DomainOptions, DomainState, DomainXml, NetworkChoice, RecoveryNote, VariablesPlace,
+    check_tpm, default_domain, own_tpm, remove_left, rewrite,
 };
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Hardware;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{
-    random, MachineName, PointDocument, Repository, SessionName, FIRMWARE_VARIABLES, LIBVIRT_XML,
-    TPM_STATE,
+    FIRMWARE_VARIABLES, LIBVIRT_XML, MachineName, PointDocument, Repository, SessionName,
+    TPM_STATE, random,
 };
 
 /// What to do about another machine of the name.

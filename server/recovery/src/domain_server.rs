@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{now_ms, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, now_ms};
 use coldrise_hypervisors::libvirt::{Domain, DomainState, RecoveryNote};
-use coldrise_hypervisors::moves::{move_state, MovePhase};
+use coldrise_hypervisors::moves::{MovePhase, move_state};
 use coldrise_runs::process_run;
 use coldrise_session::SessionDocument;
-use coldrise_store::{default_cache_bytes, Repository, SessionName};
+use coldrise_store::{Repository, SessionName, default_cache_bytes};
 use serde_json::json;
 
-use crate::domain::{own_socket_name, owner_here, Prepared, BESIDE};
 use crate::RecoveryEnd;
-use coldrise_host::{socket_path, Host, SocketAccess};
+use crate::domain::{BESIDE, Prepared, own_socket_name, owner_here};
+use coldrise_host::{Host, SocketAccess, socket_path};
+use coldrise_hosting::Caller;
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::uefi;
-use coldrise_hosting::Caller;
 use coldrise_hosts::host_of;
 
 /// Interval of looking after the server.

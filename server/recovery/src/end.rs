@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::domain_server::socket_on_way;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
-use coldrise_hosting::{uefi, Caller};
+use coldrise_hosting::{Caller, uefi};
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
-use coldrise_hypervisors::vsphere::{check_no_machine, AccessOptions};
-use coldrise_session::{incoming_sentence, SealReport, SessionNotes};
+use coldrise_hypervisors::vsphere::{AccessOptions, check_no_machine};
+use coldrise_session::{SealReport, SessionNotes, incoming_sentence};
 use coldrise_store::{Repository, SessionName};
 
 /// How a recovery is undone.

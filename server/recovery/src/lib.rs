@@ -19,10 +19,10 @@ mod undo;
 pub mod vsphere;
 mod vsphere_server;
 
-pub use attached_disk::{default_disk_name, AttachedDiskServer};
+pub use attached_disk::{AttachedDiskServer, default_disk_name};
 pub use domain::{DomainRequest, Prepared};
 pub use domain_server::RecoveryServer;
-pub use end::{keep_parts, prepare_end, remove_socket, MachineEnd, UndoRequest, Undone};
+pub use end::{MachineEnd, UndoRequest, Undone, keep_parts, prepare_end, remove_socket};
 pub use session_machines::{startable_session, unserved};
 pub use undo::undo;
 

@@ -7,7 +7,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote};
 use coldrise_hypervisors::moves::move_state;
-use coldrise_hypervisors::vsphere::{recovery_note, VspherePhase};
+use coldrise_hypervisors::vsphere::{VspherePhase, recovery_note};
 use coldrise_session::{SessionDocument, SessionNotes, SessionState};
 use coldrise_store::{Repository, SessionName};
 

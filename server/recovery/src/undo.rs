@@ -6,14 +6,14 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosting::Caller;
 use coldrise_hosts::host_of;
-use coldrise_hypervisors::libvirt::{note_left, DomainState, RecoveryNote};
+use coldrise_hypervisors::libvirt::{DomainState, RecoveryNote, note_left};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 
 use crate::end::{
-    check_can_seal, end_session, remove_parts, remove_socket, MachineEnd, UndoRequest, Undone,
+    MachineEnd, UndoRequest, Undone, check_can_seal, end_session, remove_parts, remove_socket,
 };
 use crate::vsphere;
 

@@ -11,15 +11,15 @@ use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::{Caller, Origin};
 use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_hypervisors::vsphere::{
-    datastore_name, lock, recovery_note, AccessOptions, ChosenHosts, Steps, Vsphere, VsphereNote,
-    VspherePhase,
+    AccessOptions, ChosenHosts, Steps, Vsphere, VsphereNote, VspherePhase, datastore_name, lock,
+    recovery_note,
 };
 use coldrise_session::SessionNotes;
-use coldrise_store::{default_cache_bytes, Repository, SessionName};
+use coldrise_store::{Repository, SessionName, default_cache_bytes};
 
-use crate::end::{end_session, MachineEnd, UndoRequest, Undone};
-use crate::vsphere_server::{self, Recovered};
 use crate::RecoveryEnd;
+use crate::end::{MachineEnd, UndoRequest, Undone, end_session};
+use crate::vsphere_server::{self, Recovered};
 
 /// The only port that ESXi uses.
 const NFS_PORT: u16 = 2049;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_hosting::Caller;
 use coldrise_hosting::ganesha::Ganesha;
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::Caller;
-use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
+use coldrise_hypervisors::vsphere::{VsphereNote, recovery_note};
 use coldrise_runs::process_run;
 use coldrise_store::{Repository, SessionName};
 use serde_json::json;

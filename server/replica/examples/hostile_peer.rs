@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{
-    connect, pair_with, Class, Frame, Identity, Line, LineOptions, PairingCode, PeerKey, Received,
-    TcpLine,
+    Class, Frame, Identity, Line, LineOptions, PairingCode, PeerKey, Received, TcpLine, connect,
+    pair_with,
 };
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 #[path = "hostile_peer/attacks.rs"]
 mod attacks;

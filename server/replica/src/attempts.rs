@@ -4,21 +4,21 @@
 //! attempt, too: no line and no machine is held meanwhile. Points that are complete are
 //! not copied again, and content that is there is not sent again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
-use coldrise_line::{connect, Identity, Line, LineOptions, LineStatistics, PeerKey};
+use coldrise_line::{Identity, Line, LineOptions, LineStatistics, PeerKey, connect};
 use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::Repository;
 
 use coldrise_block::units::show_duration;
 
 use crate::{
-    copy, fetch, limit_fetch, local_time, CopyProgress, CopyRequest, CopySummary, FetchRequest,
-    LineRemote, MachineCopy, RateWindows, Remote, Traffic,
+    CopyProgress, CopyRequest, CopySummary, FetchRequest, LineRemote, MachineCopy, RateWindows,
+    Remote, Traffic, copy, fetch, limit_fetch, local_time,
 };
 
 /// The first wait, which doubles with every attempt that fails.

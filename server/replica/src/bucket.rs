@@ -4,8 +4,8 @@
 //! killed, and machines boot from a point while it comes.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_bucket::{BucketDisk, BucketRepository, BucketWriter};
@@ -19,7 +19,7 @@ use coldrise_store::{
 use parking_lot::Mutex;
 
 use crate::remote::{
-    fetch, Announced, Announcement, CopyProgress, CopySummary, FetchRequest, Opening, Remote,
+    Announced, Announcement, CopyProgress, CopySummary, FetchRequest, Opening, Remote, fetch,
 };
 use crate::serve_fetch::serve_fetch;
 use crate::source::CopySource;

@@ -1,7 +1,7 @@
 //! The content of a disk of a point, and its differences from another point.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Disk, Error, ErrorKind, Extent, Result, StoredRanges};
 use coldrise_ingest::source::{DirtyRun, Reader, Source};

@@ -1,16 +1,16 @@
 //! The copy of machines to another repository.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::{store_source, Pace, RateLimit, StoredDisk, Watch};
+use coldrise_ingest::{Pace, RateLimit, StoredDisk, Watch, store_source};
 use coldrise_store::{DiskDocument, MachineName, PointDocument, Repository};
 
 use crate::disk_copy::{Common, DiskCopy};
-use crate::plan::{base_of, came_by, comes_back, made_in, places_before, Plan, Side, Wanted};
+use crate::plan::{Plan, Side, Wanted, base_of, came_by, comes_back, made_in, places_before};
 use crate::remote::{
     Announced, Announcement, CopiedPoint, CopyProgress, CopyStep, CopySummary, MachineCopy,
     PartialMap, Remote,
@@ -117,7 +117,7 @@ impl CopyRun<'_> {
                 Err(error)
                     if [ErrorKind::Interrupted, ErrorKind::NoSpace].contains(&error.kind()) =>
                 {
-                    return Err(error)
+                    return Err(error);
                 }
                 done => run.result.error = done.err(),
             }
@@ -282,7 +282,7 @@ impl MachineRun<'_> {
             let Some(at) = base_of(point, &candidates) else { return Ok(None) };
             match self.source.hold(&mut commons[at].here) {
                 Ok(lease) if self.remote.keep_base(&commons[at].there)? => {
-                    return Ok(Some((at, lease)))
+                    return Ok(Some((at, lease)));
                 }
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => drop(commons.remove(at)),

@@ -1,7 +1,7 @@
 //! One disk of a point that is about to be copied.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Disk, Result};
 use coldrise_session::ByteRanges;

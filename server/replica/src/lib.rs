@@ -44,15 +44,15 @@ mod source;
 mod status;
 mod windows;
 
-pub use attempts::{copy_over, paced, Attempts, Site, Way};
-pub use bucket::{fetch_from_bucket, BucketRemote};
-pub use copy::{copy, CopyRequest};
-pub use links::{parse_link_name, parse_prefix, Invitation, Link, Links, Right};
+pub use attempts::{Attempts, Site, Way, copy_over, paced};
+pub use bucket::{BucketRemote, fetch_from_bucket};
+pub use copy::{CopyRequest, copy};
+pub use links::{Invitation, Link, Links, Right, parse_link_name, parse_prefix};
 pub use plan::Identity;
 pub use remote::{
-    fetch, limit_fetch, Announced, AnnouncedDisk, Announcement, CopiedPoint, CopyProgress,
-    CopyStep, CopySummary, FetchRequest, Fetched, Greeting, LineRemote, MachineCopy, Opening,
-    PartialMap, Remote, Traffic,
+    Announced, AnnouncedDisk, Announcement, CopiedPoint, CopyProgress, CopyStep, CopySummary,
+    FetchRequest, Fetched, Greeting, LineRemote, MachineCopy, Opening, PartialMap, Remote, Traffic,
+    fetch, limit_fetch,
 };
 pub use serve_fetch::serve_fetch;
 pub use source::CopySource;
@@ -60,4 +60,4 @@ pub use status::{
     CopiesStamp, CopyCounts, CopyRecords, CopyState, CopyTarget, Cut, FailedCopy, MachineCopies,
     RunningCopy, StatusReader, TargetCopies,
 };
-pub use windows::{local_time, RateWindow, RateWindows};
+pub use windows::{RateWindow, RateWindows, local_time};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
-use coldrise_line::{Identity, PairingCode, PeerKey, CODE_VALID};
-use coldrise_store::{MachineName, Repository, SealedFolder, MAX_NAME_BYTES};
+use coldrise_line::{CODE_VALID, Identity, PairingCode, PeerKey};
+use coldrise_store::{MAX_NAME_BYTES, MachineName, Repository, SealedFolder};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 

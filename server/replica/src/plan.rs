@@ -2,8 +2,8 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    ClockGuard, MachineName, MadeIn, PointDocument, PointName, PointOrigin, RepositoryId,
-    MAX_CAME_BY,
+    ClockGuard, MAX_CAME_BY, MachineName, MadeIn, PointDocument, PointName, PointOrigin,
+    RepositoryId,
 };
 
 /// The identity of a point, equal in different repositories.

@@ -1,7 +1,7 @@
 //! The side of a fetch that has the points; see `remote::fetch`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -12,7 +12,7 @@ use coldrise_line::Line;
 use coldrise_store::MachineName;
 use parking_lot::Mutex;
 
-use crate::copy::{copy, CopyRequest};
+use crate::copy::{CopyRequest, copy};
 use crate::remote::messages::{Ask, Failure};
 use crate::remote::{
     CopyProgress, CopyStep, CopySummary, FetchReport, FetchRequest, LineRemote, Remote,

@@ -1,12 +1,12 @@
 //! The repository from which points are copied: on this host, or in a bucket.
 
 use std::any::Any;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Disk, Result};
-use coldrise_inventory::{changed_ranges, Range};
-use coldrise_session::{boot_trace, open_point_disk, CarriedFiles, Catalog, ReadLease};
+use coldrise_inventory::{Range, changed_ranges};
+use coldrise_session::{CarriedFiles, Catalog, ReadLease, boot_trace, open_point_disk};
 use coldrise_store::{ClockGuard, DiskName, MachineName, PointDocument, Repository, RepositoryId};
 
 /// The program's name in leases, for people.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, Rate};
 use coldrise_schedule::Window;
-use jiff::civil::DateTime;
 use jiff::ToSpan;
+use jiff::civil::DateTime;
 
 /// Interval of asking the clock.
 const INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_ingest::Rate;
-use coldrise_replica::{parse_prefix, RateWindow};
+use coldrise_replica::{RateWindow, parse_prefix};
 use coldrise_store::MachineName;
 use serde::Serialize;
 

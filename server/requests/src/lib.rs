@@ -21,16 +21,16 @@ mod production;
 mod value;
 
 pub use copy::CopyOptions;
-pub use encode::{check, refuse, CommandLine};
+pub use encode::{CommandLine, check, refuse};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
 pub use points::{
-    format_words, Backup, BackupOptions, CheckBoot, Fold, Forget, Gc, Protect, Prune, Publish,
-    Quarantine, Release, Restore, Seal, Unpublish, Verify,
+    Backup, BackupOptions, CheckBoot, Fold, Forget, Gc, Protect, Prune, Publish, Quarantine,
+    Release, Restore, Seal, Unpublish, Verify, format_words,
 };
 pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use value::{
-    live_session, parse_backup_machine, parse_network, parse_percent, parse_point, parse_target,
-    session_name, unique_names, Hypervisor, Target,
+    Hypervisor, Target, live_session, parse_backup_machine, parse_network, parse_percent,
+    parse_point, parse_target, session_name, unique_names,
 };
 
 use clap::{ArgMatches, Command};

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use coldrise_block::Result;
 use coldrise_formats::Format;
 use coldrise_hosts::parse_host_name;
-use coldrise_ingest::{is_ova, RestoreTarget};
+use coldrise_ingest::{RestoreTarget, is_ova};
 use coldrise_inventory::{BootStage, Retention};
 use coldrise_store::{Address, DisplayName, MachineName, SessionName};
 use serde::{Deserialize, Serialize};

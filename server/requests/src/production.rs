@@ -10,13 +10,13 @@ use coldrise_hosts::parse_host_name;
 use coldrise_https::Thumbprint;
 use coldrise_hypervisors::attach::Machine;
 use coldrise_hypervisors::moves;
-use coldrise_ingest::rollback::RollbackDisk;
 use coldrise_ingest::RestoreTarget;
+use coldrise_ingest::rollback::RollbackDisk;
 use coldrise_store::{Address, PointName, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::value::{live_session, pairs, parse_network, text, Hypervisor};
+use crate::value::{Hypervisor, live_session, pairs, parse_network, text};
 
 /// A machine to run under its own hypervisor.
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]

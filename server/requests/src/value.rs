@@ -7,8 +7,8 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_ingest::Rate;
 use coldrise_store::{Address, DisplayName, MachineName, PointSelector, SessionName};
-use serde::de::{Error as _, MapAccess, Visitor};
 use serde::Deserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
 
 /// A parser of an argument that checks the text with `parse`, and keeps the text.
 pub(crate) fn text<T: 'static>(

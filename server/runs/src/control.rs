@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::Value;
 
-use crate::folder::RunsFolder;
 use crate::RunId;
+use crate::folder::RunsFolder;
 
 /// Maximum length of a request, in bytes. It is small: a client may send one byte per second.
 const MAX_REQUEST_BYTES: u64 = 32;

@@ -7,8 +7,8 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::documents::{Outcome, Plan, RunRecord, State};
-use crate::run_files::{machine_of, no_file, RunFiles};
-use crate::{log, RunId};
+use crate::run_files::{RunFiles, machine_of, no_file};
+use crate::{RunId, log};
 
 /// The end of the name of a planned run's folder.
 pub(crate) const PLANNED_SUFFIX: &str = ".planned";

@@ -11,7 +11,7 @@ use coldrise_block::{Context, Result};
 use crate::documents::LogLine;
 use crate::folder::RunsFolder;
 use crate::run_files::RunFiles;
-use crate::{log, RunId};
+use crate::{RunId, log};
 
 /// Interval of looking for new lines.
 const INTERVAL: Duration = Duration::from_millis(200);

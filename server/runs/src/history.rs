@@ -6,12 +6,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use coldrise_block::{create_private, HeldLock, Result};
+use coldrise_block::{HeldLock, Result, create_private};
 
-use crate::folder::{planned_id, RunsFolder};
+use crate::RunId;
+use crate::folder::{RunsFolder, planned_id};
 use crate::machine::remove_machine;
 use crate::run_files::RunFiles;
-use crate::RunId;
 
 /// Number of runs that are kept whatever their age.
 const KEPT_RUNS: usize = 1000;

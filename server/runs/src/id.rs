@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 

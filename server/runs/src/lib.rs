@@ -54,7 +54,7 @@ mod planned_tests;
 mod tests;
 
 pub use documents::{Failure, LogLine, MachineRecord, Outcome, Plan, RunRecord, State, Who};
-pub use exit_code::{exit_code, BOOT_FAILED, BOOT_NOT_PROVEN};
+pub use exit_code::{BOOT_FAILED, BOOT_NOT_PROVEN, exit_code};
 pub use folder::{RunList, RunsFolder};
 pub use follow::Follow;
 pub use id::RunId;

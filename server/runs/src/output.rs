@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-use coldrise_block::{create_private, PeriodicThread};
+use coldrise_block::{PeriodicThread, create_private};
 
 use crate::run_files::RunFiles;
 

@@ -8,10 +8,10 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 
 use coldrise_block::{Context, Result};
 
+use crate::RunId;
 use crate::documents::LogLine;
 use crate::folder::RunsFolder;
 use crate::log::{self, Beginning};
-use crate::RunId;
 
 /// Bounds of a piece, in bytes. Lines are shorter than the lower one.
 const MIN_PIECE_BYTES: u64 = 64 << 10;

@@ -15,15 +15,15 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    create_private, path_exists, write_synced, Context, Error, ErrorKind, HeldLock, Result,
+    Context, Error, ErrorKind, HeldLock, Result, create_private, path_exists, write_synced,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::documents::{Failure, Outcome, Plan, Who};
-use crate::folder::{planned_id, RunsFolder, PLANNED_SUFFIX};
+use crate::folder::{PLANNED_SUFFIX, RunsFolder, planned_id};
 use crate::run_files::RunFiles;
 use crate::written::{write_plan, write_result};
-use crate::{history, redact_arguments, RunId};
+use crate::{RunId, history, redact_arguments};
 
 /// Maximum size of request.json, in bytes.
 pub const MAX_REQUEST_BYTES: u64 = 64 << 10;

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coldrise_block::{
-    remove_if_present, Context, Error, ErrorKind, HeldLock, PeriodicThread, Result,
+    Context, Error, ErrorKind, HeldLock, PeriodicThread, Result, remove_if_present,
 };
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::documents::{Failure, LogLine, Outcome, Plan};
 use crate::folder::RunsFolder;
 use crate::log::LogFile;
 use crate::machine::MachineFiles;
-use crate::planned::{plan_again, Planned, Request};
+use crate::planned::{Planned, Request, plan_again};
 use crate::run_files::RunFiles;
 use crate::written::{cut, write_plan, write_result};
-use crate::{control, history, output, redact, RunId};
+use crate::{RunId, control, history, output, redact};
 
 /// Least time between two progress lines, in milliseconds.
 const PROGRESS_INTERVAL_MS: u64 = 1000;

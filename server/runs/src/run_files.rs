@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
-use rustix::fs::{openat, AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 

@@ -5,10 +5,10 @@ use std::process::{Child, Command, Stdio};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
+use crate::RunId;
 use crate::documents::Failure;
 use crate::folder::RunsFolder;
 use crate::run_files::RunFiles;
-use crate::RunId;
 
 /// Exists while systemd is the init process.
 const SYSTEMD: &str = "/run/systemd/system";

@@ -1,15 +1,15 @@
 //! Tests of runs in one process: two descriptors of one lock conflict as two processes do.
 
-use std::os::unix::fs::{symlink, PermissionsExt};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use coldrise_block::ErrorKind;
 use serde_json::json;
 
-use crate::{history, Failure, Plan, Run, RunId, RunsFolder, State, Who};
+use crate::{Failure, Plan, Run, RunId, RunsFolder, State, Who, history};
 
 pub(crate) fn plan(command: &str) -> Plan {
     Plan {

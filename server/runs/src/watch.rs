@@ -6,14 +6,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Result};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-use crate::folder::{planned_id, RunsFolder};
+use crate::folder::{RunsFolder, planned_id};
 
-use crate::run_files::RunFiles;
 use crate::RunId;
+use crate::run_files::RunFiles;
 
 /// Interval of looking whether the folder of all runs is still the same one.
 const SAME_INTERVAL: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use coldrise_block::{create_private, rename_over, temporary_path, Context, Result};
+use coldrise_block::{Context, Result, create_private, rename_over, temporary_path};
 use serde_json::json;
 
 use crate::documents::{Failure, Outcome, Plan};

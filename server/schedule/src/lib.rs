@@ -13,5 +13,5 @@ mod window;
 
 pub use back_off::back_off;
 pub use calendar::Calendar;
-pub use occurrences::{occurrences, Occurrences};
+pub use occurrences::{Occurrences, occurrences};
 pub use window::Window;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use jiff::tz::TimeZone;
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
+use crate::Calendar;
 use crate::calendar::MICROS;
 use crate::field::Field;
-use crate::Calendar;
 
 const MINUTE_MS: i64 = 60_000;
 
@@ -79,10 +79,10 @@ fn span(minutes: &BTreeMap<i64, u64>, from_ms: i64, until_ms: i64) -> Option<Occ
 
 #[cfg(test)]
 mod tests {
-    use super::{occurrences, Occurrences};
+    use super::{Occurrences, occurrences};
     use crate::Calendar;
     use jiff::tz::TimeZone;
-    use jiff::{civil, Timestamp, ToSpan};
+    use jiff::{Timestamp, ToSpan, civil};
 
     const MINUTE_MS: i64 = 60_000;
     const HOUR_MS: i64 = 60 * MINUTE_MS;

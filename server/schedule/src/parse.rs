@@ -5,7 +5,7 @@ use std::str::FromStr;
 use coldrise_block::{Error, ErrorKind, Result};
 use jiff::tz::TimeZone;
 
-use crate::calendar::{every_second, Calendar, ALL_DAYS, MAX_YEAR};
+use crate::calendar::{ALL_DAYS, Calendar, MAX_YEAR, every_second};
 use crate::field::{Field, Item};
 
 /// Maximum length of an expression, in bytes.

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use coldrise_block::{Error, Result};
 use jiff::civil::{DateTime, Time};
 
-use crate::calendar::{show_weekdays, ALL_DAYS};
-use crate::parse::{weekdays, words, Word};
+use crate::calendar::{ALL_DAYS, show_weekdays};
+use crate::parse::{Word, weekdays, words};
 
 /// A part of the day, on some weekdays: `22:00-06:00 Mon..Fri`, `mon-fri 22:00-06:00`, or whole days: `sat,sun`. A
 /// window over midnight belongs to the day on which it begins. Its end is not part of it.

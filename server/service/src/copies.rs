@@ -325,7 +325,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{BehindDay, Database, DAY_MS};
+    use super::{BehindDay, DAY_MS, Database};
 
     #[test]
     fn the_worst_of_each_day_stays() {

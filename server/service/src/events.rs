@@ -131,7 +131,7 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
-    use super::{Events, What, KEPT_EVENTS};
+    use super::{Events, KEPT_EVENTS, What};
 
     #[test]
     fn a_client_misses_nothing_or_learns_of_a_gap() {

@@ -84,7 +84,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{Database, DAY_MS, HOUR_MS, MAX_DAYS};
+    use super::{DAY_MS, Database, HOUR_MS, MAX_DAYS};
 
     #[test]
     fn the_last_sample_of_each_day_stays() {

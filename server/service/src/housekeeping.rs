@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{remove_abandoned_folders, Result};
+use coldrise_block::{Result, remove_abandoned_folders};
 use coldrise_requests::{CommandLine, Unpublish};
 
 use crate::jobs::NewRun;

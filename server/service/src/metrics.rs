@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::access::Identity;
 use crate::clock::now_ms;
 use crate::jobs::{KnownMachine, RowState};
-use crate::notifications::{all_alarms, Drive, Severity};
+use crate::notifications::{Drive, Severity, all_alarms};
 use crate::service::Service;
 
 /// The stages of a boot check, the lowest first.

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_hosts::{parse_host_name, Hosts};
+use coldrise_hosts::{Hosts, parse_host_name};
 use coldrise_inventory::Inventory;
 use coldrise_runs::{RunsFolder, Starter};
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
-use tokio::signal::unix::{signal, SignalKind};
-use tokio::sync::{watch, Notify};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
 
-use crate::access::{setup, LoginLimits};
+use crate::access::{LoginLimits, setup};
 use crate::activity_watch::{self, ActivityHistory};
 use crate::api::{self, check_host_of};
 use crate::arguments::{Options, StartRuns};

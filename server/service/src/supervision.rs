@@ -29,13 +29,15 @@ pub(crate) fn start(service: SharedService, runtime: Handle) -> Result<()> {
     let interval = if is_watched { Duration::from_micros(limit_us / 3) } else { STATUS_INTERVAL };
     std::thread::Builder::new()
         .name("watchdog".to_owned())
-        .spawn(move || loop {
-            // A service that stops takes the time that TimeoutStopSec= gives.
-            if *service.stop.borrow() || (answers(&service, &runtime) && is_watched) {
-                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+        .spawn(move || {
+            loop {
+                // A service that stops takes the time that TimeoutStopSec= gives.
+                if *service.stop.borrow() || (answers(&service, &runtime) && is_watched) {
+                    let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+                }
+                let _ = sd_notify::notify(false, &[NotifyState::Status(&status(&service))]);
+                std::thread::sleep(interval);
             }
-            let _ = sd_notify::notify(false, &[NotifyState::Status(&status(&service))]);
-            std::thread::sleep(interval);
         })
         .context(|| "starting the watchdog's thread")
         .map(drop)

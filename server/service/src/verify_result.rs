@@ -91,7 +91,7 @@ fn owner(disk: &str) -> String {
 mod tests {
     use super::FoundDamage;
     use coldrise_runs::RunRecord;
-    use serde_json::{json, Value};
+    use serde_json::{Value, json};
 
     fn verify(exit_code: u8, error: Value, counts: Value) -> RunRecord {
         let plan = json!({

@@ -7,11 +7,11 @@ use coldrise_block::hex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use axum::Router;
 use axum::body::Bytes;
-use axum::http::{header, HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use crate::access::sha256;

@@ -14,10 +14,10 @@ use proptest::prelude::*;
 
 use crate::client_files::{CarriedFile, CarriedFiles, FileTree};
 use crate::live_disk::open_live_disk;
-use crate::paths::{layer_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path};
 use crate::points::inventory::Inventory;
 use crate::session_folder::document::SessionDocument;
-use crate::sessions::session::{sessions, Session};
+use crate::sessions::session::{Session, sessions};
 use crate::{publish, seal};
 
 const DISK_BYTES: u64 = 1 << 20;

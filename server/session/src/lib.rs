@@ -62,47 +62,47 @@ mod verify;
 mod writer;
 
 pub use activity::{
-    served_sessions, session_activity, ActivityDetail, DiskActivity, OperationActivity,
-    SessionActivity,
+    ActivityDetail, DiskActivity, OperationActivity, SessionActivity, served_sessions,
+    session_activity,
 };
 pub use boot_trace::{adopt_boot_trace, boot_trace};
 pub use client_files::{
     CarriedFile, CarriedFiles, ClientFile, ClientFiles, ClientFilesReader, Creation, FileEntry,
-    FileId, FileKind, FileTree, Removal, SkippedFile, MAX_SMALL_BYTES,
+    FileId, FileKind, FileTree, MAX_SMALL_BYTES, Removal, SkippedFile,
 };
 pub use disks::length::Length;
 pub use disks::point_disk::open_point_disk;
-pub use fold::{fold, FoldReport, Folded};
+pub use fold::{FoldReport, Folded, fold};
 pub use incoming::{
-    incoming_sentence, ByteRanges, Differences, FetchSocket, IncomingContent, IncomingPoint,
-    PartialCopy, PartialDisk, PieceSource,
+    ByteRanges, Differences, FetchSocket, IncomingContent, IncomingPoint, PartialCopy, PartialDisk,
+    PieceSource, incoming_sentence,
 };
 pub use live_disk::{open_live_disk, open_live_side_file};
-pub use locks::lease::{read_leases, Lease, LeaseDocument, LeaseHold, Served};
-pub use points::catalog::{enter_sealed_points, open_for_repair, Catalog};
+pub use locks::lease::{Lease, LeaseDocument, LeaseHold, Served, read_leases};
+pub use points::catalog::{Catalog, enter_sealed_points, open_for_repair};
 pub use points::forget::{IncomingRemoval, PointRemoval, Published};
-pub use points::in_use::{remove_unused_layers, InUse};
-pub use points::inventory::{damaged_sessions, Inventory};
-pub use points::prune::{judge, PointVerdict};
-pub use points::quarantine::{apply_quarantine, check_offered, set_quarantine, QuarantineReport};
+pub use points::in_use::{InUse, remove_unused_layers};
+pub use points::inventory::{Inventory, damaged_sessions};
+pub use points::prune::{PointVerdict, judge};
+pub use points::quarantine::{QuarantineReport, apply_quarantine, check_offered, set_quarantine};
 pub use points::read_lease::ReadLease;
-pub use points::usage::{usage, MachineUsage, PointUsage, StoredBytes, Usage};
+pub use points::usage::{MachineUsage, PointUsage, StoredBytes, Usage, usage};
 pub use session_folder::document::{SessionDisk, SessionDocument};
 pub use session_folder::notes::{NotesLock, SessionNotes};
-pub use session_folder::rollback_guard::{session_damage, SessionDamage};
-pub use session_folder::stamps::{session_stamps, waiting_points, SessionStamp};
-pub use sessions::owned::{discard_abandoned_sessions, CaptureLimit, OwnedSession};
+pub use session_folder::rollback_guard::{SessionDamage, session_damage};
+pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
+pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions};
 pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::seal::seal;
 pub use sessions::seal_report::SealReport;
-pub use sessions::session::{session, sessions, Session, SessionState};
+pub use sessions::session::{Session, SessionState, session, sessions};
 pub use sessions::unpublish::unpublish;
 pub use sockets::point_change::PointChange;
 pub use verify::{
-    joined, verify, ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope,
+    ProgressSum, VerifyOutcome, VerifyPart, VerifyRequest, VerifyScope, joined, verify,
 };
-pub use writer::access::{keep_files_private, RepositoryAccess};
+pub use writer::access::{RepositoryAccess, keep_files_private};
 pub use writer::background_lock::{BackgroundLock, BackgroundWork};
-pub use writer::gc::{ask_for_gc, collect_garbage, Collected, GcAnswer};
-pub use writer::shared::{change_through_backup, SharedWriter};
+pub use writer::gc::{Collected, GcAnswer, ask_for_gc, collect_garbage};
+pub use writer::shared::{SharedWriter, change_through_backup};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    path_exists, would_wait, Disk, Error, ErrorKind, Extent, ReadContext, Result, Waiting,
+    Disk, Error, ErrorKind, Extent, ReadContext, Result, Waiting, path_exists, would_wait,
 };
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::RwLock;
@@ -12,9 +12,9 @@ use parking_lot::RwLock;
 use crate::disks::layered_disk::{LayeredDisk, Stack};
 use crate::disks::point_disk::sealed_layers;
 use crate::incoming::session_base;
-use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode};
+use crate::layer::{Layer, LayerKeys, ReadMode, layer_damage};
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
-use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::SessionDocument;
 use crate::session_folder::rollback_guard::check_for_reader;
 use crate::session_folder::side_file::SideFileKey;
@@ -138,11 +138,7 @@ impl Disk for LiveDisk {
         let view = Arc::clone(&*self.view.try_read().ok_or_else(would_wait)?);
         let result = view.read_in_memory(buffer, offset_bytes);
         let is_corrupt = matches!(&result, Err(e) if e.kind() == ErrorKind::Corrupt);
-        if self.shown.is_current(&view) && !is_corrupt {
-            result
-        } else {
-            Err(would_wait())
-        }
+        if self.shown.is_current(&view) && !is_corrupt { result } else { Err(would_wait()) }
     }
 
     fn extents(&self, offset_bytes: u64, length_bytes: u64, limit: usize) -> Result<Vec<Extent>> {

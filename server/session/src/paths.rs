@@ -3,7 +3,7 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{remove_if_present, Context, Result};
+use coldrise_block::{Context, Result, remove_if_present};
 use coldrise_store::{LayerId, PendingMarker, Repository, SessionName};
 
 /// The name of the socket of the process that writes a session.

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
-use rustix::fs::{seek, SeekFrom};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use rustix::fs::{SeekFrom, seek};
 use zstd::bulk::Compressor;
 
 const PIECE_BYTES: u64 = 1 << 20;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use coldrise_store::{
-    diff, Compression, InitOptions, MapRoot, OpenOptions, Passphrase, PassphraseSource, Repository,
-    RepositoryWriter, WriteOptions,
+    Compression, InitOptions, MapRoot, OpenOptions, Passphrase, PassphraseSource, Repository,
+    RepositoryWriter, WriteOptions, diff,
 };
 
 const CHUNK: usize = 16 << 10;

@@ -9,7 +9,7 @@
 //!   chance collision with 2^36 values (1 PiB of 16 KiB chunks): 2^-25.
 //! - Documents: 96 random bits. There are few documents.
 
-use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::{Zeroize, Zeroizing};
 
@@ -168,7 +168,7 @@ pub(crate) fn derive_from(root: &Key, purpose: &str, material: &[u8]) -> Zeroizi
 /// # Errors
 /// `Internal` if the system has none.
 pub fn random(bytes: &mut [u8]) -> Result<()> {
-    use rustix::rand::{getrandom, GetRandomFlags};
+    use rustix::rand::{GetRandomFlags, getrandom};
     let mut filled = 0;
     while filled < bytes.len() {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {

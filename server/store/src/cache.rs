@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use quick_cache::sync::Cache;
 use quick_cache::Weighter;
+use quick_cache::sync::Cache;
 
 use crate::chunk::ChunkId;
-use crate::map::{Page, PageId, LEAF_SLOTS};
+use crate::map::{LEAF_SLOTS, Page, PageId};
 
 /// A decoded chunk.
 pub(crate) type DecodedChunk = Arc<[u8]>;

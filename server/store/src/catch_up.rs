@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use coldrise_block::PeriodicThread;
 
+use crate::Repository;
 use crate::allocator::return_free_memory;
 use crate::cache::ChunkCache;
 use crate::memory::{CacheSizer, Memory};
-use crate::Repository;
 
 /// Interval between two checks of the manifest's length and of the available memory.
 const INTERVAL: Duration = Duration::from_secs(1);

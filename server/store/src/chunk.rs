@@ -272,11 +272,7 @@ impl ChunkCodec {
                 }
                 _ => return Err("unknown codec"),
             };
-            if filled == chunk.len() {
-                Ok(())
-            } else {
-                Err("wrong decompressed length")
-            }
+            if filled == chunk.len() { Ok(()) } else { Err("wrong decompressed length") }
         })
     }
 }

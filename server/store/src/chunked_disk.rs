@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result,
-    Waiting,
+    Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result, Waiting,
+    check_range,
 };
 
 use crate::cache::DecodedChunk;
 use crate::chunk::ChunkId;
-use crate::map::{extents_of, for_each_difference, slot_of, subtree_chunks, MapRoot, Page, Place};
+use crate::map::{MapRoot, Page, Place, extents_of, for_each_difference, slot_of, subtree_chunks};
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 

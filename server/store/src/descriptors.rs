@@ -1,6 +1,6 @@
 //! The limit of open files of a process, and the database's share of it.
 
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit of open files to the hard one. Call it before opening a repository. The
 /// soft limit of 1024 is meant for programs that use select(2). A server has every file of the

@@ -9,8 +9,8 @@ use coldrise_block::units::is_printable;
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::name::MAX_NAME_BYTES;
 use crate::MachineName;
+use crate::name::MAX_NAME_BYTES;
 
 /// Maximum length of a display name, in characters; at most 4 bytes each.
 pub const MAX_DISPLAY_NAME_CHARS: usize = 255;

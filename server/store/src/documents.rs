@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::parts::{check_parts, MachinePart};
+use crate::parts::{MachinePart, check_parts};
 use crate::{DiskName, DisplayName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
 use coldrise_block::hex;
 

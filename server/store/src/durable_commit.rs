@@ -5,10 +5,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{sync_directory, Context, Result};
+use coldrise_block::{Context, Result, sync_directory};
 
 use crate::documents::CatalogDamage;
-use crate::high_water::{self, mark_paths, Mark, NAMES, PURPOSE};
+use crate::high_water::{self, Mark, NAMES, PURPOSE, mark_paths};
 use crate::repository::Repository;
 use crate::rocks::{self, Batch, Family};
 

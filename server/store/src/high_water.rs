@@ -23,11 +23,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 
+use crate::RepositoryId;
 use crate::advice::REPAIR;
 use crate::aead::document;
 use crate::keys::Keys;
 use crate::rocks::{self, ManifestEnd};
-use crate::RepositoryId;
 
 pub(crate) const NAMES: [&str; 2] = ["high-water.1", "high-water.2"];
 pub(crate) const PURPOSE: &str = "high-water mark";

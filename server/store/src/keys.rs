@@ -14,12 +14,12 @@
 
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::aead::{derive_from, random, Aead, Key, NONCE_BYTES, TAG_BYTES};
+use crate::aead::{Aead, Key, NONCE_BYTES, TAG_BYTES, derive_from, random};
 use crate::allocator::prefer_huge_pages;
 use crate::{KeyLabel, Passphrase, RepositoryId};
 use coldrise_block::hex;

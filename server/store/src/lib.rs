@@ -79,37 +79,37 @@ pub use catalog_scan::{
 };
 pub use catch_up::CatchUpThread;
 pub use chunk::{MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
-pub use chunked_disk::{diff, ChunkedDisk};
+pub use chunked_disk::{ChunkedDisk, diff};
 pub use claim::Claim;
 pub use clock_guard::ClockGuard;
 pub use compression::Compression;
 pub use descriptors::raise_descriptor_limit;
 pub use display_name::{DisplayName, MAX_DISPLAY_NAME_CHARS};
 pub use documents::{
-    CatalogDamage, Configuration, DiskDocument, LayerId, LayerReference, MadeIn, PointDocument,
-    PointFiles, PointOrigin, Quarantine, WayOut, COLDRISE_JSON, LIBVIRT_XML, MAX_CAME_BY,
-    MAX_CONFIGURATION_BYTES, MAX_DISKS, OVF, VMX,
+    COLDRISE_JSON, CatalogDamage, Configuration, DiskDocument, LIBVIRT_XML, LayerId,
+    LayerReference, MAX_CAME_BY, MAX_CONFIGURATION_BYTES, MAX_DISKS, MadeIn, OVF, PointDocument,
+    PointFiles, PointOrigin, Quarantine, VMX, WayOut,
 };
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use lock_holder::lock_holder;
 pub use map::MapRoot;
 pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
-pub use name::{DiskName, KeyLabel, MachineName, SessionName, LATEST, MAX_NAME_BYTES};
+pub use name::{DiskName, KeyLabel, LATEST, MAX_NAME_BYTES, MachineName, SessionName};
 pub use parts::{
-    check_parts, MachinePart, FIRMWARE_VARIABLES, MAX_PART_BYTES, RAW, SWTPM_PERMALL, TPM_STATE,
+    FIRMWARE_VARIABLES, MAX_PART_BYTES, MachinePart, RAW, SWTPM_PERMALL, TPM_STATE, check_parts,
 };
 pub use passphrase::{Passphrase, PassphraseSource};
 pub use passphrases::{
-    add_passphrase, passphrases, remove_passphrase, replace_passphrase, NewPassphrase,
-    PassphraseEntry, PassphraseSelector, INITIAL_PASSPHRASE,
+    INITIAL_PASSPHRASE, NewPassphrase, PassphraseEntry, PassphraseSelector, add_passphrase,
+    passphrases, remove_passphrase, replace_passphrase,
 };
 pub use point_name::PointName;
 pub use repair::{ReopenReport, RepairReport};
 pub use repository::{InitOptions, OpenOptions, Repository};
 pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
-pub use retention::{retained, KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan};
+pub use retention::{KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan, retained};
 pub use sealed_folder::SealedFolder;
 pub use stats::IndexMemory;
 pub use verify::{
@@ -123,15 +123,15 @@ pub use writer::{
 pub mod format {
     pub use crate::aead::document;
     pub use crate::cache::PageCache;
-    pub use crate::chunk::{is_zero, ChunkCodec, ChunkId, EncoderState};
+    pub use crate::chunk::{ChunkCodec, ChunkId, EncoderState, is_zero};
     pub use crate::keys::Keys;
     pub use crate::log_directory::LogDirectory;
     pub use crate::map::{
-        extents_of, for_each_difference, page_value, parse_page_value, slot_of, subtree_chunks,
-        MapBuilder, Page, PageId, PageSink, PageSource, Place,
+        MapBuilder, Page, PageId, PageSink, PageSource, Place, extents_of, for_each_difference,
+        page_value, parse_page_value, slot_of, subtree_chunks,
     };
     pub use crate::passphrase::ReadOnce;
-    pub use crate::repository_config::{RepositoryConfig, MAX_FILE_BYTES};
+    pub use crate::repository_config::{MAX_FILE_BYTES, RepositoryConfig};
     pub use crate::rocks::{Batch, Database, Family, ReadMode};
     pub use crate::writer::{check_size, end_of_write};
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, statvfs, FlockOperation};
+use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 
 use crate::aead;

@@ -4,10 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use aws_lc_rs::digest::{digest, SHA256};
-use base64::engine::general_purpose::STANDARD;
+use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
-use coldrise_block::{hex, Error, ErrorKind, Result};
+use base64::engine::general_purpose::STANDARD;
+use coldrise_block::{Error, ErrorKind, Result, hex};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The variables of UEFI firmware, with their boot entries; their format is [`RAW`].

@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 use crate::aead::Key;
 use crate::keys::{GuessCost, KeySlot};
-use crate::repository_config::{lock_repository, RepositoryConfig, MAX_KEY_SLOTS};
+use crate::repository_config::{MAX_KEY_SLOTS, RepositoryConfig, lock_repository};
 use crate::{KeyLabel, Passphrase, PassphraseSource};
 
 /// The name shown for the passphrase of `init`, which has no label.

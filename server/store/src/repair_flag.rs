@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    path_exists, remove_if_present, sync_directory, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, path_exists, remove_if_present, sync_directory,
 };
 
 /// In the repository's directory: the fresh database that is being made.

@@ -14,24 +14,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coldrise_block::{sync_directory, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, sync_directory};
 use zeroize::Zeroizing;
 
-use crate::advice::{advise_repair, VERIFY};
-use crate::aead::document;
+use crate::advice::{VERIFY, advise_repair};
 use crate::aead::Key;
+use crate::aead::document;
 use crate::cache::{ChunkCache, PageCache};
 use crate::chunk::{ChunkCodec, ChunkId};
 use crate::file_system::refuse_shared;
 use crate::high_water::HighWater;
 use crate::keys::Keys;
 use crate::log_directory::LogDirectory;
-use crate::map::{parse_page_value, Page, PageId, PageSource};
+use crate::map::{Page, PageId, PageSource, parse_page_value};
 use crate::memory::default_cache_bytes;
 use crate::passphrase::ReadOnce;
 use crate::repository_config::{
-    database_path, lock_repository, parts, RepositoryConfig, FILE_NAME, LEASES_NAME, LOCK_NAME,
-    PARTS, TEMPORARY_NAME,
+    FILE_NAME, LEASES_NAME, LOCK_NAME, PARTS, RepositoryConfig, TEMPORARY_NAME, database_path,
+    lock_repository, parts,
 };
 use crate::rocks::{Database, Family, Pinned, ReadMode};
 use crate::writer_lock::WriterLock;

@@ -11,8 +11,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
-use rustix::fs::{flock, FlockOperation};
+use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 use crate::aead::Key;
 use crate::file_system::refuse_shared;
 use crate::keys::{GuessCost, KeySlot, Keys};
-use crate::{Compression, Passphrase, RepositoryId, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES};
+use crate::{Compression, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES, Passphrase, RepositoryId};
 use coldrise_block::hex;
 
 pub(crate) const FILE_NAME: &str = "repository.json";

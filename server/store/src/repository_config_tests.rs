@@ -185,8 +185,12 @@ fn a_flipped_bit_is_put_right_and_nothing_else_is() {
         std::fs::write(&path, &damaged).unwrap();
         if RepositoryConfig::read(folder.path()).is_err() {
             let mended = RepositoryConfig::mend(folder.path());
-            assert!(mended
-                .map_or_else(|error| error.kind() == ErrorKind::Corrupt, |is_mended| !is_mended));
+            assert!(
+                mended.map_or_else(
+                    |error| error.kind() == ErrorKind::Corrupt,
+                    |is_mended| !is_mended
+                )
+            );
             assert!(std::fs::read(&path).unwrap() == damaged);
         }
     }

@@ -10,9 +10,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
-use serde::de::DeserializeOwned;
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present, replace_file};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use crate::{MachineName, Repository};

@@ -2,7 +2,7 @@
 
 use coldrise_block::Result;
 
-use crate::repository::{Repository, PAGE_CACHE_BYTES};
+use crate::repository::{PAGE_CACHE_BYTES, Repository};
 use crate::rocks::{Family, READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 use crate::state::StoreState;
 

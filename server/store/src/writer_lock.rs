@@ -4,7 +4,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
-use rustix::fs::{futimens, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
 
 use crate::lock_holder::lock_holder;
 use crate::repository_config::RepositoryConfig;

@@ -5,7 +5,7 @@ mod common;
 
 use coldrise_store::*;
 use common::*;
-use rustix::process::{setrlimit, Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 const POINTS: usize = 80;
 const LIMIT: u64 = 150;

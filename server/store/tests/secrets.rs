@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coldrise_store::{
-    replace_passphrase, Compression, InitOptions, NewPassphrase, OpenOptions, Passphrase,
-    PassphraseSource, Repository, RepositoryWriter,
+    Compression, InitOptions, NewPassphrase, OpenOptions, Passphrase, PassphraseSource, Repository,
+    RepositoryWriter, replace_passphrase,
 };
 
 /// The passphrase in `rot13`, so that this process does not contain it otherwise.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_files_protocol::Device;
 
-use crate::signature::{recognise, unique, Content, Signature, HEAD_BYTES};
+use crate::signature::{Content, HEAD_BYTES, Signature, recognise, unique};
 use crate::text;
 
 /// Sizes in /sys are in sectors of this length.

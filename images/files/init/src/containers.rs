@@ -3,7 +3,7 @@
 use std::io::{Error, Result};
 use std::process::Command;
 
-use crate::block::{node_of, Block};
+use crate::block::{Block, node_of};
 use crate::command::{last_line, output};
 use crate::signature::Content;
 use crate::{bitlocker, modules};

@@ -7,13 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coldrise_files_protocol::{Answer, Failure, Found, Group, MAX_DEVICES};
-use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::block::{disks, number_in, Block};
+use crate::block::{Block, disks, number_in};
 use crate::command::run;
 use crate::port::Port;
 use crate::signature::Content;
-use crate::{abandoned, modules, shown_disks, text, volumes, Refusal};
+use crate::{Refusal, abandoned, modules, shown_disks, text, volumes};
 
 /// How long the disks may take to appear.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -20,7 +20,7 @@ mod volumes;
 use std::io::{Error, Result};
 
 use coldrise_files_protocol::{Answer, Failure, Request};
-use rustix::mount::{mount, MountFlags};
+use rustix::mount::{MountFlags, mount};
 
 use devices::Devices;
 use port::{Abandoned, Port};

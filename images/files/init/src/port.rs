@@ -5,8 +5,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coldrise_files_protocol::{frame, Answer, Request, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT};
-use rustix::event::{poll, PollFd, PollFlags};
+use coldrise_files_protocol::{Answer, MAGIC, MAX_FRAME_BYTES, NONCE_BYTES, PORT, Request, frame};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Answers are buffered up to this size: each write stops the machine for a moment.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -37,7 +37,7 @@ impl Port {
             match node()? {
                 Some(node) if node.exists() => break node,
                 _ if Instant::now() > until => {
-                    return Err(Error::new(ErrorKind::NotFound, "no virtio port"))
+                    return Err(Error::new(ErrorKind::NotFound, "no virtio port"));
                 }
                 _ => std::thread::sleep(INTERVAL),
             }

@@ -7,16 +7,16 @@ use std::io::{Error, Read};
 use std::os::fd::OwnedFd;
 
 use coldrise_files_protocol::{
-    Answer, Entry, EntryKind, Failure, CONTENT_BYTES, MAX_DEPTH, MAX_PATH_BYTES,
+    Answer, CONTENT_BYTES, Entry, EntryKind, Failure, MAX_DEPTH, MAX_PATH_BYTES,
 };
 use rustix::fs::{
-    fstat, openat, openat2, readlinkat, statat, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags,
-    Stat, CWD,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2,
+    readlinkat, statat,
 };
 
 use crate::devices::Opened;
 use crate::port::Port;
-use crate::{abandoned, text, Refusal};
+use crate::{Refusal, abandoned, text};
 
 type Done = Result<(), Refusal>;
 

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use coldrise_files_protocol::{Affected, Group};
 
-use crate::block::{mapped_devices, node_of, Block};
+use crate::block::{Block, mapped_devices, node_of};
 use crate::command::run;
-use crate::containers::{unlock, OPEN};
+use crate::containers::{OPEN, unlock};
 use crate::groups::{self, VolumeGroup};
 use crate::modules;
 use crate::signature::Content;

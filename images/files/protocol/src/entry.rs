@@ -1,7 +1,7 @@
 //! The entry of one file in an answer.
 
-use crate::fields::{Body, Fields, Malformed};
 use crate::MAX_PATH_BYTES;
+use crate::fields::{Body, Fields, Malformed};
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -22,7 +22,7 @@ mod messages;
 pub use entry::{Entry, EntryKind};
 pub use fields::Malformed;
 pub use group::{Affected, Group};
-pub use messages::{is_encrypted, Answer, Device, Failure, Found, Request};
+pub use messages::{Answer, Device, Failure, Found, Request, is_encrypted};
 
 /// The first bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"\xffCRFILE1";

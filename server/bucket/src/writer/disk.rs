@@ -8,10 +8,10 @@ use coldrise_block::Result;
 use super::{BucketWriter, Stored};
 use crate::disk::BucketDisk;
 use crate::pack_reader::PackReader;
-use coldrise_store::format::is_zero;
-use coldrise_store::format::{check_size, end_of_write};
-use coldrise_store::format::{MapBuilder, Page, PageId, PageSink, PageSource};
 use coldrise_store::MapRoot;
+use coldrise_store::format::is_zero;
+use coldrise_store::format::{MapBuilder, Page, PageId, PageSink, PageSource};
+use coldrise_store::format::{check_size, end_of_write};
 use coldrise_store::{DiskTarget, WriteCounts};
 
 /// Content that is stored at once, in bytes.

@@ -18,6 +18,7 @@ use coldrise_block::{ErrorKind, Result};
 use parking_lot::Mutex;
 
 use self::disk::BucketDiskWriter;
+use crate::BucketRepository;
 use crate::busy::{Busy, Role};
 use crate::in_parallel::in_parallel;
 use crate::index::Index;
@@ -26,10 +27,9 @@ use crate::pack::{Pack, PackBuilder};
 use crate::pack_reader::PackReader;
 use crate::uploads::Uploads;
 use crate::walk::Reached;
-use crate::BucketRepository;
 use coldrise_block::hex;
-use coldrise_store::format::EncoderState;
 use coldrise_store::MapRoot;
+use coldrise_store::format::EncoderState;
 use coldrise_store::{BackupTarget, DiskTarget, PointDocument, Repository, WriteOptions};
 
 /// Writes points to a bucket. It sends some packs at once, and holds at most six in memory.

@@ -3,13 +3,13 @@
 use super::{FoldersHandle, NodeHandle};
 use crate::guard::{c_str, defect, guarded, null};
 use crate::message::{c_string, fail, fail_with};
-use crate::repository::{open_repository, Given, Options};
+use crate::repository::{Given, Options, open_repository};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Folders, TreeOptions};
 use coldrise_nfs::{AttributeWatcher, Datastore, MissingName, OpenNode};
-use std::ffi::{c_char, c_int, c_void, OsStr};
+use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +120,7 @@ pub(super) unsafe fn give(node: Arc<OpenNode>, place: *mut *mut NodeHandle) -> R
 ///
 /// # Safety
 /// The strings and the options are valid during the call; `folders` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_folders_open(
     path: *const c_char,
     options: *const Options,
@@ -175,7 +175,7 @@ unsafe fn file_path<'a>(what: &str, text: *const c_char) -> Result<&'a Path> {
 /// # Safety
 /// `folders` is NULL or came from `coldrise_folders_open`, and is used by no call now
 /// or later.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_folders_close(folders: *mut FoldersHandle) {
     if folders.is_null() {
         return;
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn coldrise_folders_close(folders: *mut FoldersHandle) {
 /// # Safety
 /// `folders` is open during the call; `callback` takes `context` from any thread until it
 /// is replaced.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_folders_watch(
     folders: *const FoldersHandle,
     callback: Option<ForgetCallback>,
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn coldrise_folders_watch(
 ///
 /// # Safety
 /// `folders` is open during the call; `space` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_folders_space(
     folders: *const FoldersHandle,
     space: *mut SpaceOfFolders,

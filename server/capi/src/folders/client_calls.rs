@@ -1,7 +1,7 @@
 //! Makes, removes and renames client files in sessions.
 
-use super::calls::{give, on_node, refuse_name};
 use super::NodeHandle;
+use super::calls::{give, on_node, refuse_name};
 use crate::guard::{bytes, c_str, null};
 use crate::message::fail_with;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -49,7 +49,7 @@ fn named(done: Named<()>) -> c_int {
 /// # Safety
 /// `folder` is not released and `name` valid during the call; `verifier` is NULL or holds
 /// 8 bytes; `node` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_create(
     folder: *const NodeHandle,
     name: *const c_char,
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn coldrise_node_create(
 ///
 /// # Safety
 /// `folder` is not released and `name` valid during the call; `node` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_make_folder(
     folder: *const NodeHandle,
     name: *const c_char,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn coldrise_node_make_folder(
 ///
 /// # Safety
 /// `folder` is not released and `name` valid during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_remove(
     folder: *const NodeHandle,
     name: *const c_char,
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn coldrise_node_remove(
 ///
 /// # Safety
 /// The folders are not released and the names valid during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_rename(
     folder: *const NodeHandle,
     name: *const c_char,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn coldrise_node_rename(
 ///
 /// # Safety
 /// `node` is not released and `changes` valid during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_change(
     node: *const NodeHandle,
     changes: *const NodeChanges,

@@ -1,13 +1,13 @@
 //! Files: opens, reads and writes.
 
-use super::calls::{on_node, refuse, Context};
 use super::NodeHandle;
+use super::calls::{Context, on_node, refuse};
 use crate::guard::{bytes, bytes_mut, null};
 use crate::message::fail_with;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_nfs::{OpenError, OpenNode, OpenResult, Share, ShareDenied};
 use std::ffi::{c_int, c_void};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// `coldrise_task_callback` of the header.
@@ -32,7 +32,7 @@ fn refuse_share(file: &OpenNode, denied: ShareDenied) -> c_int {
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_open(file: *const NodeHandle, share: u32) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| opened(file, file.open(Share::of_bits(share)))) }
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn coldrise_node_open(file: *const NodeHandle, share: u32)
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_reopen(
     file: *const NodeHandle,
     held: u32,
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn coldrise_node_reopen(
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_check_share(file: *const NodeHandle, share: u32) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn coldrise_node_check_share(file: *const NodeHandle, shar
 ///
 /// # Safety
 /// `file` and `other` are not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_take_over(
     file: *const NodeHandle,
     other: *const NodeHandle,
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn coldrise_node_take_over(
 ///
 /// # Safety
 /// `file` is NULL or not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_close(file: *const NodeHandle, share: u32) {
     // SAFETY: the caller's promise.
     let Some(handle) = (unsafe { file.as_ref() }) else { return };
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn coldrise_node_close(file: *const NodeHandle, share: u32
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_check_writable(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| file.check_writable().map(|()| 0)) }
@@ -118,7 +118,7 @@ const READ_IN_MEMORY: c_int = 1 << 0;
 /// # Safety
 /// `file` is not released during the call; `buffer` can be written for `length` bytes
 /// by this call alone, `filled` and `is_end` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_read(
     file: *const NodeHandle,
     buffer: *mut c_void,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn coldrise_node_read(
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_write_waits(
     file: *const NodeHandle,
     length: usize,
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn coldrise_node_write_waits(
 ///
 /// # Safety
 /// `file` is not released during the call; `done` takes `context` from any thread.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_flush_later(
     file: *const NodeHandle,
     done: Option<DoneCallback>,
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn coldrise_node_flush_later(
 ///
 /// # Safety
 /// `file` is not released before the task has run, which takes `context` from any thread.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_run_later(
     file: *const NodeHandle,
     task: Option<Task>,
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn coldrise_node_run_later(
 /// # Safety
 /// `file` is not released during the call; `buffer` holds `length` bytes that nothing
 /// changes meanwhile.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_write(
     file: *const NodeHandle,
     buffer: *const c_void,
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn coldrise_node_write(
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_flush(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| file.flush().map(|()| 0)) }
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn coldrise_node_flush(file: *const NodeHandle) -> c_int {
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| Ok(c_int::from(file.has_stopped()))) }
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn coldrise_node_has_stopped(file: *const NodeHandle) -> c
 ///
 /// # Safety
 /// `file` is not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_set_size(file: *const NodeHandle, size: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_node(file, |file| file.set_size_bytes(size).map(|()| 0)) }

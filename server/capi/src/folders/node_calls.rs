@@ -8,7 +8,7 @@ use coldrise_block::ErrorKind;
 use coldrise_export::NodeType;
 use coldrise_nfs::MAX_HANDLE_BYTES;
 use std::ffi::{c_char, c_int, c_void};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// `COLDRISE_HANDLE_MAX` of the header.
@@ -50,7 +50,7 @@ pub type EntryCallback =
 ///
 /// # Safety
 /// `folders` is open during the call; `node` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_root(
     folders: *const FoldersHandle,
     node: *mut *mut NodeHandle,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn coldrise_node_root(
 ///
 /// # Safety
 /// `folder` is not released and `name` valid during the call; `node` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_find(
     folder: *const NodeHandle,
     name: *const c_char,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn coldrise_node_find(
 ///
 /// # Safety
 /// `node` is not released during the call; `parent` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_parent(
     node: *const NodeHandle,
     parent: *mut *mut NodeHandle,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn coldrise_node_parent(
 ///
 /// # Safety
 /// `node` is NULL or came from this library, and is used by no call now or later.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_release(node: *mut NodeHandle) {
     if node.is_null() {
         return;
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn coldrise_node_release(node: *mut NodeHandle) {
 ///
 /// # Safety
 /// `node` is not released during the call; `handle` holds `COLDRISE_HANDLE_MAX` bytes.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_handle(
     node: *const NodeHandle,
     handle: *mut c_void,
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn coldrise_node_handle(
 /// # Safety
 /// `folders` is open during the call, `handle` holds `length` bytes; `node` can be
 /// written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_of_handle(
     folders: *const FoldersHandle,
     handle: *const c_void,
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn coldrise_node_of_handle(
 ///
 /// # Safety
 /// `folder` is not released during the call; `callback` takes `context`.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_list(
     folder: *const NodeHandle,
     after: u64,
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn coldrise_node_list(
 ///
 /// # Safety
 /// `node` is NULL or not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_type(node: *const NodeHandle) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { node.as_ref() }.map_or(0, |handle| match handle.node.node_type() {
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn coldrise_node_type(node: *const NodeHandle) -> c_int {
 ///
 /// # Safety
 /// `node` is NULL or not released during the call.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_id(node: *const NodeHandle) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { node.as_ref() }.map_or(0, |handle| handle.node.id())
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn coldrise_node_id(node: *const NodeHandle) -> u64 {
 ///
 /// # Safety
 /// `node` is NULL or not released as long as the string is used.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_path(node: *const NodeHandle) -> *const c_char {
     // SAFETY: the caller's promise.
     unsafe { node.as_ref() }.map_or(c"".as_ptr(), |handle| handle.path.as_ptr())
@@ -230,7 +230,7 @@ fn seconds(since_1970: Duration) -> i64 {
 ///
 /// # Safety
 /// `node` is not released during the call; `attributes` can be written.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_attributes(
     node: *const NodeHandle,
     attributes: *mut NodeAttributes,
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn coldrise_node_attributes(
 ///
 /// # Safety
 /// `link` is not released during the call; `target` holds `COLDRISE_NAME_MAX` bytes.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn coldrise_node_target(
     link: *const NodeHandle,
     target: *mut c_char,

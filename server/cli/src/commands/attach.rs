@@ -7,15 +7,15 @@ use clap::Args;
 use coldrise_block::Result;
 use coldrise_host::Host;
 use coldrise_hosts::{host_of, parse_host_name};
-use coldrise_hypervisors::attach::{check_name, AttachMachine, AttachedDisk, Device, Machine};
-use coldrise_recovery::{default_disk_name, AttachedDiskServer};
+use coldrise_hypervisors::attach::{AttachMachine, AttachedDisk, Device, Machine, check_name};
+use coldrise_recovery::{AttachedDiskServer, default_disk_name};
 use coldrise_requests::{Attach, AttachedAs, Detach};
 use coldrise_store::{Address, Repository};
 use serde_json::json;
 
 use super::restore::open_disk;
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_runs::process_run;
 

@@ -1,27 +1,27 @@
 //! `coldrise attest`: signed proofs of the content of restore points, and their check.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use coldrise_attest::{
-    check_copy, hash_disk, Content, DiskStatement, Proof, PublicKey, SigningKey,
+    Content, DiskStatement, Proof, PublicKey, SigningKey, check_copy, hash_disk,
 };
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_ingest::source::{open_source, SourceOptions};
+use coldrise_ingest::source::{SourceOptions, open_source};
 use coldrise_ingest::{Location, SourceSpec};
 use coldrise_inventory::find_disk;
 use coldrise_requests::parse_percent;
-use coldrise_session::{open_point_disk, Catalog, ReadLease};
+use coldrise_session::{Catalog, ReadLease, open_point_disk};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
 use super::restore::open_disk;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
 

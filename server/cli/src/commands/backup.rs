@@ -7,15 +7,15 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_ingest::{
-    appliance_path, open_appliance, read_configuration, store_shared, Appliance, BackupRequest,
-    BackupSummary, DiskSummary, Rate, SourceSpec,
+    Appliance, BackupRequest, BackupSummary, DiskSummary, Rate, SourceSpec, appliance_path,
+    open_appliance, read_configuration, store_shared,
 };
-use coldrise_inventory::{configured_name, Hardware};
+use coldrise_inventory::{Hardware, configured_name};
 use coldrise_live_backup::{LiveBackup, LiveOptions, Mode};
-use coldrise_requests::{parse_backup_machine, Backup, BackupOptions};
+use coldrise_requests::{Backup, BackupOptions, parse_backup_machine};
 use coldrise_session::SharedWriter;
 use coldrise_store::{
-    BackupTarget, Configuration, DisplayName, MachineName, PointName, Repository, LIBVIRT_XML,
+    BackupTarget, Configuration, DisplayName, LIBVIRT_XML, MachineName, PointName, Repository,
 };
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ use super::backup_live::MadeInstant;
 use super::host::OnHosts;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
-use crate::report::{print_on_stderr, table, Report};
+use crate::report::{Report, print_on_stderr, table};
 use crate::units::{show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
 

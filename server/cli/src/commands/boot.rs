@@ -13,9 +13,9 @@ use coldrise_host::{installed_program, kvm_works};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_recovery::startable_session;
 use coldrise_session::keep_files_private;
-use coldrise_session::{check_offered, incoming_sentence, SessionDocument, SessionNotes};
+use coldrise_session::{SessionDocument, SessionNotes, check_offered, incoming_sentence};
 use coldrise_store::{
-    default_cache_bytes, Address, Configuration, MachinePart, Repository, SessionName,
+    Address, Configuration, MachinePart, Repository, SessionName, default_cache_bytes,
 };
 use rustix::process::Signal;
 use serde::Serialize;
@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::skipped_files;
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
-use crate::report::{print_remark, Report};
+use crate::report::{Report, print_remark};
 use crate::units::{parse_size, show_count};
 use coldrise_hosting::boot_check::lacking_memory;
 use coldrise_hosting::boot_console::BootConsole;

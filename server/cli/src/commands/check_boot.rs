@@ -7,18 +7,18 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::CheckBoot;
 use coldrise_session::keep_files_private;
-use coldrise_session::{check_offered, Catalog};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Repository};
 use serde::Serialize;
 
 use super::picture::write_private;
-use crate::boot_goal::{print_stage, qemu_host, GoalOptions, JudgeOptions};
-use crate::hardware::isolated_hardware;
+use crate::boot_goal::{GoalOptions, JudgeOptions, print_stage, qemu_host};
 use crate::hardware::HardwareOptions;
+use crate::hardware::isolated_hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_duration;
-use coldrise_hosting::boot_check::{check_memory, Trial};
+use coldrise_hosting::boot_check::{Trial, check_memory};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::tell_newer;
 

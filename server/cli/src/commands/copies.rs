@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::bucket;
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{now_ms, show_age, show_count, show_duration, show_size};
 
 /// Show where copies of this repository's points are, and how far behind they are.

@@ -4,30 +4,30 @@ mod bucket_copy;
 mod traffic;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
 use coldrise_replica::{
-    copy, CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest, Link,
-    Links, MachineCopy, RateWindows,
+    CopiedPoint, CopyRecords, CopyRequest, CopySummary, CopyTarget, FetchRequest, Link, Links,
+    MachineCopy, RateWindows, copy,
 };
 use coldrise_requests::CopyOptions;
 use coldrise_session::{Catalog, RepositoryAccess, SharedWriter};
 use coldrise_store::{MachineName, OpenOptions, PassphraseSource, PointName, Repository};
 use serde::Serialize;
 
-use self::traffic::{savings, Savings};
+use self::traffic::{Savings, savings};
 use super::bucket;
 use crate::invocation::{Invocation, READING_CACHE_BYTES};
 use crate::progress::ProgressView;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{parse_duration, show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
-use coldrise_replica::{copy_over as copy_over_line, paced, Attempts, Site, Way};
+use coldrise_replica::{Attempts, Site, Way, copy_over as copy_over_line, paced};
 
 /// Copy restore points to another repository, or from one, on this host or at another site.
 ///
@@ -378,7 +378,9 @@ fn copy_over(
     let Some(address) = &link.address else {
         let text = format!("site {} dials this one: it cannot be dialled", link.name);
         let advice = match arguments.from.is_some() {
-            true => "copy from there: coldrise copy --to, at that site; or pair the other way round, under another name",
+            true => {
+                "copy from there: coldrise copy --to, at that site; or pair the other way round, under another name"
+            }
             false => "pair the other way round, too, under another name",
         };
         return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));

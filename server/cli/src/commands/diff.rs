@@ -7,7 +7,7 @@ use coldrise_store::Address;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::show_size;
 use coldrise_hosting::signals::cancel_flag;
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::import_confinement;
 use coldrise_session::{
-    damaged_sessions, open_live_disk, open_point_disk, session_damage, Catalog, SessionDamage,
+    Catalog, SessionDamage, damaged_sessions, open_live_disk, open_point_disk, session_damage,
 };
 use coldrise_store::{CatalogDamage, LayerId, Repository, SessionName};
 use serde::Serialize;

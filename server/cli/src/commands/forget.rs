@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_requests::{parse_target, Forget, Target};
+use coldrise_requests::{Forget, Target, parse_target};
 use coldrise_session::{IncomingPoint, IncomingRemoval, PointChange, Published};
 use coldrise_store::{MachineName, MaxUnused, PointDocument, PointName};
 use serde::Serialize;
@@ -50,12 +50,12 @@ impl ForgetArguments {
                     return refuse(format!(
                         "{machine} is a machine: give MACHINE/POINT, or --all to forget all of \
                          its restore points"
-                    ))
+                    ));
                 }
                 Target::Point(machine, point) if self.all => {
                     return refuse(format!(
                         "{machine}/{point} is one restore point: with --all give MACHINE"
-                    ))
+                    ));
                 }
                 Target::Machine(_) | Target::Point(..) => {}
             }
@@ -91,11 +91,7 @@ impl Forgotten {
 
 pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Result<Report> {
     let targets = arguments.targets()?;
-    if arguments.dry_run {
-        say(invocation, targets)
-    } else {
-        forget(invocation, &targets)
-    }
+    if arguments.dry_run { say(invocation, targets) } else { forget(invocation, &targets) }
 }
 
 fn forget(invocation: &Invocation, targets: &[Target]) -> Result<Report> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Phase, Progress, ProgressState, Result};
-use coldrise_session::{ask_for_gc, collect_garbage, BackgroundLock, GcAnswer, InUse};
+use coldrise_session::{BackgroundLock, GcAnswer, InUse, ask_for_gc, collect_garbage};
 use coldrise_store::{GcOptions, GcProgress, MaxUnused};
 use serde::Serialize;
 

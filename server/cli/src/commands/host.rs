@@ -6,18 +6,18 @@ use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_hosts::{
-    add_host, check, connect, parse_host_name, Contact, HostAddress, HostReport, Hosts, KnownHost,
-    Seen,
+    Contact, HostAddress, HostReport, Hosts, KnownHost, Seen, add_host, check, connect,
+    parse_host_name,
 };
 use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
-use coldrise_live_backup::{find_host, Candidate};
+use coldrise_live_backup::{Candidate, find_host};
 use coldrise_store::MachineName;
 use serde::Serialize;
 use serde_json::json;
 
 use super::copies::age;
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{now_ms, show_size};
 
 /// Manage hosts of libvirt that this machine reaches over SSH.

@@ -6,8 +6,8 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::keep_files_private;
 use coldrise_store::{
-    Compression, InitOptions, PassphraseSource, Repository, MAX_CHUNK_SIZE_BYTES,
-    MIN_CHUNK_SIZE_BYTES,
+    Compression, InitOptions, MAX_CHUNK_SIZE_BYTES, MIN_CHUNK_SIZE_BYTES, PassphraseSource,
+    Repository,
 };
 use serde::Serialize;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
-    add_passphrase, advise_room, passphrases, remove_passphrase, replace_passphrase, KeyLabel,
-    NewPassphrase, Passphrase, PassphraseEntry, PassphraseSelector, PassphraseSource,
-    INITIAL_PASSPHRASE as INITIAL,
+    INITIAL_PASSPHRASE as INITIAL, KeyLabel, NewPassphrase, Passphrase, PassphraseEntry,
+    PassphraseSelector, PassphraseSource, add_passphrase, advise_room, passphrases,
+    remove_passphrase, replace_passphrase,
 };
 use serde::Serialize;
 

@@ -3,10 +3,10 @@
 use clap::{Args, Subcommand, ValueEnum};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::MachinePattern;
-use coldrise_line::{pair_with, PairingCode};
+use coldrise_line::{PairingCode, pair_with};
 use coldrise_replica::{
-    parse_link_name, parse_prefix, CopyRecords, CopyTarget, Link, Links, Right, StatusReader,
-    TargetCopies,
+    CopyRecords, CopyTarget, Link, Links, Right, StatusReader, TargetCopies, parse_link_name,
+    parse_prefix,
 };
 use coldrise_store::MachineName;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::copies::age;
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::now_ms;
 
 /// Pair this repository with one at another site.

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::coming;
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_moment, show_size};
 
 /// List machines and their restore points, oldest first.

@@ -1,7 +1,7 @@
 //! `coldrise mount`: the repository as folders and files.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use clap::Args;
@@ -11,7 +11,7 @@ use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::parse_size;
 use coldrise_hosting::signals::ChildSignals;
 

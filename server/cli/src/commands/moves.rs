@@ -13,11 +13,11 @@ use coldrise_host::Host;
 use coldrise_hosts::host_of;
 use coldrise_hypervisors::libvirt::RecoveryNote;
 use coldrise_hypervisors::moves::{
-    move_disks, parse_target, MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk,
+    MoveNote, MovePhase, MoveReport, MoveRequest, MovedDisk, move_disks, parse_target,
 };
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_ingest::RestoreTarget;
-use coldrise_requests::{live_session, Move};
+use coldrise_requests::{Move, live_session};
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 use serde::Serialize;

@@ -1,12 +1,12 @@
 //! `coldrise plan`: estimates the needs of a repository.
 
-use clap::{value_parser, Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use coldrise_block::Result;
 use coldrise_inventory::saved_percent;
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{parse_size, show_count, show_size};
 
 /// The measurement for one chunk size: the space of the chunks with each compression, as

@@ -1,14 +1,14 @@
 //! `coldrise prune`: applies the rules of retention.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{ArgGroup, Args};
 use coldrise_block::Result;
-use coldrise_inventory::{going, machines_or_all, retention_verdicts, PrunedPoint, RetentionPlan};
+use coldrise_inventory::{PrunedPoint, RetentionPlan, going, machines_or_all, retention_verdicts};
 use coldrise_requests::Prune;
 use coldrise_session::{
-    change_through_backup, judge, Catalog, PointChange, PointRemoval, PointVerdict,
+    Catalog, PointChange, PointRemoval, PointVerdict, change_through_backup, judge,
 };
 use coldrise_store::{MachineName, MaxUnused, PointName, Repository, RepositoryWriter};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::gc::{self, Collected};
 use crate::gc_estimate::{reclaimable_bytes, unknown_space};
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_age, show_count, show_size};
 use coldrise_hosting::signals::cancel_flag;
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::Publish;
-use coldrise_session::{check_offered, SessionDocument};
+use coldrise_session::{SessionDocument, check_offered};
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
@@ -12,8 +12,8 @@ use crate::hardware::Hardware;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_duration, show_size};
-use coldrise_hosting::ganesha::PATH as NFS_PATH;
 use coldrise_hosting::Origin;
+use coldrise_hosting::ganesha::PATH as NFS_PATH;
 
 /// Publish a restore point as a writable session.
 ///

@@ -1,17 +1,17 @@
 //! `coldrise restore`: writes a disk to a file, a device or an NBD server.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use clap::builder::TypedValueParser;
 use clap::Args;
+use clap::builder::TypedValueParser;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_formats::Format;
-use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
+use coldrise_ingest::{RestoreOptions, RestoreTarget, restore};
 use coldrise_inventory::find_disk;
-use coldrise_requests::{format_words, Restore};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
+use coldrise_requests::{Restore, format_words};
+use coldrise_session::{Catalog, ReadLease, open_live_disk, open_point_disk};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 

@@ -1,15 +1,15 @@
 //! `coldrise restore` of a whole machine: all its disks and its hardware, as an OVA.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Disk, Error, ErrorKind, Result};
-use coldrise_ingest::{restore_ova, Ova, OvaDisk, RestoreOptions, RestoreTarget};
-use coldrise_inventory::{configured_name, find_disk, VirtualSystem};
-use coldrise_session::{open_live_disk, open_point_disk, Catalog, ReadLease};
+use coldrise_ingest::{Ova, OvaDisk, RestoreOptions, RestoreTarget, restore_ova};
+use coldrise_inventory::{VirtualSystem, configured_name, find_disk};
+use coldrise_session::{Catalog, ReadLease, open_live_disk, open_point_disk};
 use coldrise_store::{Address, Configuration, DiskName, Repository};
 
-use super::restore::{interrupted, restored, PROGRAM};
+use super::restore::{PROGRAM, interrupted, restored};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
 use crate::report::Report;

@@ -5,11 +5,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    sync_directory, temporary_path, write_synced, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, sync_directory, temporary_path, write_synced,
 };
 use coldrise_ingest::RestoreTarget;
 use coldrise_session::Catalog;
-use coldrise_store::{Address, PointDocument, Repository, COLDRISE_JSON, LIBVIRT_XML, VMX};
+use coldrise_store::{Address, COLDRISE_JSON, LIBVIRT_XML, PointDocument, Repository, VMX};
 use serde::Serialize;
 
 use crate::invocation::Invocation;

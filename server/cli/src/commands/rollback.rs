@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_ingest::rollback::{
-    rollback, Bitmap, HostDisks, Method, RollbackDisk, RollbackOptions, RollbackSummary,
+    Bitmap, HostDisks, Method, RollbackDisk, RollbackOptions, RollbackSummary, rollback,
 };
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
@@ -16,7 +16,7 @@ use super::attach::named_host;
 use super::{backup, restore};
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
 use coldrise_hosting::tell_newer;

@@ -6,10 +6,10 @@ use clap::{Args, Subcommand};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_runs::{LogLine, RunId, RunRecord, RunsFolder, State};
 use serde::Serialize;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, table, Report};
+use crate::report::{Report, print_line, table};
 use crate::units::is_printable;
 use crate::units::{show_duration, show_moment};
 

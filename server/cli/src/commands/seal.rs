@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_recovery::keep_parts;
-use coldrise_requests::{session_name, Seal};
+use coldrise_requests::{Seal, session_name};
 use coldrise_session::{SealReport, SessionDocument, SkippedFile};
 use serde::Serialize;
 

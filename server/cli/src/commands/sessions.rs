@@ -1,14 +1,14 @@
 //! `coldrise sessions`: lists the published sessions.
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_hypervisors::moves::{move_state, MoveNote};
-use coldrise_hypervisors::vsphere::{recovery_note, VsphereNote};
+use coldrise_hypervisors::moves::{MoveNote, move_state};
+use coldrise_hypervisors::vsphere::{VsphereNote, recovery_note};
 use coldrise_inventory::{SessionDetails, SessionListing};
-use coldrise_session::{incoming_sentence, DiskActivity};
+use coldrise_session::{DiskActivity, incoming_sentence};
 use serde::Serialize;
 
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_count, show_moment, show_size};
 use coldrise_recovery::unserved;
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_recovery::{prepare_end, remove_socket};
-use coldrise_requests::{session_name, Unpublish};
+use coldrise_requests::{Unpublish, session_name};
 use coldrise_session::SkippedFile;
 use coldrise_store::advise_room;
 use serde::Serialize;

@@ -8,7 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_https::Trust;
 use coldrise_runs::RunId;
 use serde::de::DeserializeOwned;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::invocation::Invocation;
 use crate::report::Report;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::client::{Client, INTERVAL};
 use crate::commands::runs::{
-    record_report, table_of, Action, RunsArguments, MAX_LINES, MAX_LISTED,
+    Action, MAX_LINES, MAX_LISTED, RunsArguments, record_report, table_of,
 };
 use crate::report::Report;
 use crate::units::show_duration;

@@ -1,9 +1,9 @@
 //! Sizes and times of nodes.
 
+use super::Folders;
 use super::client_files::carried_attributes;
 use super::node::{Content, FolderFile, Kind, Node, NodeType};
 use super::sizes::Sizes;
-use super::Folders;
 use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_session::SessionDocument;
 use coldrise_store::{Configuration, MachineName};

@@ -1,9 +1,9 @@
 //! Changes by clients in the folders of sessions.
 
 use super::client_files::client_folder;
-use super::node::{Content, Kind, Node, LIVE};
+use super::node::{Content, Kind, LIVE, Node};
 use super::open_file::OpenFile;
-use super::{image_name, Folders};
+use super::{Folders, image_name};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{ClientFiles, Creation, FileId, Removal, SessionDocument};
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 
 use super::attributes::time;
 use super::client_changes::fixed;
-use super::node::{CarriedEntry, Kind, Node, NodeType, LIVE};
+use super::node::{CarriedEntry, Kind, LIVE, Node, NodeType};
 use super::open_file::{Intent, OpenFile};
-use super::{image_name, Attributes, FolderEntry, Folders};
+use super::{Attributes, FolderEntry, Folders, image_name};
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_session::{
     ClientFiles, ClientFilesReader, FileEntry, FileId, FileKind, FileTree, SessionDocument,

@@ -1,8 +1,8 @@
 //! Caches facts about folders that stay true: the files of a point, and the name that
 //! belongs to a file's number.
 
-use super::node::{FolderFile, Node, NodeKey};
 use super::Folders;
+use super::node::{FolderFile, Node, NodeKey};
 use coldrise_block::{Error, ErrorKind, Result};
 use quick_cache::sync::Cache;
 use std::sync::Arc;

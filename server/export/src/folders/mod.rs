@@ -37,10 +37,10 @@ use crate::{ExportTree, TreeOptions};
 use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
-use coldrise_session::{check_offered, read_leases, Catalog, SessionDocument};
+use coldrise_session::{Catalog, SessionDocument, check_offered, read_leases};
 use coldrise_store::{
-    Configuration, DiskName, MachineName, PointDocument, PointName, PointSelector, Repository,
-    SessionName, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX,
+    COLDRISE_JSON, Configuration, DiskName, LIBVIRT_XML, MachineName, OVF, PointDocument,
+    PointName, PointSelector, Repository, SessionName, VMX,
 };
 use folder_cache::FolderCache;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};

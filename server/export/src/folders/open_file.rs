@@ -3,8 +3,8 @@
 use super::node::NodeKey;
 use super::seek;
 use crate::Export;
-use coldrise_block::{check_range, Disk, Error, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_block::{Context, ReadContext, StoredRanges, Waiting};
+use coldrise_block::{Disk, Error, ErrorKind, Extent, ExtentKind, Result, check_range};
 use coldrise_store::Configuration;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -245,8 +245,7 @@ impl OpenFiles {
         [Intent::Write, Intent::Read].into_iter().find_map(|intent| {
             let slot = self.slots.lock().by_key.get(&(key.clone(), intent)).map(Arc::clone)?;
             // An opening in progress holds the slot, perhaps for long.
-            let file = slot.try_lock()?.upgrade();
-            file
+            slot.try_lock()?.upgrade()
         })
     }
 

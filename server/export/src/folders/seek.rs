@@ -52,7 +52,7 @@ fn first(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coldrise_block::{push_extent, Extent, ExtentKind, ReadContext};
+    use coldrise_block::{Extent, ExtentKind, ReadContext, push_extent};
 
     const MIB: u64 = 1 << 20;
 

@@ -5,15 +5,15 @@
 //! second follow from the layout. Only the size of a point's compact image depends on the
 //! disk's content: the image must be opened.
 
-use super::node::{Node, NodeKey};
-use super::open_file::{sum_stored, OpenFile};
-use super::stored_map::StoredMap;
 use super::Folders;
+use super::node::{Node, NodeKey};
+use super::open_file::{OpenFile, sum_stored};
+use super::stored_map::StoredMap;
 use crate::image;
 use crate::image_file::ImageFile;
 use crate::image_name::ImagePart;
 use coldrise_block::{Disk, Error, ErrorKind, Holes, Result};
-use coldrise_session::{open_live_side_file, open_point_disk, SessionDisk, SessionDocument};
+use coldrise_session::{SessionDisk, SessionDocument, open_live_side_file, open_point_disk};
 use coldrise_store::{DiskName, PointDocument, PointSelector};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;

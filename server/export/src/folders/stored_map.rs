@@ -1,8 +1,8 @@
 //! The stored ranges of a disk, found once for all callers.
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result,
-    StoredRanges,
+    Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, Result, StoredRanges, check_range,
+    push_extent,
 };
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The tree as folders, on a real repository.
 
 use coldrise_block::ErrorKind;
-use coldrise_export::{read_leases, NodeType};
-use coldrise_session::{publish, unpublish, Catalog};
+use coldrise_export::{NodeType, read_leases};
+use coldrise_session::{Catalog, publish, unpublish};
 use coldrise_store::{MachineName, SessionName};
 use std::collections::HashSet;
 use std::sync::Arc;

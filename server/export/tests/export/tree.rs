@@ -1,7 +1,7 @@
 //! Names and disks of a real repository.
 
 use coldrise_block::ErrorKind;
-use coldrise_export::{read_leases, ExportTree, Listed, TreeOptions};
+use coldrise_export::{ExportTree, Listed, TreeOptions, read_leases};
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, OpenOptions, PassphraseSource,
     PointDocument, PointName, PointOrigin, Repository, RepositoryWriter, SessionName, WriteOptions,

@@ -5,8 +5,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use coldrise_block::end_with_this_thread;
-use rustix::fs::{fcntl_setfl, OFlags};
-use rustix::process::{kill_process_group, Pid, Signal};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::serial_log::SerialLog;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_qmp::Monitor;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::agent::Agent;
 use super::packets::MAX_PACKET_BYTES;

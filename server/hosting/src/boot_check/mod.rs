@@ -32,5 +32,5 @@ pub use command::OwnCheck;
 pub use machine::Forward;
 pub use search::{Answer, Outcome, Search};
 pub use stages::{BootStage, Reached};
-pub use trial::{check_memory, highest_stage, lacking_memory, needed_bytes, Trial};
+pub use trial::{Trial, check_memory, highest_stage, lacking_memory, needed_bytes};
 pub use watch::Goal;

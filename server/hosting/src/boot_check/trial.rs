@@ -10,7 +10,7 @@ use coldrise_store::{BootCheckDocument, BootRung, BootVerdict, PointDocument, Re
 use super::machine::Machine;
 use super::stages::{BootStage, Reached};
 use super::throwaway;
-use super::watch::{watch, Findings, Goal};
+use super::watch::{Findings, Goal, watch};
 use crate::caller::Caller;
 use crate::disk_server::{DiskServer, Protocol};
 use crate::place::QemuPlace;

@@ -11,7 +11,7 @@ use coldrise_store::BootVerdict;
 use serde_json::Value;
 
 use super::command::{OwnCheck, RunningCheck};
-use super::machine::{read_available, Forward, Machine};
+use super::machine::{Forward, Machine, read_available};
 use super::packets::{Packets, Sent};
 use super::screen::{Font, Picture};
 use super::signs;

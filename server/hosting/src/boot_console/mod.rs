@@ -23,7 +23,7 @@ use coldrise_store::SessionName;
 
 use crate::caller::Caller;
 use crate::qemu;
-use crate::qemu_process::{pipe_messages, QemuProcess};
+use crate::qemu_process::{QemuProcess, pipe_messages};
 use coldrise_block::now_ms;
 use coldrise_inventory::{Hardware, Network};
 use serial_hub::SerialHub;

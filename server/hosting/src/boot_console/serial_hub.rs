@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use coldrise_block::{Context, Result};
-use rustix::event::{poll, PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Bytes of output that are kept.
 pub(super) const HISTORY_BYTES: usize = 64 << 10;
@@ -201,14 +201,16 @@ impl Hub {
 
     fn send(&mut self) {
         let history = &self.history;
-        self.clients.retain_mut(|client| loop {
-            let (place, bytes) = history.from(client.place);
-            if bytes.is_empty() {
-                return true;
-            }
-            match client.stream.write(bytes) {
-                Ok(count) => client.place = place + count as u64,
-                Err(error) => return would_wait(error).is_ok(),
+        self.clients.retain_mut(|client| {
+            loop {
+                let (place, bytes) = history.from(client.place);
+                if bytes.is_empty() {
+                    return true;
+                }
+                match client.stream.write(bytes) {
+                    Ok(count) => client.place = place + count as u64,
+                    Err(error) => return would_wait(error).is_ok(),
+                }
             }
         });
     }

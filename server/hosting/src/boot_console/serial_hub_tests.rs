@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{SerialHub, HISTORY_BYTES};
+use super::{HISTORY_BYTES, SerialHub};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 

@@ -1,14 +1,14 @@
 //! The process in the background that keeps a machine.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_files::FilesAddress;
 use coldrise_session::Catalog;
-use rustix::process::{getpid, kill_process, setsid, Signal};
+use rustix::process::{Signal, getpid, kill_process, setsid};
 
 use super::machine::FilesMachine;
 use super::place::Place;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use coldrise_block::{inherit_standard_streams_only, Context, Error, ErrorKind, HeldLock, Result};
+use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result, inherit_standard_streams_only};
 use coldrise_files::point_with_disks;
 use coldrise_store::{DiskName, PassphraseSource, PointDocument};
 

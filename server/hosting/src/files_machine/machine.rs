@@ -16,7 +16,7 @@ use coldrise_runs::MachineSocket;
 use coldrise_session::{CaptureLimit, OwnedSession};
 use coldrise_store::{DiskDocument, DiskName, MachineName, PointDocument, Repository, SessionName};
 
-use super::machine_end::{end_error, Console};
+use super::machine_end::{Console, end_error};
 use super::slot;
 use crate::caller::Caller;
 use crate::disk_server::{DiskServer, Protocol};

@@ -6,8 +6,8 @@
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdout, ExitStatus};
-use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};

@@ -194,7 +194,7 @@ fn make_private(folder: &Path) -> Result<()> {
     let making = || format!("making the private folder {}", folder.display());
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(error).context(making)
+            return Err(error).context(making);
         }
         _ => {}
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{AttachedDisks, Client, FileSystems, FilesAddress, Limits};
-use coldrise_session::{check_offered, Catalog};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{PointDocument, Repository};
 
 use super::KeptMachine;
 use crate::signals::ChildSignals;
-use crate::{tell_newer, Caller};
+use crate::{Caller, tell_newer};
 
 /// Time limit for the start of the machine. Without KVM and on a busy host it takes long.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(180);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_runs::{FilesPoint, FilesRecord, MachineFiles};
-use coldrise_session::{check_offered, Catalog};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{Address, PointDocument, Repository};
 
 use super::machine::FilesMachine;

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{together, AttachedDisks, Client, FileSystems, FilesAddress, Limits, State};
-use coldrise_session::{check_offered, Catalog};
+use coldrise_files::{AttachedDisks, Client, FileSystems, FilesAddress, Limits, State, together};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{PointDocument, Repository};
 
 use super::reading::{START_PATIENCE, TIME_LIMIT};
 use super::{FilesMachine, PointDisks};
-use crate::signals::ChildSignals;
 use crate::Caller;
+use crate::signals::ChildSignals;
 
 /// The machine offers its socket within this time.
 const PORT_PATIENCE: Duration = Duration::from_secs(30);

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{lock_holder, Claim};
+use coldrise_store::{Claim, lock_holder};
 
 const PREFIX: &str = "nfs-";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

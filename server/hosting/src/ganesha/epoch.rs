@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
 use coldrise_store::lock_repository;
 
 /// Name of the file in the repository's directory: the last number, in decimal.

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    end_with_this_thread, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, end_with_this_thread,
 };
 use coldrise_store::Claim;
 use rustix::process::Signal;

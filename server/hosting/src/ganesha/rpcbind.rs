@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread};
 use rustix::process::Signal;
 
 use super::rpc;

@@ -20,20 +20,20 @@ mod tgt;
 mod tgtd;
 
 pub use smb_configuration::SHARE;
-pub use smbd::{check_installed as check_smbd, SmbOptions, Smbd};
-pub use tgtd::{check_installed as check_tgtd, IscsiOptions, Tgtd};
+pub use smbd::{SmbOptions, Smbd, check_installed as check_smbd};
+pub use tgtd::{IscsiOptions, Tgtd, check_installed as check_tgtd};
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_fuse::{Mount, MountOptions};
 use coldrise_store::Repository;
-use rustix::process::{getpid, kill_process, kill_process_group, Pid, Signal};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
 use crate::child;
 use crate::leftovers;

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread};
 use rustix::process::Signal;
 
-use super::smb_configuration::{self, SmbConfiguration, ACCOUNT, OLDEST};
-use super::{check_free, is_listening, Program};
+use super::smb_configuration::{self, ACCOUNT, OLDEST, SmbConfiguration};
+use super::{Program, check_free, is_listening};
 
 const PROGRAM: &str = "smbd";
 const SET_PASSWORD: &str = "smbpasswd";

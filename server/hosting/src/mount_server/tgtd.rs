@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::Arc;
 
-use coldrise_block::{end_with_this_thread, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, end_with_this_thread};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use super::iscsi::{Chap, Target};
 use super::tgt::Control;
-use super::{check_free, Program};
+use super::{Program, check_free};
 
 const PROGRAM: &str = "tgtd";
 /// tgtd's variable for the path of its control socket, to which it adds a dot and a number.

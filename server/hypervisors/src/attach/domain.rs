@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Error, ErrorKind, Result};
 use roxmltree::Document;
 
-use super::{check_name, mounted, AttachedDisk, Device};
-use crate::libvirt::{escaped, find_running, LiveDomain, PATIENCE};
+use super::{AttachedDisk, Device, check_name, mounted};
+use crate::libvirt::{LiveDomain, PATIENCE, escaped, find_running};
 use crate::virsh::Virsh;
 
 /// Interval of looking whether the guest has released the disk.

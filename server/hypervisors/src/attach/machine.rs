@@ -8,7 +8,7 @@ use std::time::Duration;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::Host;
 
-use super::{attach, check_unmounted, detach, is_attached, AttachDomain, AttachedDisk};
+use super::{AttachDomain, AttachedDisk, attach, check_unmounted, detach, is_attached};
 use crate::virsh::Virsh;
 
 /// Time for the guest to release the disk.

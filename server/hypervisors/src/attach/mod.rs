@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_qmp::{GuestAgent, Monitor};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 pub use domain::AttachDomain;
 pub use machine::{AttachMachine, Machine};
@@ -124,7 +124,7 @@ fn add_device(monitor: &mut Monitor, id: &str, disk: &AttachedDisk<'_>) -> Resul
     let first = match monitor.execute("device_add", device.clone(), PATIENCE) {
         Err(error) if disk.device == Device::VirtioBlk => error,
         Err(error) => {
-            return Err(error.advise("the machine needs a SCSI controller (virtio-scsi-pci)"))
+            return Err(error.advise("the machine needs a SCSI controller (virtio-scsi-pci)"));
         }
         Ok(_) => return Ok(()),
     };

@@ -3,7 +3,7 @@
 use coldrise_inventory::{DiskBus, Firmware, Hardware};
 
 use super::devices::disk_element;
-use super::domain_xml::{escaped, DomainOptions, DomainXml, NetworkChoice};
+use super::domain_xml::{DomainOptions, DomainXml, NetworkChoice, escaped};
 use super::uefi::Boot;
 
 /// Makes the domain.

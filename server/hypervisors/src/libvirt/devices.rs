@@ -3,7 +3,7 @@
 use coldrise_store::DiskName;
 use roxmltree::Node;
 
-use super::domain_xml::{child, escaped, span, tag, DomainOptions, NetworkChoice};
+use super::domain_xml::{DomainOptions, NetworkChoice, child, escaped, span, tag};
 use super::tpm;
 
 /// Devices that are kept as they are.

@@ -238,11 +238,7 @@ pub(super) fn filtered(source: &str, node: Node<'_, '_>, children: &[&str]) -> S
 /// The name of an element without a namespace; empty for anything else.
 pub(super) fn tag<'a>(node: Node<'a, '_>) -> &'a str {
     let name = node.tag_name();
-    if node.is_element() && name.namespace().is_none() {
-        name.name()
-    } else {
-        ""
-    }
+    if node.is_element() && name.namespace().is_none() { name.name() } else { "" }
 }
 
 /// The element as it stands in the source text.

@@ -114,10 +114,9 @@ fn disks_of_other_names_keep_their_order() {
     let other = DomainOptions { disks: vec![disk("vda"), disk("two")], ..options(&network) };
     let domain = rewrite(XML, &other).unwrap();
     assert!(!domain.text.contains("live/r/two"));
-    assert!(domain
-        .remarks
-        .iter()
-        .any(|remark| remark.contains("disk two is not in the stored XML")));
+    assert!(
+        domain.remarks.iter().any(|remark| remark.contains("disk two is not in the stored XML"))
+    );
 }
 
 #[test]
@@ -142,11 +141,23 @@ fn uefi_machines_get_variables_of_their_own() {
     let network_file = "<nvram type='network'><source protocol='nbd' name='web01_VARS'/></nvram>";
     for (start, chosen) in [
         (format!("<os><loader type='pflash' secure='yes'>/lost/CODE.fd</loader>{original}"), false),
-        (format!("<os firmware='efi'><firmware><feature enabled='yes' name='secure-boot'/></firmware>{network_file}"), false),
-        (format!("<os><loader type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>{original}"), true),
+        (
+            format!(
+                "<os firmware='efi'><firmware><feature enabled='yes' name='secure-boot'/></firmware>{network_file}"
+            ),
+            false,
+        ),
+        (
+            format!("<os><loader type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>{original}"),
+            true,
+        ),
     ] {
         let domain = os(&start);
-        assert!(!domain.text.contains("web01_VARS") && !domain.text.contains("/root"), "{}", domain.text);
+        assert!(
+            !domain.text.contains("web01_VARS") && !domain.text.contains("/root"),
+            "{}",
+            domain.text
+        );
         assert!(domain.text.contains(&format!(">{file}</nvram>")), "{}", domain.text);
         let variables = domain.variables.unwrap();
         assert_eq!(variables.place, options(&network).variables);
@@ -164,8 +175,7 @@ fn uefi_machines_get_variables_of_their_own() {
 
 #[test]
 fn a_tpm_stays_if_its_state_can_be_placed() {
-    let tpm =
-        "<tpm model='tpm-tis'><backend type='emulator' version='2.0'><encryption secret='s'/>\
+    let tpm = "<tpm model='tpm-tis'><backend type='emulator' version='2.0'><encryption secret='s'/>\
                <active_pcr_banks/></backend><address x='y'/></tpm><serial type='file'>";
     let source = XML.replacen("<serial type='file'>", tpm, 1);
     let network = NetworkChoice::None;

@@ -21,7 +21,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_session::SessionNotes;
 use coldrise_store::{MachineName, Repository, SealedFolder, SessionName};
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::tpm::folder_of;

@@ -199,8 +199,7 @@ mod tests {
     const DISK: &str = "<disk type='file' device='disk'><driver type='qcow2'/><source file='/a'/><target dev='vda'/></disk>";
 
     fn parse(devices: &str) -> LiveDomain {
-        let label =
-            "<seclabel model='dac'><label>+64055:+108</label></seclabel><seclabel model='selinux'/>";
+        let label = "<seclabel model='dac'><label>+64055:+108</label></seclabel><seclabel model='selinux'/>";
         LiveDomain::parse(&format!("<domain><devices>{devices}</devices>{label}</domain>")).unwrap()
     }
 

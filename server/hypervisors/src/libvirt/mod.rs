@@ -41,11 +41,11 @@ use crate::virsh::Virsh;
 
 pub use default_domain::default_domain;
 pub use domain_xml::{
-    check_domain, escaped, rewrite, DomainOptions, DomainXml, NetworkChoice, VariablesPlace,
+    DomainOptions, DomainXml, NetworkChoice, VariablesPlace, check_domain, escaped, rewrite,
 };
-pub use left_machines::{left_on, note_left, remove_left, LeftMachine, RemovedMachines};
+pub use left_machines::{LeftMachine, RemovedMachines, left_on, note_left, remove_left};
 pub use live_domain::{
-    all_domains, domains, find_domain, find_running, is_named_by_another, LiveDomain, WritableDisk,
+    LiveDomain, WritableDisk, all_domains, domains, find_domain, find_running, is_named_by_another,
 };
 pub use part_files::PartFiles;
 pub use presence::missing;

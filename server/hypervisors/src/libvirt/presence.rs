@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{access, Access};
+use rustix::fs::{Access, access};
 
 /// Sockets of libvirt for the whole system: of libvirtd, and of the separate daemon for QEMU.
 const SYSTEM_SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];

@@ -9,9 +9,9 @@ use coldrise_session::SessionDocument;
 use coldrise_store::{MachinePart, SWTPM_PERMALL, TPM_STATE};
 use roxmltree::Node;
 
+use super::PATIENCE;
 use super::domain_xml::{child, escaped, span, tag};
 use super::part_files::tpm_state;
-use super::PATIENCE;
 use crate::virsh::Virsh;
 
 /// What libvirt starts for a TPM.

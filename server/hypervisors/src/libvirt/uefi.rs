@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
 use coldrise_host::Host;
-use coldrise_session::{update_parts, SessionDocument};
+use coldrise_session::{SessionDocument, update_parts};
 use coldrise_store::{
-    MachinePart, Repository, SessionName, FIRMWARE_VARIABLES, MAX_PART_BYTES, RAW, SWTPM_PERMALL,
+    FIRMWARE_VARIABLES, MAX_PART_BYTES, MachinePart, RAW, Repository, SWTPM_PERMALL, SessionName,
     TPM_STATE,
 };
 use roxmltree::Node;
 use serde::{Deserialize, Serialize};
 
-use super::domain_xml::{child, escaped, span, tag, DomainOptions, VariablesPlace};
+use super::domain_xml::{DomainOptions, VariablesPlace, child, escaped, span, tag};
 use super::part_files::variables_folder;
 use super::tpm;
-use super::{RecoveryNote, PATIENCE};
-use coldrise_firmware::{first_variables, Found, UefiNeeds};
+use super::{PATIENCE, RecoveryNote};
+use coldrise_firmware::{Found, UefiNeeds, first_variables};
 
 /// Where distributions keep firmware.
 const FIRMWARE: [&str; 3] = ["/usr/share/", "/usr/lib/", "/etc/qemu/"];

@@ -16,13 +16,13 @@ use coldrise_host::Host;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::DiskName;
 
-use super::domain_disks::{abort, live_disks, pivot, start_copy, LiveDisk};
+use super::domain_disks::{LiveDisk, abort, live_disks, pivot, start_copy};
 use super::note::{MoveNote, MovePhase, MovedDisk};
 use super::pace::{self, Pace, SWITCH_PATIENCE};
-use super::settle::{settled, STILL_IN_SESSION};
-use super::target::{discard, OpenTarget, Target};
-use super::{is_cancelled, milliseconds_since, settle, MoveReport, MoveRequest};
-use crate::libvirt::{Domain, DomainState, RecoveryNote, PATIENCE};
+use super::settle::{STILL_IN_SESSION, settled};
+use super::target::{OpenTarget, Target, discard};
+use super::{MoveReport, MoveRequest, is_cancelled, milliseconds_since, settle};
+use crate::libvirt::{Domain, DomainState, PATIENCE, RecoveryNote};
 
 /// Interval of asking for the progress.
 const INTERVAL: Duration = Duration::from_millis(200);

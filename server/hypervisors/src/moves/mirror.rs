@@ -10,10 +10,10 @@ use coldrise_session::SessionNotes;
 
 use super::note::{MoveNote, MovePhase};
 use super::pace::{Pace, SWITCH_PATIENCE};
-use super::qemu_machine::{job_failed, Job, QemuMachine, Source};
+use super::qemu_machine::{Job, QemuMachine, Source, job_failed};
 use super::rate_limit::RateLimit;
 use super::target::OpenTarget;
-use super::{is_cancelled, milliseconds_since, pace, settle, MoveReport, MoveRequest};
+use super::{MoveReport, MoveRequest, is_cancelled, milliseconds_since, pace, settle};
 
 /// Interval of asking for the progress.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);

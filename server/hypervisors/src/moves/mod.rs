@@ -42,8 +42,8 @@ mod target;
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Progress, Result};
@@ -52,7 +52,7 @@ use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{Repository, SessionName};
 
 pub use note::{MoveNote, MovePhase, MovedDisk};
-pub use target::{parse_target, Target};
+pub use target::{Target, parse_target};
 
 use qemu_machine::QemuMachine;
 use target::OpenTarget;

@@ -146,11 +146,16 @@ impl MoveNote {
                     None => "the session's last state is not sealed yet".to_owned(),
                 };
                 let kept = match self.disks.iter().any(|disk| !disk.is_moved) {
-                    true => format!("; still in the session, because the switch failed: {}", targets(false)),
+                    true => format!(
+                        "; still in the session, because the switch failed: {}",
+                        targets(false)
+                    ),
                     false => String::new(),
                 };
                 let held = match self.is_held {
-                    true => format!("; it may stand still: coldrise move live/{session} lets it run on"),
+                    true => {
+                        format!("; it may stand still: coldrise move live/{session} lets it run on")
+                    }
                     false => String::new(),
                 };
                 format!(

@@ -10,7 +10,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
 use coldrise_session::SessionDocument;
 use coldrise_store::{DiskName, SessionName};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::target::{ImageFormat, OpenTarget};
 

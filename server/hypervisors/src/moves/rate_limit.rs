@@ -82,11 +82,7 @@ impl RateLimit {
 fn share(under_way: f64) -> f64 {
     let busy = (under_way / BUSY_REQUESTS).min(1.0);
     // A few requests now and then do not justify a lower limit.
-    if busy < 0.05 {
-        1.0
-    } else {
-        1.0 - (1.0 - BUSY_SHARE) * busy
-    }
+    if busy < 0.05 { 1.0 } else { 1.0 - (1.0 - BUSY_SHARE) * busy }
 }
 
 #[cfg(test)]

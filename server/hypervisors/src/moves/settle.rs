@@ -5,8 +5,8 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::SessionNotes;
 
 use super::note::{MoveNote, MovePhase};
-use super::qemu_machine::{job_failed, QemuMachine};
-use super::{domain, target, MoveRequest, SEAL_PATIENCE};
+use super::qemu_machine::{QemuMachine, job_failed};
+use super::{MoveRequest, SEAL_PATIENCE, domain, target};
 use crate::libvirt::RecoveryNote;
 
 /// Beside the reason of a failed move.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_host::{open_disk_file, DiskFacts, FileKind, Host};
+use coldrise_host::{DiskFacts, FileKind, Host, open_disk_file};
 use coldrise_session::SessionDocument;
 use coldrise_store::DiskName;
 use serde::{Deserialize, Serialize};

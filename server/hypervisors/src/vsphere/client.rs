@@ -3,15 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{public_password_warning, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, public_password_warning};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::soap::{
-    child, child_text, element, escaped, fault, request, returned, shown, Answer, Reference,
+    Answer, Reference, child, child_text, element, escaped, fault, request, returned, shown,
 };
 use coldrise_https::{Thumbprint, Trust};
 

@@ -6,7 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use roxmltree::Node;
 
 use super::client::Client;
-use super::soap::{child, child_text, copied, escaped, objects, type_of, Reference};
+use super::soap::{Reference, child, child_text, copied, escaped, objects, type_of};
 
 /// A host that runs machines.
 #[derive(Clone, Debug)]

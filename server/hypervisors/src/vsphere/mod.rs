@@ -49,13 +49,13 @@ use coldrise_session::{NotesLock, SessionNotes};
 use coldrise_store::{Repository, SessionName};
 
 use client::Client;
-pub use client::{AccessOptions, VsphereAccess, PASSWORD_VARIABLE};
+pub use client::{AccessOptions, PASSWORD_VARIABLE, VsphereAccess};
 use inventory::{Datastore, Host, Machine};
-pub use moves::{move_machine, VsphereMove, VsphereMoveRequest};
+pub use moves::{VsphereMove, VsphereMoveRequest, move_machine};
 pub use note::{VsphereNote, VspherePhase};
-pub use overview::{overview, ListedDatastore, ListedHost, VsphereOverview};
-use soap::{element, Reference};
-use task::{await_end, Identity, Patience, Questions};
+pub use overview::{ListedDatastore, ListedHost, VsphereOverview, overview};
+use soap::{Reference, element};
+use task::{Identity, Patience, Questions, await_end};
 
 /// Maximum length of a datastore's name, in characters.
 const MAX_DATASTORE_CHARS: usize = 42;

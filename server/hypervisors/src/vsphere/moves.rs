@@ -1,19 +1,19 @@
 //! Moves a recovered machine to production storage while it runs: Storage vMotion, done by vCenter.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_session::SessionNotes;
 use coldrise_store::{Repository, SessionName};
 
+use super::Vsphere;
 use super::client::Client;
 use super::inventory::{self, Datastore, Machine};
 use super::note::{VsphereNote, VspherePhase};
 use super::soap::Reference;
-use super::task::{self, await_end, Watch};
-use super::Vsphere;
+use super::task::{self, Watch, await_end};
 
 /// A copy over a slow network takes long.
 const MOVE_PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -128,7 +128,9 @@ impl VsphereNote {
                     Some(point) => format!("the session ends with the point {point}"),
                     None => format!("not finished: run coldrise move live/{session} again"),
                 };
-                format!("{name} at {server} was moved to {target}; start it there, not from session {session}; {end}")
+                format!(
+                    "{name} at {server} was moved to {target}; start it there, not from session {session}; {end}"
+                )
             }
         }
     }

@@ -203,11 +203,7 @@ fn named_fault(method: &str, name: &str, message: &str, detail: Option<Node<'_, 
         (name, false) => format!("{method} failed: {message} ({name})"),
     };
     let error = Error::new(kind, text);
-    if advice.is_empty() {
-        error
-    } else {
-        error.advise(advice)
-    }
+    if advice.is_empty() { error } else { error.advise(advice) }
 }
 
 /// The beginning of a server's message on one line, without control characters.

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::client::Client;
-use super::soap::{child, child_text, element, objects, shown, task_fault, Answer, Reference};
 use super::Steps;
+use super::client::Client;
+use super::soap::{Answer, Reference, child, child_text, element, objects, shown, task_fault};
 
 /// The first interval of asking; it doubles up to the longest.
 const FIRST_INTERVAL: Duration = Duration::from_millis(20);

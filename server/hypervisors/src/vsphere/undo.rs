@@ -7,8 +7,8 @@ use coldrise_block::{Error, ErrorKind, Result};
 use super::inventory::{self, Datastore, Host, Machine};
 use super::note::{VsphereNote, VspherePhase};
 use super::soap::Reference;
-use super::task::{self, await_end, Identity, Patience, Questions, Watch};
-use super::{datastore_system, Steps, Vsphere, TASK_PATIENCE};
+use super::task::{self, Identity, Patience, Questions, Watch, await_end};
+use super::{Steps, TASK_PATIENCE, Vsphere, datastore_system};
 
 /// How long ESXi may still use a datastore whose machine is gone.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(30);

@@ -22,7 +22,7 @@ use coldrise_inventory::{Envelope, EnvelopeDisk};
 use coldrise_store::{Configuration, DiskName, MAX_CONFIGURATION_BYTES, MAX_DISKS, OVF};
 
 use crate::backup::Watch;
-use crate::source::{is_appliance, open_source, SourceOptions, SourceSpec};
+use crate::source::{SourceOptions, SourceSpec, is_appliance, open_source};
 use manifest::StatedDigest;
 use package::{Package, Part};
 

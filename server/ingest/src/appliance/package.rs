@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::tar::{members, Member};
-use crate::source::{open_named, ImageFormat, Location};
+use super::tar::{Member, members};
+use crate::source::{ImageFormat, Location, open_named};
 
 /// Where the files of an appliance are.
 pub(super) enum Package {

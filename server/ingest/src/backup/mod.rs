@@ -16,18 +16,18 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_store::{
-    BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, DisplayName, MachineName,
-    MachinePart, MapRoot, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter,
-    WriteCounts, WriteOptions, MAX_DISKS,
+    BackupTarget, ClockGuard, Configuration, DiskDocument, DiskName, DisplayName, MAX_DISKS,
+    MachineName, MachinePart, MapRoot, PointDocument, PointName, PointOrigin, Repository,
+    RepositoryWriter, WriteCounts, WriteOptions,
 };
 use jiff::{SignedDuration, Timestamp};
 
-use crate::source::{open_source, round_down, Location, Source, SourceOptions, SourceSpec};
-use pipeline::store_disk;
+use crate::source::{Location, Source, SourceOptions, SourceSpec, open_source, round_down};
 pub use pipeline::Watch;
+use pipeline::store_disk;
 use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
-pub use shared::{store_shared, Proof};
+pub use shared::{Proof, store_shared};
 
 /// How often the clock is read while a backup waits for a free name.
 const NAME_INTERVAL: Duration = Duration::from_millis(20);
@@ -556,11 +556,7 @@ pub fn store_source(
     let unit_bytes = chunk_bytes.max(source.alignment_bytes());
     // The part behind the old end is read completely, with the unit that holds the old end.
     let bitmap_end = changes_end_bytes.map_or(0, |old_bytes| {
-        if old_bytes >= size_bytes {
-            size_bytes
-        } else {
-            round_down(old_bytes, unit_bytes)
-        }
+        if old_bytes >= size_bytes { size_bytes } else { round_down(old_bytes, unit_bytes) }
     });
     let mut plan = Plan::new(source, unit_bytes, bitmap_end);
     let options = match pace.threads {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use coldrise_block::{Error, ErrorKind, Extent, Result};
 
-use crate::source::{round_down, DirtyRun, Source};
+use crate::source::{DirtyRun, Source, round_down};
 
 /// The action for a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

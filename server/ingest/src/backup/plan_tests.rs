@@ -77,11 +77,7 @@ fn expected(letters: &[u8], from: u64, bitmap_end: u64) -> Action {
             _ => Action::Read,
         })
         .collect();
-    if actions.iter().all(|&action| action == actions[0]) {
-        actions[0]
-    } else {
-        Action::Read
-    }
+    if actions.iter().all(|&action| action == actions[0]) { actions[0] } else { Action::Read }
 }
 
 fn check(letters: &str, bitmap_end: u64) {

@@ -5,14 +5,14 @@
 //! calls unchanged are read and compared with the base. The first one nearly always tells two disks apart: it has the
 //! identifiers of the partition table or of the file system.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_store::Repository;
 
 use super::BackupStart;
-use crate::source::{open_source, Location, Source, SourceOptions, SourceSpec};
+use crate::source::{Location, Source, SourceOptions, SourceSpec, open_source};
 
 /// The number of units that are compared, beside the first two and the last.
 const SAMPLES: u64 = 13;

@@ -6,7 +6,7 @@ use coldrise_block::{Progress, Result};
 use coldrise_session::SharedWriter;
 use coldrise_store::BackupTarget;
 
-use super::{read_disks, BackupRequest, BackupStart, BackupSummary, StoredDisks};
+use super::{BackupRequest, BackupStart, BackupSummary, StoredDisks, read_disks};
 
 /// Called when the process that wrote the repository has ended unexpectedly, before the backup starts
 /// again.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use coldrise_block::{Context, Disk, Error, ErrorKind, Phase, Progress, ProgressState, Result};
 
 use super::pieces::{Piece, Pieces};
-use super::{check, united, Differences, Port, Purpose, Target};
+use super::{Differences, Port, Purpose, Target, check, united};
 
 /// The shortest run of zeroes, in bytes, that is sent as a zero request; shorter ones are written. More
 /// and smaller holes would cost more than they save.

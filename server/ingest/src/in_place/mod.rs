@@ -18,7 +18,7 @@ mod pieces;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use coldrise_block::{Disk, Error, ErrorKind, Extent, Progress, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Extent, Progress, Result};
 
 use crate::restore::RestoreTarget;
 use crate::source::{DirtyRun, Source};

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::{Port, Target};
-use crate::source::{check_bitmap_name, NbdReader, NbdSource, Reader, Source};
+use crate::source::{NbdReader, NbdSource, Reader, Source, check_bitmap_name};
 use crate::zeroing::write_zero_bytes;
 
 /// An export.

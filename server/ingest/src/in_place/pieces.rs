@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use coldrise_block::{Disk, Extent, Result};
 
-use super::{first_extent, Target};
+use super::{Target, first_extent};
 
 /// Pieces end at multiples of this, so that no two of them share a chunk.
 const PIECE_BYTES: u64 = 1 << 20;

@@ -15,13 +15,13 @@
 
 mod ffi;
 
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 
 /// The largest single request, in bytes; the server's own limit may be lower.
 const MAX_REQUEST_BYTES: u64 = 1 << 20;

@@ -6,7 +6,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::{ProgramEnd, ScratchSpace};
 
 use super::questions::ask;
-use super::{refused, QemuImage};
+use super::{QemuImage, refused};
 
 /// A change of an image's bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_host::{AllowedFile, Bounds, FileFacts, Limits, ScratchSpace};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
-pub(crate) use bitmaps::{change_bitmap, BitmapChange};
+pub(crate) use bitmaps::{BitmapChange, change_bitmap};
 pub(crate) use questions::{check_image, image_facts};
 pub use server::ImageServer;
 
@@ -174,11 +174,7 @@ fn plain_message(raw: &str, image: &str) -> String {
                 .unwrap_or(line)
         })
         .collect();
-    if lines.is_empty() {
-        "it gave no reason".to_string()
-    } else {
-        lines.join("; ")
-    }
+    if lines.is_empty() { "it gave no reason".to_string() } else { lines.join("; ") }
 }
 
 /// Converts a tool's message to an error with a suggestion.

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_host::{Limits, ProgramEnd, ProgramStart, ScratchSpace, MAX_MESSAGES_BYTES};
+use coldrise_host::{Limits, MAX_MESSAGES_BYTES, ProgramEnd, ProgramStart, ScratchSpace};
 use serde_json::Value;
 
-use super::{plain_message, refused, QemuImage};
+use super::{QemuImage, plain_message, refused};
 
 /// How often the cancel flag is checked while `qemu-img` works.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::{HostProgram, Limits, ProgramStart, ScratchSpace};
 
-use super::{plain_message, refused, QemuImage};
+use super::{QemuImage, plain_message, refused};
 use crate::libnbd::Endpoint;
 
 /// Maximum number of clients: the readers, the queries, one to spare.

@@ -14,7 +14,7 @@ use coldrise_formats::{DiskShape, File, Identity, Layout, Names, Presentation, S
 use coldrise_formats::{Error as FormatError, Format};
 
 use super::file::LocalSink;
-use super::run::{write_sparsely, Run};
+use super::run::{Run, write_sparsely};
 use super::{Sink, SinkWriter};
 
 /// Largest piece of metadata in memory.

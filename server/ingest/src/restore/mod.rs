@@ -30,7 +30,7 @@ use coldrise_formats::{Access, Format};
 use file::LocalSink;
 use image::Image;
 use nbd::NbdSink;
-pub use ova::{is_ova, restore_ova, Ova, OvaDisk};
+pub use ova::{Ova, OvaDisk, is_ova, restore_ova};
 pub use part::PartFiles;
 use run::Run;
 pub use target::RestoreTarget;

@@ -12,19 +12,19 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use aws_lc_rs::digest::{digest, Context as Digest, SHA256};
+use aws_lc_rs::digest::{Context as Digest, SHA256, digest};
 use coldrise_block::{Disk, Error, ErrorKind, Phase, Progress, Result};
 use coldrise_formats::{DiskShape, Identity};
-use coldrise_inventory::{descriptor, DescribedDisk, VirtualSystem};
+use coldrise_inventory::{DescribedDisk, VirtualSystem, descriptor};
 
 use super::file::LocalSink;
 use super::image::Image;
 use super::part::PartFiles;
 use super::run::Run;
-use super::target::{is_block_device, RestoreTarget};
-use super::{stream, RestoreOptions, Sink};
+use super::target::{RestoreTarget, is_block_device};
+use super::{RestoreOptions, Sink, stream};
 use crate::appliance::manifest::line;
-use crate::appliance::tar::{header, BLOCK_BYTES};
+use crate::appliance::tar::{BLOCK_BYTES, header};
 
 /// The empty blocks at the end of an archive.
 const END_BYTES: u64 = 2 * BLOCK_BYTES;
@@ -62,7 +62,9 @@ pub fn is_ova(target: &RestoreTarget, format: Option<&str>) -> Result<bool> {
         Some(word) => Ok(word == "ova"),
         None if has("ovf") => Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("{target}: a whole machine is written as one .ova; tar xf unpacks the .ovf and its files from it"),
+            format!(
+                "{target}: a whole machine is written as one .ova; tar xf unpacks the .ovf and its files from it"
+            ),
         )),
         None => Ok(has("ova")),
     }

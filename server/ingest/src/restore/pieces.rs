@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use coldrise_block::{Context, Disk, Error, ErrorKind, Extent, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Disk, Error, ErrorKind, Extent, Result};
 
 use crate::source::{round_down, round_up};
 
@@ -86,11 +86,7 @@ impl<'d> Pieces<'d> {
             let end = (extent.offset_bytes + extent.length_bytes).min(size_bytes);
             let end = if extent.kind.reads_zero() {
                 // Zeroes that share a unit with stored bytes are written with them.
-                if end == size_bytes {
-                    end
-                } else {
-                    round_down(end, self.alignment_bytes)
-                }
+                if end == size_bytes { end } else { round_down(end, self.alignment_bytes) }
             } else {
                 round_up(end, self.alignment_bytes).min(size_bytes)
             };

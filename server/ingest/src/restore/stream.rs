@@ -18,13 +18,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use aws_lc_rs::digest::Context as Digest;
 use coldrise_block::{Phase, Result};
-use coldrise_formats::{CompressedGrain, GrainCompressor, StreamVmdk, GRAIN_SIZE_BYTES};
+use coldrise_formats::{CompressedGrain, GRAIN_SIZE_BYTES, GrainCompressor, StreamVmdk};
 
+use super::Sink;
 use super::file::LocalSink;
 use super::image::Image;
 use super::pieces::{Piece, Pieces};
 use super::run::{Counters, Run};
-use super::Sink;
 
 /// zlib's level, as in qemu-img and VMware's tools.
 const LEVEL: u32 = 6;

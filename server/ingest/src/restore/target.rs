@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::Format;
 
-use crate::source::{is_nbd_uri, ImageFormat};
+use crate::source::{ImageFormat, is_nbd_uri};
 
 /// The target of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,14 +1,14 @@
 //! Where a target can differ from a point.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::Difference;
 use coldrise_store::{Address, DiskName, PointDocument, PointName, PointSelector, Repository};
 
-use super::{point_of, RollbackDisk};
+use super::{RollbackDisk, point_of};
 
 /// Names of this prefix say from which point the bitmap counts: `coldrise-POINT`, or
 /// `coldrise-REPOSITORY/MACHINE/DISK/POINT`, as backups of running machines name them.

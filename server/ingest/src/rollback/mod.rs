@@ -23,11 +23,11 @@ mod candidates;
 mod host_disks;
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Progress, Result};
-use coldrise_session::{open_point_disk, Catalog, ReadLease};
+use coldrise_session::{Catalog, ReadLease, open_point_disk};
 use coldrise_store::{DiskName, PointDocument, PointName, PointSelector, Repository};
 
 use crate::{

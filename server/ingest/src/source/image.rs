@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_host::{Host, ScratchSpace};
 
-use super::inspect::{inspect, inspect_member, Inspected, Inspection};
+use super::inspect::{Inspected, Inspection, inspect, inspect_member};
 use super::vhdx::VhdxMap;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
 use crate::qemu::{FileRange, ImageServer};

@@ -18,9 +18,9 @@ use super::raw::file_length;
 use super::raw_signs::refuse_fixed_vhd;
 use super::vhd::check_vhd;
 use super::vhdx::VhdxMap;
-use super::vmdk::{check_member, vmdk_extents, SPARSE_HEADER_BYTES};
-use super::{open_named, ImageFormat};
-use crate::qemu::{check_image, image_facts, FileRange, QemuImage};
+use super::vmdk::{SPARSE_HEADER_BYTES, check_member, vmdk_extents};
+use super::{ImageFormat, open_named};
+use crate::qemu::{FileRange, QemuImage, check_image, image_facts};
 
 /// How an image is inspected.
 pub(super) struct Inspection<'a> {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::Result;
-use coldrise_host::{greets, ScratchSpace};
+use coldrise_host::{ScratchSpace, greets};
 use serde_json::Value;
 
-use super::inspect::{inspect, Inspection};
 use super::ImageFormat;
-use crate::qemu::{change_bitmap, BitmapChange, ImageServer, QemuImage};
+use super::inspect::{Inspection, inspect};
+use crate::qemu::{BitmapChange, ImageServer, QemuImage, change_bitmap};
 
 /// Flag of a bitmap that misses writes: the program that had it in memory did not end cleanly.
 const IN_USE: &str = "in-use";

@@ -24,7 +24,7 @@ mod vmdk;
 
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{Error, ErrorKind, Extent, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, Extent, MAX_DISK_SIZE_BYTES, Result};
 
 use crate::libnbd::Endpoint;
 use crate::qemu::FileRange;

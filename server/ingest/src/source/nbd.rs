@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Extent, ExtentKind, Result, push_extent};
 
 use super::{DirtyRun, Reader, Source};
-use crate::libnbd::{Connection, Endpoint, ExportFacts, StatusRun, BASE_ALLOCATION};
+use crate::libnbd::{BASE_ALLOCATION, Connection, Endpoint, ExportFacts, StatusRun};
 
 /// Bytes of one read: two requests of the usual limit, both in flight.
 const READ_BYTES: u64 = 2 << 20;
@@ -137,11 +137,7 @@ impl Source for NbdSource<'_> {
     }
 
     fn useful_readers(&self) -> usize {
-        if self.is_shared() {
-            READERS
-        } else {
-            1
-        }
+        if self.is_shared() { READERS } else { 1 }
     }
 
     fn useful_read_bytes(&self) -> u64 {

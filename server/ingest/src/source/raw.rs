@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Extent, ExtentKind, Result, push_extent};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 

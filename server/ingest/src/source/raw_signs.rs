@@ -10,7 +10,7 @@ use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::vhd::{is_fixed_vhd, COOKIE};
+use super::vhd::{COOKIE, is_fixed_vhd};
 
 /// The first bytes of images, with the name of their format.
 const STARTS: [(&[u8], &str); 6] = [

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    push_extent, Context, Error, ErrorKind, Extent, ExtentKind, Result, MAX_DISK_SIZE_BYTES,
+    Context, Error, ErrorKind, Extent, ExtentKind, MAX_DISK_SIZE_BYTES, Result, push_extent,
 };
 
 const SIGNATURE: &[u8] = b"vhdxfile";

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Disk, ErrorKind, NoProgress, Result};
-use coldrise_ingest::source::{open_source, SourceOptions};
+use coldrise_ingest::source::{SourceOptions, open_source};
 use coldrise_ingest::{
-    open_appliance, restore_ova, Appliance, Ova, OvaDisk, RestoreOptions, RestoreTarget,
+    Appliance, Ova, OvaDisk, RestoreOptions, RestoreTarget, open_appliance, restore_ova,
 };
 use coldrise_inventory::{Hardware, VirtualSystem};
 
-use crate::common::memory::{names, MemoryDisk};
-use crate::common::{assert_same, folder, noise, read_all, run, sparse_disk, text, MIB};
+use crate::common::memory::{MemoryDisk, names};
+use crate::common::{MIB, assert_same, folder, noise, read_all, run, sparse_disk, text};
 
 fn written(path: &Path, disks: &[Vec<u8>], threads: usize) -> Result<u64> {
     let disks: Vec<_> = disks.iter().map(|content| MemoryDisk::new(content.clone())).collect();

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use coldrise_block::{ErrorKind, NoProgress, Phase, Progress, ProgressState, Result};
 use coldrise_ingest::{
-    backup, read_configuration, restore, BackupRequest, BackupSummary, RestoreOptions,
-    RestoreTarget, SourceSpec,
+    BackupRequest, BackupSummary, RestoreOptions, RestoreTarget, SourceSpec, backup,
+    read_configuration, restore,
 };
 use coldrise_store::{
     ChunkedDisk, Compression, DiskName, InitOptions, MachineName, MachinePart, OpenOptions,
@@ -15,7 +15,7 @@ use coldrise_store::{
     TPM_STATE,
 };
 
-use crate::common::{self, assert_same, folder, noise, run, sparse_disk, text, Server, MIB};
+use crate::common::{self, MIB, Server, assert_same, folder, noise, run, sparse_disk, text};
 
 const CHUNK_BYTES: u32 = 64 << 10;
 

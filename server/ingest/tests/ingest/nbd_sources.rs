@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::ErrorKind;
-use coldrise_ingest::source::{open_source, SourceOptions};
 use coldrise_ingest::SourceSpec;
+use coldrise_ingest::source::{SourceOptions, open_source};
 
 use crate::common::{
-    self, assert_same, folder, open, open_error, open_with, read_all, run, text, Server,
+    self, Server, assert_same, folder, open, open_error, open_with, read_all, run, text,
 };
 
 fn with_bitmap(name: &str) -> SourceOptions {

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Disk, ErrorKind};
 use coldrise_formats::Format;
-use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
+use coldrise_ingest::{RestoreOptions, RestoreTarget, restore};
 
-use crate::common::memory::{names, restore_to, CancelAfter, MemoryDisk};
-use crate::common::{self, assert_same, folder, open, read_all, run, sparse_disk, text, Server};
+use crate::common::memory::{CancelAfter, MemoryDisk, names, restore_to};
+use crate::common::{self, Server, assert_same, folder, open, read_all, run, sparse_disk, text};
 
 const SIZE: usize = 24 * common::MIB;
 

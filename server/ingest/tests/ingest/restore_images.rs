@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, ReadContext, Result};
 use coldrise_formats::Format;
-use coldrise_ingest::{restore, RestoreOptions, RestoreTarget};
+use coldrise_ingest::{RestoreOptions, RestoreTarget, restore};
 
-use crate::common::memory::{names, restore_to, CancelAfter, MemoryDisk};
-use crate::common::{assert_same, folder, noise, run, sparse_disk, text, MIB};
+use crate::common::memory::{CancelAfter, MemoryDisk, names, restore_to};
+use crate::common::{MIB, assert_same, folder, noise, run, sparse_disk, text};
 
 fn images() -> impl Iterator<Item = Format> {
     Format::ALL.into_iter().filter(|format| *format != Format::Raw)

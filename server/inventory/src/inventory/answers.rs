@@ -1,8 +1,8 @@
 //! The answers of an [`Inventory`].
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::Result;
 use coldrise_session::{ActivityDetail, Catalog};

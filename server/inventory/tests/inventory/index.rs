@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use coldrise_block::ErrorKind;
 use coldrise_inventory::{Changes, Inventory, Listing, PointQuery};
-use coldrise_session::{publish, seal, set_quarantine, ActivityDetail};
+use coldrise_session::{ActivityDetail, publish, seal, set_quarantine};
 use coldrise_store::{
     BootCheckDocument, BootRung, BootVerdict, PassphraseSource, PointSelector, Repository,
     SessionName,
 };
 
-use crate::common::{document, init, machine, point, writer, FIRST_SECOND, OPEN, SIZE_BYTES};
+use crate::common::{FIRST_SECOND, OPEN, SIZE_BYTES, document, init, machine, point, writer};
 
 fn open(path: &std::path::Path) -> Inventory {
     Inventory::open(path, &PassphraseSource::None, 1 << 20).unwrap()

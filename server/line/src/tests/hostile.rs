@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection};
 use super::relay::Relay;
 use super::*;
 use crate::dial::{ask, dial};
-use crate::hello::{Hello, Welcome, HELLO_BYTES};
+use crate::hello::{HELLO_BYTES, Hello, Welcome};
 use crate::stream::TlsStream;
 use crate::tls;
 

@@ -239,7 +239,7 @@ fn targets(checkpoint: &str) -> Result<BTreeSet<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{targets, CheckpointNames};
+    use super::{CheckpointNames, targets};
 
     #[test]
     fn only_own_names_are_ours() {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use coldrise_hypervisors::libvirt::{LiveDomain, PATIENCE};
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::BackupStart;

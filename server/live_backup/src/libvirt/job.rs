@@ -144,7 +144,9 @@ mod tests {
             "None"
         );
         let xml = |file: &str| {
-            format!("<domainbackup mode='pull'><disks><disk name='fda' backup='no'/><disk name='vda'><scratch file='{file}'/></disk></disks></domainbackup>")
+            format!(
+                "<domainbackup mode='pull'><disks><disk name='fda' backup='no'/><disk name='vda'><scratch file='{file}'/></disk></disks></domainbackup>"
+            )
         };
         let folder = our_folder(&xml("/var/tmp/coldrise-backup-Ab/disk-vda")).unwrap();
         assert_eq!(folder.to_str(), Some("/var/tmp/coldrise-backup-Ab"));

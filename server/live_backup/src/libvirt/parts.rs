@@ -11,7 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::{Host, ScratchSpace};
 use coldrise_hypervisors::libvirt::PartFiles;
 use coldrise_store::{
-    check_parts, MachinePart, FIRMWARE_VARIABLES, MAX_PART_BYTES, RAW, SWTPM_PERMALL, TPM_STATE,
+    FIRMWARE_VARIABLES, MAX_PART_BYTES, MachinePart, RAW, SWTPM_PERMALL, TPM_STATE, check_parts,
 };
 
 /// How often a part that changes is read, and the interval.

@@ -7,20 +7,20 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
-    escaped, is_named_by_another, LiveDomain, PartFiles, PATIENCE,
+    LiveDomain, PATIENCE, PartFiles, escaped, is_named_by_another,
 };
 use coldrise_hypervisors::virsh::Virsh;
 use coldrise_ingest::{
     BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
 };
-use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
+use coldrise_store::{Configuration, LIBVIRT_XML, MachineName, PointName, Repository};
 
-use super::checkpoints::{checkpoint_xml, CheckpointNames, Checkpoints, Known};
-use super::disks::{choose, DomainDisk};
+use super::checkpoints::{CheckpointNames, Checkpoints, Known, checkpoint_xml};
+use super::disks::{DomainDisk, choose};
 use super::freeze;
-use super::job::{is_in, Job};
+use super::job::{Job, is_in};
 use super::parts::PartsBefore;
-use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
+use crate::{DiskPick, Instant, LiveMachine, Mode, nbd_uri};
 
 /// The bitmap with the changes, in the exports and in the scratch files.
 const CHANGED: &str = "changed";

@@ -6,20 +6,20 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
-    is_named_by_another, Domain, DomainState, LiveDomain, PartFiles, PATIENCE,
+    Domain, DomainState, LiveDomain, PATIENCE, PartFiles, is_named_by_another,
 };
 use coldrise_ingest::{
     BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
 };
-use coldrise_store::{Configuration, MachineName, PointName, Repository, LIBVIRT_XML};
+use coldrise_store::{Configuration, LIBVIRT_XML, MachineName, PointName, Repository};
 
 use super::checkpoints::{CheckpointNames, Checkpoints};
-use super::disks::{choose, DomainDisk};
+use super::disks::{DomainDisk, choose};
 use super::parts::PartsBefore;
 use super::running::left_out;
 use super::stillness::Stillness;
-use super::{connect, DomainOptions};
-use crate::{nbd_uri, Instant, LiveMachine, Mode};
+use super::{DomainOptions, connect};
+use crate::{Instant, LiveMachine, Mode, nbd_uri};
 
 /// A domain that is off.
 pub(super) struct StoppedDomain {

@@ -9,7 +9,7 @@
 //! the new one is merged into the old one, which counts on.
 
 use coldrise_store::{DiskName, MachineName, PointName, RepositoryId};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::disks::{Bitmap, LiveDisk};
 use super::monitor::OURS;

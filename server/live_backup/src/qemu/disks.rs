@@ -1,10 +1,10 @@
 //! The disks of a machine in QEMU.
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use coldrise_store::{DiskName, MAX_DISKS};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
-use super::monitor::{text, Qemu};
+use super::monitor::{Qemu, text};
 use crate::DiskPick;
 
 /// The first QEMU that survives a client of an export in an iothread.

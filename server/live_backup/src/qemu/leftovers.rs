@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::disks::device_path;
-use super::monitor::{text, Qemu, OURS};
+use super::monitor::{OURS, Qemu, text};
 use super::scratch::{self, Description};
 
 /// Time limit for the end of exports and jobs.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_qmp::Monitor;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 /// The beginning of the names of all our objects in QEMU.
 pub(super) const OURS: &str = "coldrise-";

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use coldrise_block::Result;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::bitmaps::switch;
 use super::leftovers::{access, filter, scratch, set_drive};

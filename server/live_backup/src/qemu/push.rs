@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::bitmaps::switch;
 use super::leftovers::{copy_job, format_job, scratch, scratch_file};
-use super::monitor::{text, Qemu};
+use super::monitor::{Qemu, text};
 use super::running::TakenDisk;
 use super::scratch as scratch_space;
 

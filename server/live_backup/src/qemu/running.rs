@@ -8,19 +8,19 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use coldrise_block::{
-    remove_abandoned_folders, Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind,
+    Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, remove_abandoned_folders,
 };
 use coldrise_ingest::{BackupStart, LiveBitmap, Location, SourceSpec};
 use coldrise_store::{MachineName, PointName, Repository};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::bitmaps::BitmapNames;
 use super::disks::{self, LiveDisk};
-use super::monitor::{Qemu, OURS};
+use super::monitor::{OURS, Qemu};
 use super::scratch::Description;
 use super::{leftovers, pull, push, scratch};
 use crate::frozen_guest::{self, FrozenGuest};
-use crate::{nbd_uri, DiskPick, Instant, LiveMachine, Mode};
+use crate::{DiskPick, Instant, LiveMachine, Mode, nbd_uri};
 
 /// The first QEMU with filters that break the backup instead of the guest.
 const OLDEST: (u64, u64) = (7, 1);

@@ -9,14 +9,14 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_host::{free_bytes, no_space, TABLES_BYTES};
-use rustix::fs::{fallocate, FallocateFlags};
+use coldrise_host::{TABLES_BYTES, free_bytes, no_space};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use super::disks::LiveDisk;
-use super::monitor::{text, Qemu, OURS};
+use super::monitor::{OURS, Qemu, text};
 
 /// A scratch file of a pull may need this part of the disk: what the guest overwrites meanwhile.
 const FREE_PART: u64 = 10;

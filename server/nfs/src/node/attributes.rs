@@ -4,8 +4,8 @@ use crate::OpenNode;
 use coldrise_block::Result;
 use coldrise_export::NodeType;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Interval in milliseconds at which the attributes of a session's file are read again:

@@ -4,10 +4,10 @@ use crate::held_files::HeldFiles;
 use crate::node::flush::FlushQueue;
 use crate::share_reservations::{Checked, Share, ShareDenied};
 use crate::{OpenNode, Shared};
-use coldrise_block::{would_wait, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result, would_wait};
 use coldrise_export::OpenFile;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The reason why an open was refused.
 #[derive(Debug)]

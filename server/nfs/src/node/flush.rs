@@ -1,10 +1,10 @@
 //! One flush of a file for all callers that wait for one.
 
-use crate::thread_pool::{no_room, MOST_WAITING};
 use crate::OpenNode;
-use coldrise_block::{defect, Error, ErrorKind, Result};
+use crate::thread_pool::{MOST_WAITING, no_room};
+use coldrise_block::{Error, ErrorKind, Result, defect};
 use parking_lot::Mutex;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Receives the result of a flush, on the thread that did it.

@@ -5,15 +5,15 @@ pub(crate) mod files;
 mod flush;
 pub(crate) mod listing;
 
-use crate::held_files::HeldFiles;
 use crate::Shared;
+use crate::held_files::HeldFiles;
 use attributes::Remembered;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_export::{Node, NodeType};
 use flush::FlushQueue;
 use parking_lot::{Mutex, RwLock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Levels below the root: machine, point, file.
 const MAX_DEPTH: usize = 3;

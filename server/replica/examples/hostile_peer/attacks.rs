@@ -2,9 +2,9 @@
 
 use coldrise_block::Result;
 use coldrise_line::{Class, Line};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
-use super::{Reply, Site, Talk, CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, SHORT, STREAM, WHOLE};
+use super::{CONTENT, DELTA, LONG, MESSAGE, NAMES, PART, Reply, SHORT, STREAM, Site, Talk, WHOLE};
 
 type Attack = fn(&Site<'_>, &Talk) -> Result<String>;
 

@@ -5,8 +5,8 @@ use coldrise_block::{NoProgress, Progress};
 use coldrise_store::{MachineName, PointName};
 use serde::{Deserialize, Serialize};
 
-use super::messages::error_on_its_way;
 use super::Traffic;
+use super::messages::error_on_its_way;
 
 /// The result.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -25,8 +25,8 @@ use coldrise_store::{MachineName, RepositoryId};
 use serde::{Deserialize, Serialize};
 
 use super::fetch_progress::FetchProgress;
-use super::messages::{broken, send, Answer, Ask, Failure, Parts, MESSAGE, PART, RATE, VERSION};
-use super::receiver::{receive, Terms};
+use super::messages::{Answer, Ask, Failure, MESSAGE, PART, Parts, RATE, VERSION, broken, send};
+use super::receiver::{Terms, receive};
 use super::{CopiedPoint, CopyProgress, CopySummary, MachineCopy, Traffic};
 
 /// Interval of looking whether the server ends.

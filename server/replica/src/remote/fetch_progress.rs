@@ -4,7 +4,7 @@ use coldrise_block::{Error, ErrorKind, Phase, ProgressState, Result};
 use coldrise_store::MachineName;
 
 use super::fetch::{FetchReport, Fetched};
-use super::messages::{broken, Failure};
+use super::messages::{Failure, broken};
 use super::{CopyProgress, CopyStep, CopySummary, MachineCopy, Traffic};
 
 /// Maximum length of a disk's label, in bytes: the names of a machine, a point and a disk.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coldrise_block::NoProgress;
 use coldrise_inventory::MachinePattern;
-use coldrise_line::{pair, PairedLine};
+use coldrise_line::{PairedLine, pair};
 use coldrise_session::RepositoryAccess;
 use coldrise_store::{
     Compression, DiskDocument, InitOptions, MadeIn, OpenOptions, PassphraseSource, PointDocument,
@@ -16,9 +16,9 @@ use coldrise_session::Catalog;
 use coldrise_store::Repository;
 
 use super::*;
-use crate::remote::content::{encode_head, Coding};
-use crate::remote::messages::{Names, APPLIED, CONTENT, NAMES, WANTED};
 use crate::remote::LineRemote;
+use crate::remote::content::{Coding, encode_head};
+use crate::remote::messages::{APPLIED, CONTENT, NAMES, Names, WANTED};
 use crate::serve_fetch::serve_fetch;
 
 const CHUNK: u64 = 16384;

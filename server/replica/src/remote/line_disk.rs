@@ -6,7 +6,7 @@ use coldrise_block::{Disk, Result};
 use coldrise_store::{DiskTarget, MapRoot, WriteCounts};
 
 use super::line_remote::LineRemote;
-use super::messages::{broken, Answer, Ask, Names, BATCH_BYTES, ZEROES};
+use super::messages::{Answer, Ask, BATCH_BYTES, Names, ZEROES, broken};
 use super::pack::Batch;
 
 /// Cuts what is written into pieces, names them, and offers them in batches.

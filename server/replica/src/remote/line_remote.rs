@@ -8,8 +8,8 @@
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::line_disk::LineDisk;
 use super::messages::{
-    broken, decode_places, send, Answer, Ask, Details, Parts, APPLIED, BATCH_BYTES, MAX_BATCHES,
-    MESSAGE, PART, RATE, VERSION, WANTED, WHOLE,
+    APPLIED, Answer, Ask, BATCH_BYTES, Details, MAX_BATCHES, MESSAGE, PART, Parts, RATE, VERSION,
+    WANTED, WHOLE, broken, decode_places, send,
 };
 use super::pack::{Batch, Packer, Wanted};
 use super::reads::Reads;

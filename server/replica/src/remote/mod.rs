@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use copied::{CopiedPoint, CopyProgress, CopyStep, CopySummary, MachineCopy};
 pub(crate) use fetch::FetchReport;
-pub use fetch::{fetch, limit_fetch, FetchRequest, Fetched, Greeting, Opening};
+pub use fetch::{FetchRequest, Fetched, Greeting, Opening, fetch, limit_fetch};
 pub use line_remote::LineRemote;
 pub use traffic::Traffic;
 

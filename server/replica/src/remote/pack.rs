@@ -7,7 +7,7 @@ use coldrise_block::{Context, Disk, Result};
 use coldrise_line::Frame;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation, OutBuffer};
 
-use super::content::{add_base_piece, encode_head, Coding, PACK_BYTES, WINDOW_LOG};
+use super::content::{Coding, PACK_BYTES, WINDOW_LOG, add_base_piece, encode_head};
 use super::messages::CONTENT;
 
 /// Levels of zstd, from a line that is faster than the processors to one that is much slower. Higher ones take three times the

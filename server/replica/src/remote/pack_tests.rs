@@ -1,6 +1,6 @@
 use super::*;
-use crate::remote::unpack::tests::{frames, plain, random, wanted, CHUNK};
 use crate::remote::unpack::Unpacker;
+use crate::remote::unpack::tests::{CHUNK, frames, plain, random, wanted};
 
 fn take_level(packer: &mut Packer, place: usize) {
     packer.effort.place = place;

@@ -3,15 +3,15 @@
 //! Some threads answer, beside those of the copy, on the line's fetch class. They read the same disks as the copy,
 //! which holds them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Disk, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use parking_lot::Mutex;
 
-use super::messages::{broken, ReadAsk, DATA, READ, READ_CONTENT, READ_DAMAGED, READ_GONE};
+use super::messages::{DATA, READ, READ_CONTENT, READ_DAMAGED, READ_GONE, ReadAsk, broken};
 
 /// Interval of looking whether the line is closed.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -16,8 +16,8 @@ mod disk;
 mod fetch;
 mod partial;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -28,13 +28,13 @@ use coldrise_store::{Claim, MachineName, MapRoot, PointDocument, PointOrigin, Re
 use self::disk::{OpenDisk, Step};
 use self::fetch::Fetches;
 use self::partial::IncomingState;
+use super::Remote;
 use super::fetch::other_version;
 use super::fetch_progress::FetchProgress;
 use super::messages::{
-    broken, send, Answer, Ask, Failure, Parts, CONTENT, MESSAGE, NAMES, PART, VERSION,
+    Answer, Ask, CONTENT, Failure, MESSAGE, NAMES, PART, Parts, VERSION, broken, send,
 };
 use super::unpack::Unpacker;
-use super::Remote;
 
 /// Interval of looking whether the server ends.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -265,7 +265,7 @@ impl<'h> Receiver<'_, 'h> {
                 Answer::Started
             }
             Ask::Hole { offset_bytes, length_bytes } => {
-                return self.step(Step::Hole { offset_bytes, length_bytes })
+                return self.step(Step::Hole { offset_bytes, length_bytes });
             }
             Ask::Finish => return self.step(Step::Finish),
             Ask::Abandon => return self.note(),

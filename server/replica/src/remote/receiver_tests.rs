@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_line::{pair, Class, Frame, Line, PairedLine, Received};
+use coldrise_line::{Class, Frame, Line, PairedLine, Received, pair};
 use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{
     Compression, InitOptions, MapRoot, PassphraseSource, Repository, RepositoryId,
 };
 
 use super::*;
-use crate::remote::content::{encode_head, Coding};
-use crate::remote::messages::{Details, Names, APPLIED, WANTED, WHOLE};
+use crate::remote::content::{Coding, encode_head};
+use crate::remote::messages::{APPLIED, Details, Names, WANTED, WHOLE};
 
 const CHUNK: u64 = 16384;
 

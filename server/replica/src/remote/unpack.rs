@@ -9,8 +9,8 @@ use coldrise_block::{Context, Result};
 use coldrise_line::Frame;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
-use super::content::{decode_head, Coding, MAX_STREAMS, PACK_BYTES, WINDOW_LOG};
-use super::messages::{broken, BATCH_BYTES, MAX_BATCHES};
+use super::content::{Coding, MAX_STREAMS, PACK_BYTES, WINDOW_LOG, decode_head};
+use super::messages::{BATCH_BYTES, MAX_BATCHES, broken};
 
 /// Maximum length of all parts that came early, in bytes: content that cannot be compressed is a little longer.
 const MAX_EARLY_BYTES: usize = MAX_BATCHES * BATCH_BYTES / 8 * 9;

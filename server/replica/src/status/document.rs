@@ -6,9 +6,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present, replace_file};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryId};
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::remote::Traffic;
@@ -304,7 +304,7 @@ impl CopyRecords {
         let what = || format!("writing the records of copies in {}", self.folder.display());
         match std::fs::create_dir(&self.folder) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(error).context(what)
+                return Err(error).context(what);
             }
             _ => {}
         }

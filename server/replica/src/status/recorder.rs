@@ -9,11 +9,11 @@ use coldrise_block::{Error, ErrorKind};
 use coldrise_store::{MachineName, PointDocument, PointName, Repository, RepositoryId};
 use parking_lot::{Condvar, Mutex};
 
+use super::WRITE_INTERVAL;
 use super::document::{
     CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, LastCopy, MachineRecord,
 };
 use super::watching::Watching;
-use super::WRITE_INTERVAL;
 use crate::plan::Plan;
 use crate::remote::{Remote, Traffic};
 

@@ -10,12 +10,12 @@ use coldrise_store::{MachineName, MadeIn, Repository, RepositoryId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::ALIVE_FOR;
 use super::document::{
-    shown_name, CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, MachineRecord, RecordStamp,
-    TargetDocument,
+    CopyCounts, CopyRecords, CopyTarget, Cut, FailedCopy, MachineRecord, RecordStamp,
+    TargetDocument, shown_name,
 };
 use super::sizes::{Bytes, Sizes};
-use super::ALIVE_FOR;
 use crate::links::Links;
 use crate::plan::{comes_back, places_before};
 

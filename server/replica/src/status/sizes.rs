@@ -1,8 +1,8 @@
 //! How much a point differs from the one before, without holes: bytes that a copy of it has to read.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use coldrise_block::Result;

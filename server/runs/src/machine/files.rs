@@ -11,13 +11,13 @@
 
 use std::time::SystemTime;
 
-use coldrise_block::{create_private, Context, ErrorKind, HeldLock, Result};
+use coldrise_block::{Context, ErrorKind, HeldLock, Result, create_private};
 use serde::{Deserialize, Serialize};
 
 use super::MachineFiles;
+use crate::RunId;
 use crate::folder::RunsFolder;
 use crate::run_files::RunFiles;
-use crate::RunId;
 
 pub(crate) const RECORD: &str = "files.json";
 pub(crate) const USE: &str = "use";

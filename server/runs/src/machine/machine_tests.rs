@@ -7,8 +7,8 @@ use std::os::unix::net::UnixListener;
 use coldrise_block::ErrorKind;
 
 use super::*;
-use crate::tests::begin;
 use crate::Run;
+use crate::tests::begin;
 
 const PATIENCE: Duration = Duration::from_millis(100);
 

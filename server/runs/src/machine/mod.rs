@@ -19,17 +19,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    create_private, rename_over, temporary_path, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, create_private, rename_over, temporary_path,
 };
-use rustix::fs::{fstat, openat, unlinkat, AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, unlinkat};
 use rustix::io::Errno;
-use rustix::net::{socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
+use crate::RunId;
 use crate::documents::MachineRecord;
 use crate::folder::RunsFolder;
-use crate::run_files::{machine_of, RunFiles, MACHINE_RECORD};
-use crate::RunId;
+use crate::run_files::{MACHINE_RECORD, RunFiles, machine_of};
 
 const SERIAL: &str = "serial";
 pub(crate) const QEMU_FOLDER: &str = "machine";

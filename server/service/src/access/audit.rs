@@ -4,10 +4,10 @@
 //! breaks the chain from there on. The newest entries can still be cut off; a copy in the journal (each entry is
 //! also a log line) shows that. Numbers of entries have no gaps.
 
-use coldrise_block::hex;
 use coldrise_block::Result;
+use coldrise_block::hex;
 use parking_lot::Mutex;
-use rusqlite::{params, Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde::Serialize;
 
 use super::sha256;

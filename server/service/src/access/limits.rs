@@ -65,7 +65,7 @@ impl LoginLimits {
 
 #[cfg(test)]
 mod tests {
-    use super::{LoginLimits, CAPACITY, REFILL};
+    use super::{CAPACITY, LoginLimits, REFILL};
     use std::time::Instant;
 
     #[test]

@@ -1,11 +1,11 @@
 //! Logins: sessions of browsers, known by a cookie. They are kept on the server and can be revoked.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, OptionalExtension};
+use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
 
 use super::secret::random_id;
-use super::{sha256, Identity, Proof, Role, Secret};
+use super::{Identity, Proof, Role, Secret, sha256};
 use crate::clock::now_ms;
 use crate::database::Database;
 use crate::pattern::Pattern;

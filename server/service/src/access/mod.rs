@@ -18,11 +18,11 @@ use coldrise_block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::database::Database;
-use crate::pattern::{any_matches, Pattern};
+use crate::pattern::{Pattern, any_matches};
 
 pub(crate) use limits::LoginLimits;
 pub(crate) use password::check_password;
-pub(crate) use secret::{random_id, sha256, Secret};
+pub(crate) use secret::{Secret, random_id, sha256};
 
 /// The rights of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

@@ -1,7 +1,7 @@
 //! Passwords: argon2id with 19 MiB and two passes, the recommendation of OWASP.
 
-use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, SaltString};
 use argon2::Argon2;
+use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier, SaltString};
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 

@@ -1,8 +1,8 @@
 //! Random secrets, and the hashes that are stored of them.
 
 use aws_lc_rs::digest;
-use coldrise_block::hex;
 use coldrise_block::Result;
+use coldrise_block::hex;
 use zeroize::Zeroizing;
 
 /// Size of a secret, in bytes. At 256 bits a plain hash of it is enough: it cannot be guessed.

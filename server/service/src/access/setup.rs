@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use rusqlite::{params, OptionalExtension};
+use rusqlite::{OptionalExtension, params};
 
-use super::{sha256, Secret};
+use super::{Secret, sha256};
 use crate::arguments::Options;
 use crate::clock::now_ms;
 use crate::database::Database;

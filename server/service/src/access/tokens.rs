@@ -1,11 +1,11 @@
 //! Tokens for programs: `cr_ID_SECRET`, sent as `Authorization: Bearer`.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
 use super::secret::random_id;
-use super::{sha256, Identity, Proof, Role, Secret};
+use super::{Identity, Proof, Role, Secret, sha256};
 use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
 use crate::pattern::{self, Pattern};

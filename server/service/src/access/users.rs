@@ -1,10 +1,10 @@
 //! Users: a name, a role, a password.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row, params};
 use serde::Serialize;
 
-use super::{password, Role};
+use super::{Role, password};
 use crate::clock::now_ms;
 use crate::database::{Database, SqlResult};
 
@@ -125,11 +125,7 @@ impl Database {
             }
             Ok(true)
         })?;
-        if is_changed {
-            self.user(name)
-        } else {
-            Err(last_admin(name))
-        }
+        if is_changed { self.user(name) } else { Err(last_admin(name)) }
     }
 
     /// Removes a user, with all logins.

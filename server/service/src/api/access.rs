@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
-use axum::http::{header, StatusCode};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use coldrise_block::{Error, ErrorKind, Result};
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::caller::{self, Caller, COOKIE};
+use super::caller::{self, COOKIE, Caller};
 use super::input::{Body, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::audit::AuditNote;
 use crate::access::logins::Login;
 use crate::access::{Identity, Proof, Role};

@@ -6,21 +6,21 @@
 //! 3. Every change of a known caller is an entry of the audit log.
 //! 4. A POST with an `Idempotency-Key` is done once; a repetition gets the first answer.
 
-use axum::body::{to_bytes, Body, Bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use coldrise_block::ErrorKind;
 use coldrise_runs::redact;
-use rusqlite::{params, OptionalExtension};
+use rusqlite::{OptionalExtension, params};
 use serde_json::Value;
 
-use super::problem::{blocking, Problem};
+use super::problem::{Problem, blocking};
 use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::access::audit::AuditNote;
-use crate::access::{sha256, Identity, Proof, Role};
+use crate::access::{Identity, Proof, Role, sha256};
 use crate::clock::now_ms;
 use crate::database::Database;
 use crate::listener::{Connection, Peer};

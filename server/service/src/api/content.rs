@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{header, HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use coldrise_block::{Error, ErrorKind};
 use coldrise_inventory::Content;
@@ -20,10 +20,10 @@ use super::caller::Caller;
 use super::events::until_revoked;
 use super::input::Names;
 use super::machines::{named, selector};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::stream::ReceiverStream;
 use crate::access::audit::AuditNote;
-use crate::access::{sha256, Identity, Permission};
+use crate::access::{Identity, Permission, sha256};
 use crate::service::{Service, SharedService};
 
 /// Size of one read, in bytes.
@@ -246,7 +246,7 @@ fn stream(
 
 #[cfg(test)]
 mod tests {
-    use super::{wanted, Wanted};
+    use super::{Wanted, wanted};
 
     #[test]
     fn ranges_as_http_defines_them() {

@@ -1,7 +1,7 @@
 //! Where copies are, and how far behind.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::{Error, ErrorKind};
 use coldrise_inventory::ComingDetails;
 use coldrise_replica::TargetCopies;
@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::Fields;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::Permission;
 use crate::clock::now_ms;
 use crate::copies::{BehindDay, CopyRate};

@@ -1,11 +1,11 @@
 //! What differs between two points.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::{Error, ErrorKind};
 use coldrise_inventory::Difference;
 use coldrise_store::Address;
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::Fields;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::starts::point;
 use crate::access::Permission;
 use crate::service::SharedService;

@@ -1,12 +1,12 @@
 //! How the repository grew.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::Permission;
 use crate::clock::now_ms;
 use crate::growth::GrowthSample;

@@ -1,7 +1,7 @@
 //! What fits on this host now, for callers that start machines.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_host::has_virtualisation;
 use coldrise_inventory::QEMU_BYTES;
 use coldrise_store::{available_memory_bytes, memory_limit_bytes};
@@ -10,7 +10,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::Permission;
 use crate::service::SharedService;
 

@@ -1,8 +1,8 @@
 //! Servers of hypervisors, and machines that were recovered there.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use coldrise_block::Result;
 use coldrise_hypervisors::vsphere::VspherePhase;
 use coldrise_store::SessionName;
@@ -12,10 +12,10 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::{recovered, settings};
 use crate::access::Permission;
-use crate::hypervisors::{put, remove, test, vsphere_note, Hypervisor, HypervisorSettings};
+use crate::hypervisors::{Hypervisor, HypervisorSettings, put, remove, test, vsphere_note};
 use crate::service::{Service, SharedService};
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {

@@ -2,11 +2,11 @@
 
 use std::error::Error;
 
+use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::request::Parts;
 use axum::http::StatusCode;
-use axum::Json;
+use axum::http::request::Parts;
 use coldrise_block::ErrorKind;
 use serde::de::DeserializeOwned;
 

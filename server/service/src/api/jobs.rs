@@ -1,23 +1,23 @@
 //! Jobs, the queue, and when jobs run.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hosts::{parse_host_name, Hosts};
+use coldrise_hosts::{Hosts, parse_host_name};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Fields, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
 use crate::jobs::{
-    backup, preview, Job, JobKind, MachineNames, Outcome, QueueRow, RowState, StoredJob,
+    Job, JobKind, MachineNames, Outcome, QueueRow, RowState, StoredJob, backup, preview,
 };
-use crate::pattern::{any_matches, Pattern};
+use crate::pattern::{Pattern, any_matches};
 use crate::service::{Service, SharedService};
 
 /// Number of next times that a job is shown with.

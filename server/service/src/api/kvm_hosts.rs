@@ -1,11 +1,11 @@
 //! Hosts of libvirt that are reached over SSH.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::{
-    add_host, check, parse_host_name, HostAddress, HostReport, Hosts, KnownHost, Seen,
+    HostAddress, HostReport, Hosts, KnownHost, Seen, add_host, check, parse_host_name,
 };
 use coldrise_hypervisors::libvirt::{check_no_machines_on, remove_left};
 use coldrise_store::MachineName;
@@ -15,10 +15,10 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::settings;
 use crate::access::Permission;
-use crate::jobs::{any_matches, JobKind, MachineNames};
+use crate::jobs::{JobKind, MachineNames, any_matches};
 use crate::service::{Service, SharedService};
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {

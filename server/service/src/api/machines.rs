@@ -1,14 +1,14 @@
 //! Machines, restore points, sessions, space, damage: what the repository holds.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::http::{header, StatusCode};
-use axum::response::{IntoResponse, Response};
 use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
     ActivityTotals, DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery,
@@ -25,7 +25,7 @@ use super::caller::Caller;
 use super::console::{self, Machine};
 use super::hypervisors::{self, VsphereMachine};
 use super::input::{Body, Fields, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::recovered::{self, Moved, Recovered};
 use super::starts::live;
 use crate::access::{Identity, Permission};

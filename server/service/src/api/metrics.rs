@@ -7,7 +7,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::Permission;
 use crate::metrics;
 use crate::service::SharedService;

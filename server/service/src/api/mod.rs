@@ -37,7 +37,7 @@ mod vsphere_starts;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{header, Extensions, HeaderMap, HeaderValue, StatusCode, Version};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};

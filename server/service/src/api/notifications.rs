@@ -1,21 +1,21 @@
 //! Alarms, and the targets of messages.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use serde::Deserialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Fields, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::settings;
 use crate::access::Permission;
 use crate::events::What;
 use crate::notifications::settings::MessageSettings;
 use crate::notifications::targets::{Target, TargetResult, TargetSettings};
-use crate::notifications::{all_alarms, no_alarm, send_test, Alarm};
+use crate::notifications::{Alarm, all_alarms, no_alarm, send_test};
 use crate::service::{Service, SharedService};
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {

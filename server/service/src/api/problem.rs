@@ -1,6 +1,6 @@
 //! Errors as problem documents (RFC 9457), with the exit code and words of the command line.
 
-use axum::http::{header, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use coldrise_block::{Error, ErrorKind};
 use serde::Serialize;

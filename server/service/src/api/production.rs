@@ -4,14 +4,14 @@
 //! all machines: a path of one machine can be another's disk.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hosts::{host_of, parse_host_name, Hosts};
+use coldrise_hosts::{Hosts, host_of, parse_host_name};
 use coldrise_hypervisors::libvirt::RecoveryNote;
 use coldrise_hypervisors::{attach, libvirt, moves};
 use coldrise_requests::{Attach, Detach, Move, Recover, Rollback};
 use coldrise_session::SessionNotes;
 use coldrise_store::{Address, DiskName, PointName, SessionName};
 
-use super::starts::{disk, live, new_session, point, Command};
+use super::starts::{Command, disk, live, new_session, point};
 use super::vsphere_starts::{known_login, to_datastore, under_vsphere, vsphere_note_of};
 use crate::access::{Identity, Permission};
 use crate::hypervisors::vsphere_note;

@@ -2,7 +2,7 @@
 
 use coldrise_block::Result;
 use coldrise_hypervisors::libvirt::RecoveryNote;
-use coldrise_hypervisors::moves::{move_state, MovePhase, MoveState};
+use coldrise_hypervisors::moves::{MovePhase, MoveState, move_state};
 use coldrise_runs::RunRecord;
 use coldrise_session::SessionNotes;
 use coldrise_store::SessionName;

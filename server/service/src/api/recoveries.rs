@@ -6,7 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::{AtEnd, Boot, Protocol, Serve};
 use coldrise_store::Address;
 
-use super::starts::{live, new_session, point, Command};
+use super::starts::{Command, live, new_session, point};
 use crate::access::{Identity, Permission};
 use crate::invalid::invalid;
 use crate::service::Service;

@@ -1,7 +1,7 @@
 //! Runs: every long command of this host, from any caller.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_runs::{LogLine, RunId, RunRecord, State as RunState};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Fields, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::{Identity, Permission, Role};
 use crate::service::{Service, SharedService};
 

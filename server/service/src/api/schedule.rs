@@ -1,7 +1,7 @@
 //! When jobs run: the next times of a schedule, and what is due on each day.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::Result;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
@@ -9,7 +9,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::Fields;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::Permission;
 use crate::clock::now_ms;
 use crate::invalid::invalid;

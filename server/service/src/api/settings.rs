@@ -2,7 +2,7 @@
 
 use coldrise_block::Result;
 
-use super::problem::{blocking, Answer};
+use super::problem::{Answer, blocking};
 use crate::access::{Identity, Permission};
 use crate::events::What;
 use crate::service::{Service, SharedService};

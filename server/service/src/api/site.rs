@@ -1,17 +1,17 @@
 //! The whole site in one answer: the first line of the page.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_replica::CopyState;
 use serde::Serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
-use crate::notifications::{all_alarms, Drive, Severity, Topic};
+use crate::notifications::{Drive, Severity, Topic, all_alarms};
 use crate::service::{Service, SharedService};
 
 /// A boot check proves a machine for this long.

@@ -5,15 +5,15 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use axum::extract::State;
-use axum::http::{header, StatusCode};
-use axum::response::{IntoResponse, Response};
 use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_inventory::{Inventory, SessionDetails};
-use coldrise_requests::{session_name, CommandLine, Request};
+use coldrise_requests::{CommandLine, Request, session_name};
 use coldrise_runs::RunId;
 use coldrise_store::{Address, DiskName, DisplayName, MachineName, SessionName};
 use serde::Serialize;
@@ -22,7 +22,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::runs::find;
 use super::{production, recoveries};
 use crate::access::{Identity, Permission};

@@ -1,19 +1,19 @@
 //! Tokens and the audit log.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Fields, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::settings;
+use crate::access::Permission;
 use crate::access::audit::{AuditChain, AuditEntry};
 use crate::access::tokens::{NewToken, Token};
-use crate::access::Permission;
 use crate::service::{Service, SharedService};
 
 /// Maximum number of audit entries per answer.

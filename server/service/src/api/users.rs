@@ -1,8 +1,8 @@
 //! Users.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::Json;
 use coldrise_block::{Error, ErrorKind};
 use serde::Deserialize;
 use utoipa_axum::router::OpenApiRouter;
@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::input::{Body, Names};
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::settings;
 use crate::access::users::User;
 use crate::access::{Permission, Proof, Role};

@@ -8,9 +8,9 @@ use coldrise_requests::{Move, Recover, VsphereLogin};
 use coldrise_store::{Address, SessionName};
 
 use super::production::{check_text, subject};
-use super::starts::{live, Command};
+use super::starts::{Command, live};
 use crate::access::{Identity, Permission};
-use crate::hypervisors::{vsphere_note, Hypervisor};
+use crate::hypervisors::{Hypervisor, vsphere_note};
 use crate::invalid::invalid;
 use crate::service::Service;
 

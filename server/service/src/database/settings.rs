@@ -1,7 +1,7 @@
 //! Settings: texts by name.
 
 use coldrise_block::Result;
-use rusqlite::{params, OptionalExtension};
+use rusqlite::{OptionalExtension, params};
 
 use super::Database;
 

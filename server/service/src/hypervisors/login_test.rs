@@ -1,7 +1,7 @@
 //! A login on trial, which also finds what can be chosen.
 
 use coldrise_block::Result;
-use coldrise_hypervisors::vsphere::{overview, VsphereOverview};
+use coldrise_hypervisors::vsphere::{VsphereOverview, overview};
 use serde::{Deserialize, Serialize};
 
 use super::{Hypervisor, HypervisorKind};

@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 
 use axum::http::uri::Authority;
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_https::{check_certificate_file, Thumbprint};
-use coldrise_hypervisors::vsphere::{recovery_note, VsphereAccess, VsphereNote};
+use coldrise_https::{Thumbprint, check_certificate_file};
+use coldrise_hypervisors::vsphere::{VsphereAccess, VsphereNote, recovery_note};
 use coldrise_store::SessionName;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ use crate::notifications::check_secret_name;
 use crate::service::Service;
 
 pub(crate) use login_test::test;
-pub(crate) use store::{put, remove, Hypervisor};
+pub(crate) use store::{Hypervisor, put, remove};
 
 /// Maximum length of a password, in bytes: this much of the file is read.
 const MAX_PASSWORD_BYTES: usize = 4000;

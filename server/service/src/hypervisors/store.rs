@@ -2,13 +2,13 @@
 
 use std::os::unix::fs::DirBuilderExt;
 
-use coldrise_block::{remove_if_present, replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present, replace_file};
 use parking_lot::Mutex;
-use rusqlite::{params, Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
 use super::login_test::{Found, TestResult};
-use super::{check_unused, secrets_folder, HypervisorSettings};
+use super::{HypervisorSettings, check_unused, secrets_folder};
 use crate::access::random_id;
 use crate::arguments::Options;
 use crate::database::{Database, SqlResult};

@@ -9,7 +9,7 @@ use coldrise_requests::{Backup, BackupOptions, CheckBoot, CommandLine, Prune, Ve
 
 use super::copy;
 use super::job::{BootCheck, Job, JobKind};
-use super::pattern::{any_matches, named, JobPattern, MachineNames};
+use super::pattern::{JobPattern, MachineNames, any_matches, named};
 use crate::invalid::invalid;
 
 const MAX_SOURCE_BYTES: usize = 1024;
@@ -163,11 +163,7 @@ pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>,
             }
             let named: Vec<&String> = matching().collect();
             // Without names it would concern all.
-            if named.is_empty() {
-                Vec::new()
-            } else {
-                vec![(None, prune(&rules, &named))]
-            }
+            if named.is_empty() { Vec::new() } else { vec![(None, prune(&rules, &named))] }
         }
         JobKind::Copy if job.concerns_all() => vec![(None, copy::words(job, None))],
         JobKind::Copy => {

@@ -6,7 +6,7 @@ use coldrise_block::Result;
 use coldrise_inventory::{MachineSummary, PointSummary};
 
 use super::job::JobKind;
-use super::pattern::{any_matches, named, MachineNames};
+use super::pattern::{MachineNames, any_matches, named};
 use super::store::Outcome;
 use crate::clock::now_ms;
 use crate::database::Database;

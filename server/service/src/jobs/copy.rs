@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use coldrise_block::Result;
-use coldrise_replica::{parse_prefix, CopyTarget, RateWindow, RateWindows, TargetCopies};
+use coldrise_replica::{CopyTarget, RateWindow, RateWindows, TargetCopies, parse_prefix};
 use coldrise_requests::{CommandLine, CopyOptions};
 use coldrise_runs::State;
 use coldrise_store::MachineName;
@@ -14,7 +14,7 @@ use rusqlite::Connection;
 
 use super::commands::{check_rate, check_source};
 use super::job::{CopyFollows, Job, JobKind};
-use super::pattern::{any_matches, MachineNames};
+use super::pattern::{MachineNames, any_matches};
 use super::queue::{NewRun, Queue};
 use super::{rows, store};
 use crate::database::SqlResult;

@@ -12,7 +12,7 @@ use coldrise_runs::{Failure, Starter, State};
 use tokio::sync::watch;
 
 use super::queue::Queue;
-use super::rows::{is_missing, QueueRow, RowState};
+use super::rows::{QueueRow, RowState, is_missing};
 use super::rules;
 use super::schedule::Known;
 use crate::clock::now_ms;
@@ -131,11 +131,7 @@ impl Dispatcher {
             chosen(run).is_some_and(|row| row.reason.as_ref() != Some(reason))
         };
         let news: Vec<_> = choice.held.into_iter().filter(is_news).collect();
-        if news.is_empty() {
-            Ok(())
-        } else {
-            queue.database.note_reasons(&news)
-        }
+        if news.is_empty() { Ok(()) } else { queue.database.note_reasons(&news) }
     }
 
     /// Plans and starts a run whose row is `starting`. Harmless if that was done before.
@@ -203,10 +199,6 @@ impl Dispatcher {
             self.queue.wake();
             return Ok(());
         }
-        if since(last) > BEGIN_PATIENCE {
-            self.launch(row, now)
-        } else {
-            Ok(())
-        }
+        if since(last) > BEGIN_PATIENCE { self.launch(row, now) } else { Ok(()) }
     }
 }

@@ -1,7 +1,7 @@
 //! A run has ended: its row goes, its outcome is recorded, and its followers are queued.
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_runs::{exit_code, RunRecord, State, BOOT_FAILED, BOOT_NOT_PROVEN};
+use coldrise_runs::{BOOT_FAILED, BOOT_NOT_PROVEN, RunRecord, State, exit_code};
 use coldrise_schedule::back_off;
 use rusqlite::Transaction;
 

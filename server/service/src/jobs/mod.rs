@@ -38,12 +38,12 @@ mod store;
 mod tests;
 
 pub(crate) use commands::{backup, check_rate, check_source};
-pub(crate) use conditions::{conditions, Condition, KnownMachine, Severity};
+pub(crate) use conditions::{Condition, KnownMachine, Severity, conditions};
 pub(crate) use dispatcher::Dispatcher;
 pub(crate) use ended::copy_failures;
 pub(crate) use job::{Job, JobKind};
-pub(crate) use pattern::{any_matches, MachineNames};
+pub(crate) use pattern::{MachineNames, any_matches};
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
-pub(crate) use schedule::{due_between, preview, Known};
+pub(crate) use schedule::{Known, due_between, preview};
 pub(crate) use store::{Outcome, StoredJob};

@@ -8,7 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_runs::{Failure, RunId, RunsFolder};
 use parking_lot::{Condvar, Mutex};
 
-use super::rows::{self, is_missing, QueueRow, RowState};
+use super::rows::{self, QueueRow, RowState, is_missing};
 use crate::arguments::Options;
 use crate::clock::now_ms;
 use crate::database::Database;

@@ -2,7 +2,7 @@
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{Request, RunId};
-use rusqlite::{params, Connection, Row};
+use rusqlite::{Connection, Row, params};
 use serde::Serialize;
 
 use crate::database::{Database, SqlResult};

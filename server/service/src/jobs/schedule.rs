@@ -12,10 +12,10 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::all_domains;
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_schedule::{occurrences, Calendar, Occurrences};
+use coldrise_schedule::{Calendar, Occurrences, occurrences};
 use coldrise_store::{DisplayName, MachineName};
-use jiff::tz::TimeZone;
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use rusqlite::params;
 
 use super::commands::KnownBy;
@@ -123,11 +123,7 @@ fn lines(job: &Job) -> Vec<Calendar> {
 
 /// When a job is due next after `after_ms`; `None` if it is disabled or has no schedule.
 pub(super) fn next_due_ms(job: &Job, after_ms: i64) -> Option<i64> {
-    if job.enabled {
-        next_of(&lines(job), after_ms)
-    } else {
-        None
-    }
+    if job.enabled { next_of(&lines(job), after_ms) } else { None }
 }
 
 /// The next times of a schedule after `after_ms`, at most `count`.

@@ -1,11 +1,11 @@
 //! The tables of jobs and outcomes.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
 use super::job::{Job, JobKind};
-use super::pattern::{any_matches, JobPattern, MachineNames};
+use super::pattern::{JobPattern, MachineNames, any_matches};
 use super::{rows, schedule};
 use crate::database::{Database, SqlResult};
 
@@ -186,11 +186,7 @@ impl Database {
                 params![job.name, document, next_ms],
             )
         })?;
-        if changed == 0 {
-            Err(no_job(&job.name))
-        } else {
-            Ok(())
-        }
+        if changed == 0 { Err(no_job(&job.name)) } else { Ok(()) }
     }
 
     /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started continue, and the
@@ -204,11 +200,7 @@ impl Database {
             sql.execute("DELETE FROM outcomes WHERE job = ?1", [name])?;
             sql.execute("DELETE FROM jobs WHERE name = ?1", [name])
         })?;
-        if removed == 0 {
-            Err(no_job(name))
-        } else {
-            Ok(())
-        }
+        if removed == 0 { Err(no_job(name)) } else { Ok(()) }
     }
 
     /// The outcomes of a job, or of all.

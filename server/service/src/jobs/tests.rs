@@ -11,13 +11,13 @@ use coldrise_block::{ErrorKind, Result};
 use coldrise_runs::{RunId, Starter, State};
 
 use super::commands::runs_of;
-use super::conditions::{conditions, KnownMachine};
+use super::conditions::{KnownMachine, conditions};
 use super::dispatcher::{Clocks, Dispatcher};
 use super::job::Job;
 use super::pattern::MachineNames;
 use super::queue::{NewRun, Queue};
 use super::rows::{QueueRow, RowState};
-use super::rules::{choose, JobLimits};
+use super::rules::{JobLimits, choose};
 use super::store::StoredJob;
 use super::{due_between, preview, schedule};
 use crate::arguments::Arguments;
@@ -352,10 +352,9 @@ fn a_start_continues_wherever_it_was_cut_off() {
         ["a", "b", "c"].map(|machine| queue.enqueue(new_run(machine)).unwrap()).into();
     // Killed after each step: the row, the plan, the end of the process.
     for id in &ids {
-        assert!(queue
-            .database
-            .move_row(id.as_str(), RowState::Waiting, RowState::Starting)
-            .unwrap());
+        assert!(
+            queue.database.move_row(id.as_str(), RowState::Waiting, RowState::Starting).unwrap()
+        );
     }
     let rows = queue.database.queue_rows().unwrap();
     let request = |id: &RunId| {

@@ -16,14 +16,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::Router;
 use coldrise_block::{Context, Error, ErrorKind, Result};
+use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
-use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -36,7 +36,7 @@ use crate::folders::make_socket_folder;
 use crate::service::SharedService;
 pub(crate) use connections::Busy;
 use connections::{Connections, Slot};
-pub(crate) use tls::{fingerprint, Certificate};
+pub(crate) use tls::{Certificate, fingerprint};
 
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,12 +7,12 @@ use coldrise_block::hex;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
 use parking_lot::RwLock;
 use rcgen::{CertificateParams, DnType, KeyPair};
+use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 
 use crate::arguments::Options;

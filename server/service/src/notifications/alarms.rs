@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, Connection, Row, Transaction};
+use rusqlite::{Connection, Row, Transaction, params};
 use serde::Serialize;
 
 use super::condition::{Condition, Severity};
@@ -224,7 +224,7 @@ pub(crate) fn no_alarm(key: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{settle, Condition, Occasion, Severity, REMINDER_MS};
+    use super::{Condition, Occasion, REMINDER_MS, Severity, settle};
     use crate::database::Database;
     use crate::notifications::condition::Topic;
 

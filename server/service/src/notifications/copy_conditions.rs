@@ -6,7 +6,7 @@ use coldrise_replica::{MachineCopies, TargetCopies};
 
 use super::condition::{Condition, Severity, Topic};
 use crate::database::Database;
-use crate::jobs::{any_matches, JobKind, MachineNames, StoredJob};
+use crate::jobs::{JobKind, MachineNames, StoredJob, any_matches};
 
 const MINUTE_MS: i64 = 60_000;
 

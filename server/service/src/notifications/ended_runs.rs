@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 
 use coldrise_block::{Context, ErrorKind, Result};
-use coldrise_runs::{RunId, RunRecord, RunsFolder, State, BOOT_FAILED, BOOT_NOT_PROVEN};
-use rusqlite::{params, Connection, OptionalExtension, Transaction};
+use coldrise_runs::{BOOT_FAILED, BOOT_NOT_PROVEN, RunId, RunRecord, RunsFolder, State};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::condition::{Condition, Severity, Topic};
 use super::{found_damage, settings};
@@ -184,7 +184,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{condition_of, known, record, Topic};
+    use super::{Topic, condition_of, known, record};
     use crate::database::Database;
     use coldrise_runs::RunRecord;
 

@@ -11,8 +11,8 @@ use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
 use super::{
-    copy_conditions, ended_runs, found_damage, host_conditions, job_conditions, outbox,
-    service_folder, settings, Figures,
+    Figures, copy_conditions, ended_runs, found_damage, host_conditions, job_conditions, outbox,
+    service_folder, settings,
 };
 use crate::clock::now_ms;
 use crate::events::What;

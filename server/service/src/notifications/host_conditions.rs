@@ -41,9 +41,9 @@ fn condition(run: &RunRecord, now_ms: i64) -> Option<Condition> {
 #[cfg(test)]
 mod tests {
     use coldrise_runs::{RunRecord, State};
-    use serde_json::{json, Value};
+    use serde_json::{Value, json};
 
-    use super::{condition, GRACE_MS};
+    use super::{GRACE_MS, condition};
 
     fn run(progress: Value) -> RunRecord {
         RunRecord {

@@ -37,7 +37,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use alarms::{all_alarms, no_alarm, Alarm};
+pub(crate) use alarms::{Alarm, all_alarms, no_alarm};
 pub(crate) use condition::{Severity, Topic};
 pub(crate) use delivery::{deliver, send_test};
 pub(crate) use evaluation::evaluate;

@@ -1,7 +1,7 @@
 //! The outbox: which message goes to which target, and when.
 
 use coldrise_block::Result;
-use rusqlite::{params, Connection, OptionalExtension, Transaction};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::message::Message;
 use super::targets;
@@ -194,7 +194,7 @@ impl Database {
 
 #[cfg(test)]
 mod tests {
-    use super::{batch, begin, due, failed, hurry, post, sent, MAX_AGE_MS};
+    use super::{MAX_AGE_MS, batch, begin, due, failed, hurry, post, sent};
     use crate::database::Database;
     use crate::notifications::condition::{Condition, Severity, Topic};
     use crate::notifications::message::{Message, Occasion};

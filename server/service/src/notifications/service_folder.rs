@@ -64,7 +64,7 @@ pub(super) fn note(service: &Service, is_full: bool, now_ms: i64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{condition, Drive, Severity};
+    use super::{Drive, Severity, condition};
     use std::path::Path;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Settings of the messages, and the table of all settings.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::Options;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use coldrise_block::{Context, Result};
-use rusqlite::{params, Connection, Transaction};
+use rusqlite::{Connection, Transaction, params};
 
 use super::condition::{Condition, Severity, Topic};
 use crate::database::{Database, SqlResult};
@@ -169,7 +169,7 @@ pub(super) fn condition(
 
 #[cfg(test)]
 mod tests {
-    use super::{condition, full_at_ms, sample, Drive, Severity, DAY_MS, SAMPLE_INTERVAL_MS};
+    use super::{DAY_MS, Drive, SAMPLE_INTERVAL_MS, Severity, condition, full_at_ms, sample};
     use crate::database::Database;
     use std::path::Path;
 

@@ -5,7 +5,7 @@
 //! returns one. Other files cannot be named, so that a target cannot send the repository's passphrase away.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use rusqlite::{params, Connection, OptionalExtension, Row, Transaction};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 
 use super::condition::{Severity, Topic};

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use coldrise_block::{ReadContext, ReadSource, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, ReadContext, ReadSource};
 
 use super::sample::{DiskActivity, HeatMap, OperationActivity};
 

@@ -17,5 +17,5 @@ mod socket;
 
 pub(crate) use disk::ActiveDisk;
 pub use sample::{DiskActivity, OperationActivity, SessionActivity};
-pub use socket::{served_sessions, session_activity, ActivityDetail};
+pub use socket::{ActivityDetail, served_sessions, session_activity};
 pub(crate) use socket::{ActivitySocket, Served};

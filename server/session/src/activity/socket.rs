@@ -13,9 +13,9 @@ use super::counters::Counters;
 use super::sample::SessionActivity;
 use crate::hexadecimal;
 use crate::locks::file_lock::FileLock;
-use crate::paths::{SessionPaths, ACTIVITY};
+use crate::paths::{ACTIVITY, SessionPaths};
 use crate::session_folder::document::SessionDocument;
-use crate::sockets::local_socket::{ask, send, Answers, LocalSocket};
+use crate::sockets::local_socket::{Answers, LocalSocket, ask, send};
 
 /// Longest wait for an answer. The server only reads numbers in its memory: one that takes longer is
 /// stopped, or the host is overloaded.

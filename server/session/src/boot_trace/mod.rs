@@ -22,7 +22,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use coldrise_block::{
-    path_exists, remove_if_present, replace_file, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, path_exists, remove_if_present, replace_file,
 };
 use coldrise_store::{DiskName, MachineName, Repository};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Reading ahead by a trace.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use coldrise_block::{Disk, ReadContext, Waiting};

@@ -8,7 +8,7 @@ use coldrise_block::{ReadContext, ReadSource};
 use coldrise_store::Repository;
 use parking_lot::{Condvar, Mutex};
 
-use super::{BootTrace, Run, MAX_RUNS, MAX_UNITS, UNIT_BYTES};
+use super::{BootTrace, MAX_RUNS, MAX_UNITS, Run, UNIT_BYTES};
 use crate::session_folder::document::SessionDocument;
 
 /// How long after the first read the reads belong to the boot.

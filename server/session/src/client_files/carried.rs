@@ -142,11 +142,7 @@ impl CarriedFiles {
             }
             files.push(CarriedFile { path, content, mode, modified_ms });
         }
-        if contents.is_empty() {
-            Ok(CarriedFiles { files })
-        } else {
-            Err(damaged())
-        }
+        if contents.is_empty() { Ok(CarriedFiles { files }) } else { Err(damaged()) }
     }
 }
 

@@ -15,20 +15,20 @@
 //! and a layer that the next opening removes. A crash after it leaves the layer in use, and a
 //! document that the next opening removes. A file never becomes a document again.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use coldrise_block::{
-    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext,
-    ReplaceError, Result,
+    Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext, ReplaceError, Result,
+    check_range, path_exists,
 };
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::clamp::clamp;
 use super::folder::MAX_SMALL_BYTES;
 use super::tree::{FileEntry, FileId, FileKind};
-use super::writer::{looks, ns_since_1970, removed, Shared};
+use super::writer::{Shared, looks, ns_since_1970, removed};
 use crate::disks::length::Length;
 
 use crate::session_folder::side_file::SideFile;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use coldrise_block::{
-    remove_if_present, replace_file_with, sync_directory, Context, Error, ErrorKind, ReplaceError,
-    Result,
+    Context, Error, ErrorKind, ReplaceError, Result, remove_if_present, replace_file_with,
+    sync_directory,
 };
 use coldrise_store::{LayerId, Repository};
 
 use super::tree::{FileId, FileKind, FileTree};
-use crate::paths::{map_path, remove_folder, SessionPaths};
+use crate::paths::{SessionPaths, map_path, remove_folder};
 use crate::session_folder::document::SessionDocument;
 use crate::session_folder::side_file::SideFileKey;
 

@@ -34,7 +34,7 @@ pub(crate) mod sealed;
 mod tree;
 mod writer;
 
-pub(crate) use carried::{begin_files, carry, carry_idle, hash, Carried};
+pub(crate) use carried::{Carried, begin_files, carry, carry_idle, hash};
 pub use carried::{CarriedFile, CarriedFiles, SkippedFile};
 pub use file::ClientFile;
 pub(crate) use folder::FilesFolder;

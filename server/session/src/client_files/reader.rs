@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use coldrise_block::{
-    check_range, path_exists, Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext,
-    Result,
+    Disk, Error, ErrorKind, Extent, ExtentKind, Holes, ReadContext, Result, check_range,
+    path_exists,
 };
 use coldrise_store::{Repository, SessionName};
 use parking_lot::Mutex;

@@ -7,11 +7,11 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use coldrise_block::{
-    path_exists, remove_if_present, replace_file, sync_directory, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, path_exists, remove_if_present, replace_file, sync_directory,
 };
 use coldrise_store::{PointDocument, Repository};
 
-use crate::client_files::{hash, CarriedFiles};
+use crate::client_files::{CarriedFiles, hash};
 use crate::paths::SessionPaths;
 
 /// Largest set that is read, in bytes.

@@ -10,7 +10,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::LayerId;
 use serde::{Deserialize, Serialize};
 
-use super::names::{check_name, is_folder, missing, no_folder, not_empty, too_deep, MAX_DEPTH};
+use super::names::{MAX_DEPTH, check_name, is_folder, missing, no_folder, not_empty, too_deep};
 use crate::hexadecimal;
 
 /// Maximum number of files and folders of clients in one session.

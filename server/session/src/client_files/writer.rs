@@ -1,8 +1,8 @@
 //! The files of a session in the process that writes it.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Disk, Error, ErrorKind, ReplaceError, Result};

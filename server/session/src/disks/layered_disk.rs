@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use coldrise_block::{
-    check_range, push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource,
-    Result, Waiting, BLOCK_SIZE_BYTES,
+    BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result,
+    Waiting, check_range, push_extent,
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::layer::{Layer, Lookup, ReadOptions, Stripe, STRIPE_BLOCKS};
+use crate::layer::{Layer, Lookup, ReadOptions, STRIPE_BLOCKS, Stripe};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 const STRIPE_BYTES: u64 = STRIPE_BLOCKS * BLOCK_SIZE_BYTES;

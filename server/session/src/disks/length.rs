@@ -4,10 +4,10 @@
 //! content and length are recovered together. An empty block means that the file has its initial
 //! length.
 
-use coldrise_block::{Disk, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The stored length of one file.
 pub struct Length {

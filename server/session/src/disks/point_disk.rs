@@ -6,7 +6,7 @@ use coldrise_block::{Context, Disk, Error, ErrorKind, Result};
 use coldrise_store::{DiskName, LayerReference, MapRoot, PointDocument, Repository};
 
 use crate::disks::layered_disk::{LayeredDisk, Stack};
-use crate::layer::{layer_damage, Layer, LayerKeys, ReadMode, SealFacts, Superblock};
+use crate::layer::{Layer, LayerKeys, ReadMode, SealFacts, Superblock, layer_damage};
 use crate::paths::layer_path;
 
 /// The chunk map of a disk, as the bottom of a disk view.

@@ -9,9 +9,9 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
 use parking_lot::Mutex;
 
-use super::partial::{folder, PartialCopy};
+use super::partial::{PartialCopy, folder};
 use super::socket::{
-    key, proof, socket_name, status, Greeting, Welcome, MAX_FETCH_BYTES, OF_FRONT_END, OF_RECEIVER,
+    Greeting, MAX_FETCH_BYTES, OF_FRONT_END, OF_RECEIVER, Welcome, key, proof, socket_name, status,
 };
 use crate::sockets::local_socket::{connect_within, send};
 use crate::sockets::writer_messages::{is_proof, nonce};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{
-    check_range, push_extent, would_wait, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext,
-    ReadSource, Result, Waiting,
+    Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result, Waiting,
+    check_range, push_extent, would_wait,
 };
 use coldrise_store::{DiskDocument, MapRoot, Repository};
 use parking_lot::{Mutex, RwLock};

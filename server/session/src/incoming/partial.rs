@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use coldrise_block::{
-    remove_if_present, replace_file, sync_directory, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, remove_if_present, replace_file, sync_directory,
 };
 use coldrise_store::{DiskName, MachineName, MadeIn, MapRoot, PointName, Repository};
 use serde::de::DeserializeOwned;
@@ -161,7 +161,7 @@ impl PartialCopy {
         let folder = folder(repository);
         match std::fs::create_dir(&folder) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(error).context(|| format!("making {}", folder.display()))
+                return Err(error).context(|| format!("making {}", folder.display()));
             }
             _ => {}
         }

@@ -15,8 +15,8 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -24,9 +24,9 @@ use coldrise_store::Repository;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::partial::{folder, PartialCopy};
-use crate::sockets::local_socket::{send, Answers, LocalSocket};
-use crate::sockets::writer_messages::{is_proof, nonce, Nonce};
+use super::partial::{PartialCopy, folder};
+use crate::sockets::local_socket::{Answers, LocalSocket, send};
+use crate::sockets::writer_messages::{Nonce, is_proof, nonce};
 
 /// Front ends that are connected at once, each with several connections.
 const MAX_CONNECTIONS: usize = 1024;

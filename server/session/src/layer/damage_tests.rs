@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Disk, ErrorKind};
 
-use super::format::{
-    record_offset_bytes, segment_offset_bytes, slot_offset_bytes, RECORD_BYTES,
-    SUPERBLOCK_AREA_BYTES,
-};
-use super::mark::{Mark, MARK_OFFSETS_BYTES};
-use super::tests::{base_bytes, keys, SessionPaths, PAGE};
 use super::ReadMode;
+use super::format::{
+    RECORD_BYTES, SUPERBLOCK_AREA_BYTES, record_offset_bytes, segment_offset_bytes,
+    slot_offset_bytes,
+};
+use super::mark::{MARK_OFFSETS_BYTES, Mark};
+use super::tests::{PAGE, SessionPaths, base_bytes, keys};
 
 /// The file's current content: a kill would leave exactly this.
 fn kill(place: &SessionPaths) -> Vec<u8> {

@@ -9,7 +9,7 @@
 //! Record `n` describes slot `n`. A record of zeroes means that its slot was never used. All
 //! numbers are little endian. `mark` describes the marks in the superblock area.
 
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
 
 /// Bytes before the first segment.
 pub(crate) const SUPERBLOCK_AREA_BYTES: u64 = 64 << 10;

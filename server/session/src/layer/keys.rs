@@ -7,12 +7,12 @@
 //! than AES-XTS, because one pass both encrypts and authenticates: a reader detects a slot that was
 //! reused during the read, and recovery detects a torn one.
 
-use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM};
-use coldrise_block::{Result, BLOCK_SIZE_BYTES};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use coldrise_block::{BLOCK_SIZE_BYTES, Result};
 use coldrise_store::{LayerId, Repository};
 use zeroize::Zeroizing;
 
-use super::format::{Record, RecordKind, RECORD_BYTES, RECORD_PLAIN_BYTES};
+use super::format::{RECORD_BYTES, RECORD_PLAIN_BYTES, Record, RecordKind};
 
 /// Bytes of a nonce.
 pub(crate) const NONCE_BYTES: usize = 12;

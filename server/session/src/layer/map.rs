@@ -13,7 +13,7 @@ use std::sync::Arc;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use parking_lot::Mutex;
-use rustix::fs::{fallocate, flock, FallocateFlags, FlockOperation};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 
 use super::format::PRIVATE_MAP_WORD;
@@ -151,9 +151,9 @@ impl BlockMap {
     /// The map that a writer in another process published.
     pub(crate) fn attach(blocks: u64, path: &Path) -> Result<Self> {
         let (group_start, bytes) = length_bytes(blocks)?;
-        let file = File::open(path).context(|| {
-            "the session is being opened or closed by another process; try again in a moment"
-        })?;
+        let file = File::open(path).context(
+            || "the session is being opened or closed by another process; try again in a moment",
+        )?;
         let found = file.metadata().context(|| "reading the shared block map")?.len();
         if found != bytes as u64 {
             return Err(Error::new(ErrorKind::Corrupt, "the shared block map has a wrong size"));

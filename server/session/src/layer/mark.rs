@@ -16,7 +16,7 @@ use std::path::Path;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::format::{array, short_hash, Superblock, SUPERBLOCK_BYTES};
+use super::format::{SUPERBLOCK_BYTES, Superblock, array, short_hash};
 
 /// Offsets of the two marks. Number `n` is at index `n % 2`.
 pub(crate) const MARK_OFFSETS_BYTES: [u64; 2] = [4096, 8192];

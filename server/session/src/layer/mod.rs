@@ -69,19 +69,19 @@ mod tests;
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-pub(crate) use format::{Superblock, SUPERBLOCK_AREA_BYTES};
+pub(crate) use format::{SUPERBLOCK_AREA_BYTES, Superblock};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use mark::SealFacts;
-pub(crate) use open::{layer_damage, ReadMode};
+pub(crate) use open::{ReadMode, layer_damage};
 pub(crate) use read::{ReadOptions, Stripe};
 
 use crate::locks::file_lock::FileLock;

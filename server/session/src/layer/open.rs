@@ -3,25 +3,25 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use parking_lot::{Mutex, RwLock};
 
 use super::format::{
-    segment_offset_bytes, segments_in, Superblock, GENERATION_WORD, MAX_SLOTS, PRIVATE_MAP_WORD,
-    SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES,
+    GENERATION_WORD, MAX_SLOTS, PRIVATE_MAP_WORD, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
+    SUPERBLOCK_BYTES, Superblock, segment_offset_bytes, segments_in,
 };
 use super::keys::{LayerKeys, NoncePrefix};
 use super::map::BlockMap;
-use super::mark::{empty_head, Mark, SealFacts};
+use super::mark::{Mark, SealFacts, empty_head};
 use super::recovery::{self, RecoveryFacts};
-use super::slots::{reserve_existing, Slots};
+use super::slots::{Slots, reserve_existing};
 use super::sync::{Marking, SyncState};
 use super::windows::Windows;
 use super::write::OpenCells;
-use super::{Layer, LayerFile, Poison, Writer, STRIPES};
+use super::{Layer, LayerFile, Poison, STRIPES, Writer};
 use crate::layer::mapping::SharedWords;
 use crate::locks::file_lock::FileLock;
 

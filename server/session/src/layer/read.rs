@@ -5,13 +5,13 @@ use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{would_wait, Context, Error, ErrorKind, Result, Waiting, BLOCK_SIZE_BYTES};
-use rustix::io::{preadv2, Errno, ReadWriteFlags};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result, Waiting, would_wait};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::format::{slot_offset_bytes, RecordKind, SLOTS_PER_SEGMENT};
+use super::LayerFile;
+use super::format::{RecordKind, SLOTS_PER_SEGMENT, slot_offset_bytes};
 use super::keys::RecordPlace;
 use super::map::Lookup;
-use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 

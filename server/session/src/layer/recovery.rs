@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result};
 
+use super::LayerFile;
 use super::format::{
-    record_offset_bytes, slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, RECORD_BYTES,
-    SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
+    CELLS_PER_SLOT, RECORD_BYTES, Record, RecordKind, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
+    record_offset_bytes, slot_offset_bytes,
 };
-use super::keys::{NoncePrefix, RecordPlace, NONCE_BYTES};
+use super::keys::{NONCE_BYTES, NoncePrefix, RecordPlace};
 use super::map::Lookup;
 use super::mark::SealFacts;
-use super::LayerFile;
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
@@ -194,7 +194,7 @@ fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
             Ok(read) => done += read,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => {
-                return Err(error).context(|| format!("reading {}", layer.path.display()))
+                return Err(error).context(|| format!("reading {}", layer.path.display()));
             }
         }
     }

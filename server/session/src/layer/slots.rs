@@ -9,13 +9,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 
 use super::format::{
-    segment_offset_bytes, MAX_SLOTS, SEGMENT_BYTES, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
-    SUPERBLOCK_AREA_BYTES,
+    MAX_SLOTS, SEGMENT_BYTES, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
+    segment_offset_bytes,
 };
 use crate::layer::mapping::name_of;
 

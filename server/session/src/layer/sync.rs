@@ -1,7 +1,7 @@
 //! Flush: one fdatasync for all waiting callers. Also the layer's own thread, which works ahead.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 

@@ -18,11 +18,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use coldrise_block::{would_wait, Context, Result, Waiting};
+use coldrise_block::{Context, Result, Waiting, would_wait};
 use parking_lot::Mutex;
-use rustix::process::{getrlimit, Resource};
+use rustix::process::{Resource, getrlimit};
 
-use super::{layer_damage, Layer, LayerFile};
+use super::{Layer, LayerFile, layer_damage};
 
 /// The pool takes a quarter of the files that the process may open, within these bounds.
 const LEAST_OPEN: u64 = 16;

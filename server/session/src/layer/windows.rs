@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
 use super::format::{
-    record_offset_bytes, RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
+    RECORD_BYTES, SEGMENT_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES, record_offset_bytes,
 };
 use super::mapping::faults::Faults;
-use super::mapping::{name_of, SharedWords};
+use super::mapping::{SharedWords, name_of};
 
 /// Segments in one mapping: about 1 GiB of address space.
 const WINDOW_SEGMENTS: u32 = 256;

@@ -8,15 +8,15 @@ use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
-use coldrise_block::{Context, Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result};
 
 use super::format::{
-    slot_offset_bytes, Record, RecordKind, CELLS_PER_SLOT, MAX_SEQUENCE, RECORD_BYTES,
+    CELLS_PER_SLOT, MAX_SEQUENCE, RECORD_BYTES, Record, RecordKind, slot_offset_bytes,
 };
-use super::keys::{RecordPlace, NONCE_BYTES};
+use super::keys::{NONCE_BYTES, RecordPlace};
 use super::map::Lookup;
 use super::slots::runs;
-use super::{LayerFile, StripeGuard, Writer, STRIPE_BLOCKS};
+use super::{LayerFile, STRIPE_BLOCKS, StripeGuard, Writer};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 

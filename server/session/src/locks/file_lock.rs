@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_store::Repository;
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::paths::SessionPaths;
 
@@ -57,7 +57,7 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(errno) => {
-                return Err(Error::io(format!("locking {}", path.display()), errno.into()))
+                return Err(Error::io(format!("locking {}", path.display()), errno.into()));
             }
         }
     }
@@ -96,11 +96,7 @@ impl FileLock {
         // A serving process listens there. Any other holder is opening, closing or sealing the
         // session.
         FileLock::take_within(&place.lock(), || {
-            if place.control().exists() {
-                PROBE_PATIENCE
-            } else {
-                PASSING_PATIENCE
-            }
+            if place.control().exists() { PROBE_PATIENCE } else { PASSING_PATIENCE }
         })
     }
 

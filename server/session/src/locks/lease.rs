@@ -15,10 +15,10 @@
 //! only the parts that no lease names. A server of a point first leases it, then checks (again)
 //! that the point exists.
 
-use coldrise_block::{path_exists, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, path_exists};
 use coldrise_store::{DiskDocument, Repository};
 use parking_lot::Mutex;
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;

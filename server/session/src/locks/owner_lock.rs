@@ -1,6 +1,6 @@
 //! The lock of the process with which a session ends; see `sessions::owned`.
 
-use coldrise_block::{path_exists, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, path_exists};
 use coldrise_store::SessionName;
 
 use crate::locks::file_lock::FileLock;

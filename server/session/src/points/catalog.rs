@@ -10,8 +10,8 @@ use coldrise_store::{
     PointOrigin, PointSelector, ReopenReport, Repository, RepositoryWriter,
 };
 
-use crate::client_files::sealed;
 use crate::client_files::CarriedFiles;
+use crate::client_files::sealed;
 use crate::incoming::IncomingPoint;
 use crate::locks::file_lock::FileLock;
 use crate::paths::SessionPaths;
@@ -89,11 +89,7 @@ impl Catalog {
         let is_known = is_cataloged()?
             || self.sealed()?.iter().any(|point| point.machine == *machine)
             || is_cataloged()?;
-        if is_known {
-            Ok(())
-        } else {
-            Err(self.missing(machine, &PointSelector::Latest(0))?)
-        }
+        if is_known { Ok(()) } else { Err(self.missing(machine, &PointSelector::Latest(0))?) }
     }
 
     /// One point of a machine. `latest` skips quarantined points and points dated in the future:

@@ -161,10 +161,6 @@ impl<'a> PointRemoval<'a> {
         for (machine, point) in points {
             self.published.check_free(&self.writer.repository().point(machine, point)?)?;
         }
-        if points.is_empty() {
-            Ok(())
-        } else {
-            self.writer.remove_points(points)
-        }
+        if points.is_empty() { Ok(()) } else { self.writer.remove_points(points) }
     }
 }

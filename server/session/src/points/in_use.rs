@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 
-use coldrise_block::{remove_if_present, temporary_path, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present, temporary_path};
 use coldrise_store::{
     DiskDocument, LayerId, MachineName, MapRoot, PointName, Repository, RepositoryWriter,
 };
@@ -17,7 +17,7 @@ use coldrise_store::{
 use crate::incoming::PartialCopy;
 use crate::locks::file_lock::FileLock;
 use crate::locks::lease::read_leases;
-use crate::paths::{layer_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::addresses::{point_name, session_name};
 use crate::session_folder::document::SessionDocument;
 

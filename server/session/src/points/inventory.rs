@@ -4,8 +4,8 @@
 //! captured blocks.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Disk, Error, ErrorKind, ExtentKind, Result};
 use coldrise_store::{
@@ -17,7 +17,7 @@ use crate::paths::SessionPaths;
 use crate::points::catalog::Catalog;
 use crate::session_folder::addresses::{point_disk, point_name, session_disk, session_name};
 use crate::session_folder::document::{self, SessionDocument};
-use crate::session_folder::rollback_guard::{session_damage, SessionDamage};
+use crate::session_folder::rollback_guard::{SessionDamage, session_damage};
 
 /// Size of one read of a client's file, in bytes.
 const PIECE_BYTES: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! Prune: applies the retention rules to the points of a machine.
 
 use coldrise_store::{
-    retained, KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules,
+    KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules, retained,
 };
 
 use crate::points::forget::Published;

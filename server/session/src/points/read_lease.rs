@@ -1,8 +1,8 @@
 //! Leases for commands that read: the data stays until the command ends.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::Result;
 use coldrise_store::{PointDocument, Repository};

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Context, Result};
 use coldrise_store::{

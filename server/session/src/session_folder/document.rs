@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use coldrise_block::{replace_file, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
 use coldrise_store::{
     CatalogDamage, Configuration, DiskDocument, DiskName, DisplayName, LayerId, LayerReference,
     MachineName, MachinePart, MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,

@@ -1,10 +1,10 @@
 //! Removal of the remains of ended sessions.
 
-use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::SessionDocument;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::forget_old_maps;
-use coldrise_block::{remove_if_present, Result};
+use coldrise_block::{Result, remove_if_present};
 use coldrise_store::Repository;
 /// Removes the parts that an ended session no longer needs: top layers that are in no point, and
 /// files that clients wrote beside the disks. Removes the folder once all points are in the

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{
-    remove_if_present, replace_file, sync_directory, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, remove_if_present, replace_file, sync_directory,
 };
 use coldrise_store::{Repository, SessionName};
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::locks::file_lock::FileLock;
 use crate::paths::SessionPaths;
@@ -143,11 +143,7 @@ impl SessionNotes {
     /// Errors of the operating system.
     pub fn is_locked(&self) -> Result<bool> {
         let path = self.path(LOCK);
-        if path.exists() {
-            FileLock::is_held(&path)
-        } else {
-            Ok(false)
-        }
+        if path.exists() { FileLock::is_held(&path) } else { Ok(false) }
     }
 
     /// Remembers the socket of the monitor of the machine that runs on the session. A stale one stays until the

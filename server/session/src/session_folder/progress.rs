@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use coldrise_block::{
-    create_private, path_exists, rename_over, replace_file, temporary_path, Context, Error,
-    ErrorKind, Result, IS_FOLDER,
+    Context, Error, ErrorKind, IS_FOLDER, Result, create_private, path_exists, rename_over,
+    replace_file, temporary_path,
 };
 use coldrise_store::Repository;
 use serde::{Deserialize, Serialize};

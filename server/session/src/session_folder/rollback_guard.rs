@@ -23,10 +23,10 @@ use coldrise_store::{CatalogDamage, PointDocument, PointOrigin, Repository, Sess
 
 use crate::layer::{Layer, LayerKeys};
 use crate::locks::file_lock::FileLock;
-use crate::paths::{layer_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::addresses::{session_disk, session_name};
 use crate::session_folder::document::SessionDocument;
-use crate::session_folder::progress::{read_copy, SessionProgress};
+use crate::session_folder::progress::{SessionProgress, read_copy};
 
 /// Writes both copies if one is damaged. The caller holds the documents' lock. If this fails, the
 /// next document repairs them.

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use coldrise_block::{
-    check_range, path_exists, remove_if_present, sync_directory, Context, Disk, Extent,
-    ReadContext, Result,
+    Context, Disk, Extent, ReadContext, Result, check_range, path_exists, remove_if_present,
+    sync_directory,
 };
 use coldrise_store::{LayerId, Repository};
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use crate::disks::layered_disk::{LayeredDisk, Stack};
 use crate::layer::{Layer, LayerKeys, Poison, ReadMode, Superblock};
 use crate::locks::file_lock::FileLock;
-use crate::paths::{map_path, SessionPaths};
+use crate::paths::{SessionPaths, map_path};
 use crate::session_folder::document::SessionDocument;
 
 /// Identifies a side file: its path, and the expected superblock of its layer.

@@ -4,7 +4,7 @@ use crate::layer::{Layer, LayerKeys};
 use crate::locks::file_lock::FileLock;
 use crate::paths::layer_path;
 use crate::session_folder::document::{SessionDisk, SessionDocument};
-use coldrise_block::{sync_directory, Context, ErrorKind, Result};
+use coldrise_block::{Context, ErrorKind, Result, sync_directory};
 use coldrise_store::{LayerId, Repository};
 
 /// How often a seal makes new layers if another process removes them before the commit.

@@ -37,9 +37,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::hexadecimal;
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE, PROBE_PATIENCE};
-use crate::paths::{SessionPaths, CONTROL};
+use crate::paths::{CONTROL, SessionPaths};
 use crate::sessions::seal_report::SealReport;
-use crate::sockets::local_socket::{ask, has_left, send, Answers, LocalSocket, PendingAnswers};
+use crate::sockets::local_socket::{Answers, LocalSocket, PendingAnswers, ask, has_left, send};
 
 /// Interval between two looks of the asker at the clock.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layer::Layer;
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
-use crate::paths::{layer_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_rebase;
 

@@ -9,16 +9,16 @@
 use coldrise_block::now_ms;
 use std::sync::Arc;
 
-use coldrise_block::{sync_directory, Error, ErrorKind, Result};
-use coldrise_store::{LayerId, PointDocument, Repository, SessionName, LATEST};
+use coldrise_block::{Error, ErrorKind, Result, sync_directory};
+use coldrise_store::{LATEST, LayerId, PointDocument, Repository, SessionName};
 
-use crate::client_files::{begin_files, CarriedFiles};
+use crate::client_files::{CarriedFiles, begin_files};
 use crate::incoming::IncomingPoint;
 use crate::locks::file_lock::FileLock;
-use crate::paths::{prepare_mark, SessionPaths};
+use crate::paths::{SessionPaths, prepare_mark};
 use crate::points::catalog::Catalog;
 use crate::session_folder::addresses::session_name;
-use crate::session_folder::document::{damage, SessionDisk, SessionDocument, SessionFiles};
+use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles, damage};
 use crate::session_folder::ended::remove_remains;
 use crate::session_folder::top_layers::create_tops;
 

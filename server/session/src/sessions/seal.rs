@@ -12,17 +12,17 @@ use coldrise_block::now_ms;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{path_exists, remove_if_present, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, path_exists, remove_if_present};
 use coldrise_store::{
     LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
 };
 
 use crate::client_files::sealed;
-use crate::client_files::{carry_idle, Carried};
+use crate::client_files::{Carried, carry_idle};
 use crate::incoming::{check_arrived, finish_arrival};
-use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SealFacts, Superblock};
+use crate::layer::{Layer, LayerKeys, Poison, SealFacts, Superblock, layer_damage};
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
-use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles};
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::top_layers::with_new_tops;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::points::catalog::Catalog;
 use crate::points::inventory::is_lost;
-use crate::session_folder::top_layers::{create_tops, new_tops, SEAL_ATTEMPTS};
+use crate::session_folder::top_layers::{SEAL_ATTEMPTS, create_tops, new_tops};
 use crate::sessions::publish::publish;
 use crate::sessions::session::Session;
 use coldrise_store::{

@@ -6,25 +6,25 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use coldrise_block::{remove_if_present, Context, Disk, Error, ErrorKind, Result};
+use coldrise_block::{Context, Disk, Error, ErrorKind, Result, remove_if_present};
 use coldrise_store::{DiskName, Repository, SessionName};
 use parking_lot::Mutex;
 
 use crate::activity::{ActiveDisk, ActivitySocket, Served};
 use crate::boot_trace::{TraceReadAhead, TraceRecorder};
-use crate::client_files::{carry, ClientFiles, FilesFolder, SkippedFile};
+use crate::client_files::{ClientFiles, FilesFolder, SkippedFile, carry};
 use crate::disks::layered_disk::{LayeredDisk, Stack};
 use crate::disks::point_disk::sealed_layers;
 use crate::incoming::{check_arrived, finish_arrival, session_base};
-use crate::layer::{layer_damage, Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES};
+use crate::layer::{Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES, layer_damage};
 use crate::locks::file_lock::FileLock;
 use crate::locks::owner_lock::is_abandoned;
-use crate::paths::{layer_path, map_path, SessionPaths};
+use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::session_folder::rollback_guard::check_not_older;
-use crate::session_folder::side_file::{forget_old_maps, SideFile, SideFileKey};
+use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
-use crate::sessions::control::{lock_for_serving, ControlSocket, ServedSession};
+use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
 use crate::sessions::seal::{check_layers, commit};
 use crate::sessions::seal_report::SealReport;
 
@@ -312,7 +312,9 @@ fn warn_of_skipped(document: &SessionDocument, file: &SkippedFile) {
             "session {name}: {path} ({size_bytes} bytes) is not in the sealed point. It looks like a snapshot of the hypervisor: the point lacks what the machine wrote there"
         )
     } else {
-        tracing::warn!("session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large")
+        tracing::warn!(
+            "session {name}: {path} ({size_bytes} bytes) is not in the sealed point: it is too large"
+        )
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{path_exists, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, path_exists};
 use coldrise_store::{Repository, SessionName};
 
 use crate::client_files::carry_idle;

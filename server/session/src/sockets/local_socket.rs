@@ -11,15 +11,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use coldrise_block::{remove_if_present, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, remove_if_present};
 use rustix::io::Errno;
-use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::de::DeserializeOwned;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Maximum length of a request, and of a line of an answer, in bytes. A request can name all layers
 /// of a session.

@@ -24,7 +24,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_store::{random, MapRoot, MaxUnused, PointDocument, Repository, WriteCounts};
+use coldrise_store::{MapRoot, MaxUnused, PointDocument, Repository, WriteCounts, random};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use coldrise_block::{Error, ErrorKind, Result, BLOCK_SIZE_BYTES};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
 use coldrise_store::{
     Affected, CatalogDamage, LayerId, LayerReference, Repository, VerifyOptions, VerifyProgress,
 };
@@ -20,7 +20,7 @@ use crate::disks::point_disk::sealed_layers;
 use crate::layer::Layer;
 use crate::live_disk::check_top;
 use crate::paths::layer_path;
-use crate::points::inventory::{check_cancel, has_ended, Inventory};
+use crate::points::inventory::{Inventory, check_cancel, has_ended};
 use crate::session_folder::addresses::{point_disk, session_disk};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 

@@ -14,8 +14,8 @@ mod layers;
 mod recent;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use coldrise_store::{MachineName, PointDocument, PointOrigin, RecentDisks, VerifiedDisk};
 
-use crate::points::inventory::{disks_of_point, Inventory};
+use crate::points::inventory::{Inventory, disks_of_point};
 
 /// The part of an [`Inventory`] that was stored since a given time.
 pub(crate) struct RecentInventory {

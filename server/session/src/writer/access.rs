@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{ErrorKind, Result};
 use coldrise_store::{OpenOptions, PassphraseSource, ReopenReport, Repository, RepositoryWriter};
 
-use crate::points::catalog::{enter_sealed_points, open_for_repair, EnteredPoints};
+use crate::points::catalog::{EnteredPoints, enter_sealed_points, open_for_repair};
 use crate::writer::background_lock::write_before_background;
 
 const NO_CACHE: OpenOptions = OpenOptions { cache_bytes: 0 };

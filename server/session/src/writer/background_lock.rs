@@ -18,7 +18,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, HeldLock, Result};
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::locks::file_lock::open;
 
@@ -204,7 +204,7 @@ fn lock(file: &File, path: &Path, how: FlockOperation) -> Result<bool> {
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(errno) => {
-                return Err(Error::io(format!("locking {}", path.display()), errno.into()))
+                return Err(Error::io(format!("locking {}", path.display()), errno.into()));
             }
         }
     }

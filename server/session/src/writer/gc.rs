@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::boot_trace::remove_other_traces;
 use crate::incoming::PartialCopy;
 use crate::points::catalog::enter_sealed_points;
-use crate::points::in_use::{remove_unused_layers, InUse};
+use crate::points::in_use::{InUse, remove_unused_layers};
 use crate::sockets::local_socket::{ask, send};
 use crate::sockets::writer_messages::{Request, SOCKET};
 

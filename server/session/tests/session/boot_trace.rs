@@ -1,15 +1,15 @@
 //! What a machine reads first in one session is in memory early in the next one.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, ReadContext, Waiting};
-use coldrise_session::{collect_garbage, publish, unpublish, Session};
+use coldrise_session::{Session, collect_garbage, publish, unpublish};
 use coldrise_store::{GcOptions, MaxUnused, OpenOptions, Repository};
 
-use crate::support::{content, disk_name, name, place, writer, TestRepository, CHUNK, DISK_BYTES};
+use crate::support::{CHUNK, DISK_BYTES, TestRepository, content, disk_name, name, place, writer};
 
 /// The chunks of a boot, of both disks: neither in order nor all of them. Every fourth chunk is a
 /// hole.

@@ -1,15 +1,15 @@
 //! The files that clients keep in a session: creation, writes, seals, recovery.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, UNIX_EPOCH};
 
 use coldrise_block::{Disk, Error, ErrorKind};
 use coldrise_session::{
-    enter_sealed_points, open_for_repair, publish, publish_with_files, seal, unpublish,
     CarriedFile, CarriedFiles, Catalog, ClientFilesReader, Creation, FileId, FileKind, Inventory,
-    Removal, Session, SessionDocument,
+    Removal, Session, SessionDocument, enter_sealed_points, open_for_repair, publish,
+    publish_with_files, seal, unpublish,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, InitOptions, MachineName, MapRoot, OpenOptions,

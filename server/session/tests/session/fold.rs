@@ -1,12 +1,12 @@
 //! Folding sealed layers into chunks: all content stays readable as before.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    fold, open_live_disk, open_point_disk, publish, seal, session, Catalog, FoldReport, Folded,
-    Session,
+    Catalog, FoldReport, Folded, Session, fold, open_live_disk, open_point_disk, publish, seal,
+    session,
 };
 use coldrise_store::{
     DiskDocument, PointDocument, PointSelector, Repository, RepositoryWriter, WriteOptions,
@@ -14,7 +14,7 @@ use coldrise_store::{
 use proptest::prelude::*;
 
 use crate::support::{
-    content, disk_name, name, place, point_bytes, read_all, writer, CHUNK, DISK_BYTES, PATIENCE,
+    CHUNK, DISK_BYTES, PATIENCE, content, disk_name, name, place, point_bytes, read_all, writer,
 };
 
 fn fold_points(writer: &RepositoryWriter, points: &[PointDocument]) -> Folded {

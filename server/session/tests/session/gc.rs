@@ -1,13 +1,13 @@
 //! The parts that a gc keeps: everything that a session or a running program needs.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    enter_sealed_points, open_live_disk, open_point_disk, publish, remove_unused_layers, unpublish,
-    Catalog, InUse, ReadLease, Session,
+    Catalog, InUse, ReadLease, Session, enter_sealed_points, open_live_disk, open_point_disk,
+    publish, remove_unused_layers, unpublish,
 };
 use coldrise_store::{
     Compression, DiskDocument, DiskName, GcOptions, GcReport, InitOptions, MachineName, MaxUnused,

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use coldrise_block::ErrorKind;
 use coldrise_session::{
-    discard_abandoned_sessions, publish, sessions, unpublish, CaptureLimit, OwnedSession, Session,
+    CaptureLimit, OwnedSession, Session, discard_abandoned_sessions, publish, sessions, unpublish,
 };
 
-use crate::support::{disk_name, name, place, TestRepository};
+use crate::support::{TestRepository, disk_name, name, place};
 
 /// The folder of the only session.
 fn folder(place: &TestRepository) -> PathBuf {

@@ -1,11 +1,11 @@
 //! The parts of a machine beside its disks, from a point through a session into the next point.
 
-use coldrise_session::{publish, seal, unpublish, update_parts, Session};
+use coldrise_session::{Session, publish, seal, unpublish, update_parts};
 use coldrise_store::{
-    MachinePart, PointDocument, FIRMWARE_VARIABLES, RAW, SWTPM_PERMALL, TPM_STATE,
+    FIRMWARE_VARIABLES, MachinePart, PointDocument, RAW, SWTPM_PERMALL, TPM_STATE,
 };
 
-use crate::support::{name, place, writer, PATIENCE};
+use crate::support::{PATIENCE, name, place, writer};
 
 fn variables(content: &[u8]) -> MachinePart {
     MachinePart::new(FIRMWARE_VARIABLES, RAW, content).unwrap()

@@ -2,18 +2,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind};
 use coldrise_session::{
-    enter_sealed_points, open_for_repair, open_live_disk, publish, seal, unpublish, Inventory,
-    Session, SessionDocument,
+    Inventory, Session, SessionDocument, enter_sealed_points, open_for_repair, open_live_disk,
+    publish, seal, unpublish,
 };
 use coldrise_store::{Coverage, OpenOptions, PointDocument, Repository, VerifyOptions};
 
 use crate::support::{
-    self, content, disk_name, name, place, point_bytes, writer, TestRepository, PATIENCE,
+    self, PATIENCE, TestRepository, content, disk_name, name, place, point_bytes, writer,
 };
 
 static NEVER: AtomicBool = AtomicBool::new(false);

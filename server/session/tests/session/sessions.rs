@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use coldrise_block::{Disk, ErrorKind, Extent, ExtentKind, ReadContext};
 use coldrise_session::{
-    enter_sealed_points, open_live_disk, open_live_side_file, publish, seal, session, sessions,
-    unpublish, Catalog, SealReport, Session,
+    Catalog, SealReport, Session, enter_sealed_points, open_live_disk, open_live_side_file,
+    publish, seal, session, sessions, unpublish,
 };
 use coldrise_store::{MachineName, PointSelector};
 
 use crate::support::{
-    content, disk_name, encrypted_place, name, place, point_bytes, read_all, writer, PATIENCE,
+    PATIENCE, content, disk_name, encrypted_place, name, place, point_bytes, read_all, writer,
 };
 
 #[test]

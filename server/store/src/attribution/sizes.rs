@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use coldrise_block::Result;
 
+use crate::Repository;
 use crate::chunk::ChunkId;
 use crate::rocks::{Family, LiveFile};
 use crate::state::StoreState;
-use crate::Repository;
 
 /// The average chunk size of each file: a file holds one backup, or a part of one.
 pub(super) struct ChunkSizes {

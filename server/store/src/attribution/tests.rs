@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use proptest::prelude::*;
 
 use super::*;
-use crate::map::{slots_of, Page, PageId, PageSource};
+use crate::map::{Page, PageId, PageSource, slots_of};
 use crate::{DiskName, LayerReference, MapRoot};
 
 const CHUNK: u64 = 4096;

@@ -8,7 +8,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use super::owner::{Owner, Whose};
 use super::sizes::ChunkSizes;
 use super::{HeldAmount, Holdings, MachineAttribution, PointAttribution};
-use crate::map::{slot_of, PageId, PageSource};
+use crate::map::{PageId, PageSource, slot_of};
 use crate::{DiskDocument, LayerId, MapRoot};
 
 pub(super) struct Walk<'a> {

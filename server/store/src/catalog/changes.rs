@@ -1,8 +1,8 @@
 //! Changes of the catalog, each in the batch of its caller.
 
 use super::{
-    files_key, for_each_with_prefix, no_point, open, point_key, prefix, purpose, seal,
-    MachineDocument, FILES, MACHINE, POINT,
+    FILES, MACHINE, MachineDocument, POINT, files_key, for_each_with_prefix, no_point, open,
+    point_key, prefix, purpose, seal,
 };
 use crate::repository::Repository;
 use crate::rocks::{Batch, Family, ReadMode};
@@ -133,11 +133,7 @@ pub(crate) fn remove_ownerless(repository: &Repository, batch: &mut Batch<'_>) -
     })?;
     for kind in [MACHINE, FILES] {
         for_each_with_prefix(repository, &[kind], |key, _| {
-            if owned.contains(&key[1..]) {
-                Ok(())
-            } else {
-                batch.delete(Family::Catalog, key)
-            }
+            if owned.contains(&key[1..]) { Ok(()) } else { batch.delete(Family::Catalog, key) }
         })?;
     }
     Ok(())

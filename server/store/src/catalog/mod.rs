@@ -18,7 +18,7 @@ mod changes;
 pub(crate) use changes::*;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::{BTreeMap, HashMap};
 
 use crate::documents::Flag;

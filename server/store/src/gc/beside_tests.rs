@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use super::tests::{fixture, noise, CHUNK, NEVER};
+use super::tests::{CHUNK, NEVER, fixture, noise};
 use super::*;
 use crate::*;
 

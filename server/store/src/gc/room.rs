@@ -110,11 +110,7 @@ impl<'a> Rounds<'a> {
 }
 
 fn copied_bytes(unit: &Unit) -> u64 {
-    if unit.is_copied() {
-        unit.live_bytes()
-    } else {
-        0
-    }
+    if unit.is_copied() { unit.live_bytes() } else { 0 }
 }
 
 /// Bytes that one unit needs: its deletions and its copy. Nothing if it is kept.

@@ -22,7 +22,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{mpsc, Arc};
+use std::sync::{Arc, mpsc};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -32,10 +32,10 @@ use crate::repository::Repository;
 use crate::rocks::{Family, LiveFile, Rule};
 use crate::writer::{Condemned, RepositoryWriter, Shared};
 
-use super::check::{check, GcOptions, Work};
+use super::check::{GcOptions, Work, check};
 use super::room::Rounds;
 use super::units::{self, Fate, Unit};
-use super::{dedup_index, id_of_key, Reachable};
+use super::{Reachable, dedup_index, id_of_key};
 
 /// Approximate bytes that one thread copies in one step.
 const STEP_LIVE_BYTES: u64 = 512 << 20;

@@ -7,7 +7,7 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::{
-    levels_for, slot_of, slots_of, subtree_chunks, MapRoot, PageId, PageSource, MAX_LEVELS,
+    MAX_LEVELS, MapRoot, PageId, PageSource, levels_for, slot_of, slots_of, subtree_chunks,
 };
 
 /// Stores built pages.

@@ -2,7 +2,7 @@
 
 use coldrise_block::Result;
 
-use super::{subtree_chunks, MapRoot, PageId, PageSource};
+use super::{MapRoot, PageId, PageSource, subtree_chunks};
 
 /// Neighbouring chunks that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

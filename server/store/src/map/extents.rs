@@ -1,6 +1,6 @@
 //! The extents of a range of a disk, by its map.
 
-use coldrise_block::{push_extent, Extent, ExtentKind, Result};
+use coldrise_block::{Extent, ExtentKind, Result, push_extent};
 
 /// The map's answer for one chunk.
 pub struct Place {

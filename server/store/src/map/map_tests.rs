@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 
 use super::builder::{MapBuilder, PageSink};
-use super::diff::{for_each_difference, ChunkRange};
+use super::diff::{ChunkRange, for_each_difference};
 use super::*;
 
 /// Pages in memory.

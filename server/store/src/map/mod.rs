@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use builder::{MapBuilder, PageSink};
 pub use diff::for_each_difference;
-pub use extents::{extents_of, Place};
+pub use extents::{Place, extents_of};
 pub use page::{page_value, parse_page_value};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -123,11 +123,7 @@ pub(crate) fn levels_for(chunks: u64) -> u8 {
 
 /// Slots of a page of this level.
 pub(crate) const fn slots_of(level: u8) -> usize {
-    if level == 0 {
-        LEAF_SLOTS
-    } else {
-        INNER_SLOTS
-    }
+    if level == 0 { LEAF_SLOTS } else { INNER_SLOTS }
 }
 
 /// The slot in a page of `level` that leads to chunk `index`.

@@ -26,10 +26,10 @@
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use super::{slots_of, PageId, MAX_LEVELS};
+use super::{MAX_LEVELS, PageId, slots_of};
+use crate::RepositoryId;
 use crate::advice::VERIFY;
 use crate::aead::{Aead, Mismatch, NONCE_BYTES, TAG_BYTES};
-use crate::RepositoryId;
 
 const VERSION: u8 = 1;
 const FIXED_BYTES: usize = 4;

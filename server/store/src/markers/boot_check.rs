@@ -6,10 +6,10 @@
 
 use std::path::PathBuf;
 
-use coldrise_block::{sync_directory, write_synced, Context, Error, ErrorKind, Result};
+use coldrise_block::{Context, Error, ErrorKind, Result, sync_directory, write_synced};
 use serde::{Deserialize, Serialize};
 
-use super::{purpose, DIRECTORY, TEMPORARY_EXTENSION};
+use super::{DIRECTORY, TEMPORARY_EXTENSION, purpose};
 use crate::{MachineName, PointName, Repository};
 
 pub(super) const BOOT_EXTENSION: &str = "boot";

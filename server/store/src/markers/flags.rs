@@ -6,7 +6,7 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use coldrise_block::{remove_if_present, sync_directory, Context, Result};
+use coldrise_block::{Context, Result, remove_if_present, sync_directory};
 
 use super::DIRECTORY;
 use crate::documents::Flag;

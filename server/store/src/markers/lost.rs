@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use coldrise_block::{ErrorKind, Result};
 
 use crate::documents::{CatalogDamage, WayOut};
-use crate::{catalog, MachineName, PointDocument, PointName, PointOrigin, Repository, SessionName};
+use crate::{MachineName, PointDocument, PointName, PointOrigin, Repository, SessionName, catalog};
 
 const MISSING: &str = "it is missing: its marker exists, but its document does not";
 const IN_MARKER: &str = "it is missing, and its marker still has its document";

@@ -34,7 +34,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use coldrise_block::{
-    remove_if_present, rename_over, sync_directory, write_synced, Context, Error, ErrorKind, Result,
+    Context, Error, ErrorKind, Result, remove_if_present, rename_over, sync_directory, write_synced,
 };
 
 use crate::catalog;
@@ -264,11 +264,7 @@ impl Repository {
                 Err(error) => return Err(error).context(|| format!("removing {}", path.display())),
             }
         }
-        if renamed {
-            sync_directory(&self.path().join(DIRECTORY))
-        } else {
-            Ok(())
-        }
+        if renamed { sync_directory(&self.path().join(DIRECTORY)) } else { Ok(()) }
     }
 
     /// Removes the files that [`Repository::suspend_markers`] left, once the points or sessions are

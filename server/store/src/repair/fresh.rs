@@ -30,27 +30,27 @@ use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
-use coldrise_block::{sync_directory, Context, ErrorKind, Result};
-use rustix::fs::{renameat_with, RenameFlags, CWD};
+use coldrise_block::{Context, ErrorKind, Result, sync_directory};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::ReopenReport;
 use crate::high_water::{self, HighWater, Mark};
 use crate::keys::Keys;
 use crate::log_directory::LogDirectory;
-use crate::map::{parse_page_value, MAX_LEVELS};
+use crate::map::{MAX_LEVELS, parse_page_value};
 use crate::passphrase::ReadOnce;
+use crate::repair_flag::FRESH_NAME;
 use crate::repair_flag::is_flagged;
 use crate::repair_flag::raise_flag;
-use crate::repair_flag::FRESH_NAME;
 use crate::repository::{Access, KeyCheck};
-use crate::repository_config::{database_path, RepositoryConfig};
+use crate::repository_config::{RepositoryConfig, database_path};
 use crate::rocks::{
-    self, is_sound, read_what_is_left, table, table_files, Batch, Database, Entry, Family,
-    ReadMode, SstWriter,
+    self, Batch, Database, Entry, Family, ReadMode, SstWriter, is_sound, read_what_is_left, table,
+    table_files,
 };
-use crate::writer::{remove_folder, STAGING_NAME};
+use crate::writer::{STAGING_NAME, remove_folder};
 use crate::writer_lock::lock_for_writing;
-use crate::{catalog, dedup, OpenOptions, Repository};
+use crate::{OpenOptions, Repository, catalog, dedup};
 
 /// Folder in the new database for links to files that are taken over.
 const LINKS_NAME: &str = "coldrise-links";

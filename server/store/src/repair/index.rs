@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
+use crate::Repository;
 use crate::chunk::ChunkId;
 use crate::dedup::{self, ChunkHash};
 use crate::rocks::{Family, ReadMode};
 use crate::verify::IdSet;
-use crate::Repository;
 
 /// Ids that one thread handles at once and writes in one batch.
 const PIECE_IDS: u64 = 4096;

@@ -8,7 +8,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use super::fresh::leave_out_uncommitted;
 use super::{fresh, redundancy};
 use crate::advice::advise_repair;
-use crate::high_water::{refuse_rolled_back, Mark};
+use crate::high_water::{Mark, refuse_rolled_back};
 use crate::passphrase::ReadOnce;
 use crate::repair_flag::refuse_unfinished;
 use crate::repository_config::RepositoryConfig;

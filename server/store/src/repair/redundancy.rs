@@ -10,17 +10,17 @@
 use coldrise_block::{Error, ErrorKind, Result};
 
 use super::WaitingPoints;
+use crate::PointDocument;
 use crate::catalog::{self, CatalogEntry};
 use crate::chunk::ChunkId;
 use crate::damage_list::{self, DamagedChunks};
 use crate::dedup;
-use crate::map::{parse_page_value, MAX_LEVELS};
+use crate::map::{MAX_LEVELS, parse_page_value};
 use crate::repair_flag::is_flagged;
 use crate::repair_flag::raise_flag;
 use crate::repository::Repository;
 use crate::rocks::{Cursor, Family, ReadMode};
 use crate::state::StoreState;
-use crate::PointDocument;
 
 /// Ids that stay unused if the last assigned ids are unknown.
 const SKIPPED_IDS: u64 = 1 << 20;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use jiff::Timestamp;
 
 const HOUR_SECONDS: u64 = 3600;
 const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use jiff::civil::date;
 use jiff::tz::TimeZone;
-use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;

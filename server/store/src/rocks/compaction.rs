@@ -6,7 +6,7 @@
 //! threads, call it too, so a rule must be right for every entry of the family.
 
 use std::ffi::{c_char, c_int, c_uchar, c_void};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 use parking_lot::RwLock;
 
-use super::{lent_bytes, Database, Family};
+use super::{Database, Family, lent_bytes};
 
 /// Whether an entry is dropped, by its key and its value.
 pub(crate) type Rule = Arc<dyn Fn(&[u8], &[u8]) -> bool + Send + Sync>;

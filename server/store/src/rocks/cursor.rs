@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coldrise_block::{Error, ErrorKind, Result};
 use librocksdb_sys as sys;
 
-use super::{checked, lent_bytes, Database, Opened};
+use super::{Database, Opened, checked, lent_bytes};
 
 /// A value borrowed from RocksDB.
 pub struct Pinned<'db> {

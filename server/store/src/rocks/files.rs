@@ -8,7 +8,7 @@ use librocksdb_sys as sys;
 
 use super::manifest::manifest;
 use super::table::TableProperties;
-use super::{Database, Family, FAMILIES};
+use super::{Database, FAMILIES, Family};
 
 /// How often a list begins again.
 const LIST_ATTEMPTS: u32 = 20;

@@ -4,14 +4,14 @@
 //! Files are given oldest first. Each gets the lowest level, or the level above all earlier files
 //! that it overlaps. A file for which no level is left is left out.
 
-use std::ffi::{c_char, c_uchar, CString};
+use std::ffi::{CString, c_char, c_uchar};
 use std::path::Path;
 
 use coldrise_block::{Context, Result};
 
-use super::{c_path, take_error, Family, FAMILIES};
+use super::{FAMILIES, Family, c_path, take_error};
 
-extern "C" {
+unsafe extern "C" {
     fn coldrise_make_database(
         path: *const c_char,
         log_directory: *const c_char,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::manifest::{piece, BLOCK_BYTES, HEADER_BYTES};
+use super::manifest::{BLOCK_BYTES, HEADER_BYTES, piece};
 use super::sound::files_ending;
 use super::table::varint;
 use crate::advice::REPAIR;

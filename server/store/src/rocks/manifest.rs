@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::{Database, Family, FAMILIES};
+use super::{Database, FAMILIES, Family};
 use crate::advice::REPAIR;
 
 const CURRENT: &str = "CURRENT";

@@ -33,14 +33,14 @@ mod sst;
 mod sst_reader;
 pub(crate) mod table;
 
-use std::ffi::{c_char, c_int, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
-use coldrise_block::{Error, ErrorKind, Result, OPEN_FILES_ADVICE};
+use coldrise_block::{Error, ErrorKind, OPEN_FILES_ADVICE, Result};
 
 use crate::advice::REPAIR;
 use librocksdb_sys as sys;
@@ -53,16 +53,16 @@ use compaction::Filter;
 pub(crate) use compaction::Rule;
 pub use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
-pub(crate) use import::{make_database, Above};
+pub(crate) use import::{Above, make_database};
 pub(crate) use log_check::usable_logs;
 pub(crate) use manifest::{
-    check_listed, listed_in, open_as_checked, open_as_listed, sound_manifest, synced_manifest,
-    Listed, ManifestEnd,
+    Listed, ManifestEnd, check_listed, listed_in, open_as_checked, open_as_listed, sound_manifest,
+    synced_manifest,
 };
 use options::Options;
 pub(crate) use options::{READER_BLOCK_CACHE_BYTES, WRITER_BLOCK_CACHE_BYTES};
 use reader::Reader;
-pub(crate) use salvage::{read_what_is_left, Entry};
+pub(crate) use salvage::{Entry, read_what_is_left};
 pub(crate) use scan::ChunkFiles;
 pub(crate) use sound::{is_sound, table_files};
 pub(crate) use sst::SstWriter;
@@ -228,8 +228,7 @@ fn take_error(what: &str, error: *mut c_char) -> Option<Error> {
 
 const ROOM: &str = "make room on the drive and try again";
 const WRITABLE: &str = "mount the file system of the repository writable";
-const DRIVE: &str =
-    "the system refused it: look at the drive, the permissions and the kernel's log, \
+const DRIVE: &str = "the system refused it: look at the drive, the permissions and the kernel's log, \
                      and try again; if a file of the database is damaged, run coldrise repair";
 
 fn c_path(path: &Path) -> Result<CString> {

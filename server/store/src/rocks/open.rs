@@ -16,8 +16,8 @@ use super::options::{BlockCache, Options};
 use super::other_file::{name_other_file, refuse_other_files};
 use super::preopen_check::refuse_fatal;
 use super::{
-    c_path, checked, Database, Family, Opened, FAMILIES, FILTERED, READER_FAMILIES,
-    READ_TIER_MEMTABLES, SCAN_READAHEAD_BYTES,
+    Database, FAMILIES, FILTERED, Family, Opened, READ_TIER_MEMTABLES, READER_FAMILIES,
+    SCAN_READAHEAD_BYTES, c_path, checked,
 };
 
 /// The purpose of opening a database.

@@ -2,14 +2,14 @@
 //!
 //! A writer begins another manifest when it opens the database. A reader may not catch up meanwhile
 //! (see `reader.rs`). The lock is a `flock` of the database's directory, which a reader may take
-//! without write access and which ends with its process. A writer that waited in vain opens the
+//! without write access and which ends with its process. A writer that did not get it opens the
 //! database nevertheless, a reader opens it again instead.
 
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{flock, FlockOperation};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 /// How long to wait for the lock. A catch-up takes less than a millisecond, unless the process is stopped.

@@ -1,11 +1,11 @@
 //! The layout of each column family on disk, with reasons.
 
-use std::ffi::{c_char, c_int, CStr};
+use std::ffi::{CStr, c_char, c_int};
 
 use librocksdb_sys as sys;
 
 use super::compaction::Filter;
-use super::{checked, Family};
+use super::{Family, checked};
 use crate::descriptors::open_tables;
 
 /// Size of one memtable before it is flushed, in bytes of memory.

@@ -11,7 +11,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 
 use super::salvage::read_what_is_left;
 use super::table::family_of;
-use super::{Database, Family, LiveFile, ReadMode, FAMILIES};
+use super::{Database, FAMILIES, Family, LiveFile, ReadMode};
 use crate::advice::REPAIR;
 use crate::descriptors::open_tables;
 
@@ -108,8 +108,8 @@ fn first_key(path: &Path) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rocks::{check_listed, SstWriter};
-    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    use crate::rocks::{SstWriter, check_listed};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     /// More files than RocksDB opens at once with a limit.
     const FILES: u64 = 40;

@@ -30,7 +30,7 @@ pub(super) fn refuse_fatal(database: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rocks::table::{fatal_damage, properties_end, HASH_INDEX_BIT};
+    use crate::rocks::table::{HASH_INDEX_BIT, fatal_damage, properties_end};
     use crate::*;
 
     #[test]

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use super::files::list_stamp;
 use super::opening_lock::lock_for_catch_up;
-use super::{checked, Database, Family};
+use super::{Database, Family, checked};
 
 /// How often the database is opened while a writer changes the list of its files meanwhile.
 const OPEN_ATTEMPTS: usize = 5;
@@ -109,8 +109,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::rocks::opening_lock::{lock_for_opening, PATIENCE};
     use crate::rocks::ReadMode;
+    use crate::rocks::opening_lock::{PATIENCE, lock_for_opening};
 
     struct Fixture {
         folder: tempfile::TempDir,

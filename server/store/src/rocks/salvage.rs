@@ -10,9 +10,9 @@ use std::path::Path;
 
 use coldrise_block::{Context, Result};
 
-use super::internal_key::{split, user_key, END_BYTES, KIND_DELETION, KIND_VALUE, MAX_BYTES};
-use super::sst_reader::{checked, TRAILER_BYTES};
-use super::table::{varint, without_restarts, Handle};
+use super::internal_key::{END_BYTES, KIND_DELETION, KIND_VALUE, MAX_BYTES, split, user_key};
+use super::sst_reader::{TRAILER_BYTES, checked};
+use super::table::{Handle, varint, without_restarts};
 
 /// Entries between two restart points: in files of chunks, and in all others.
 const RESTART_INTERVALS: [usize; 2] = [1, 16];

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, ErrorKind, Result};
 
 use super::sst_reader::{
-    checked, raw_entries, CHECKSUM_XXH3, MAX_BLOCK_BYTES, TRAILER_BYTES, VERSION,
+    CHECKSUM_XXH3, MAX_BLOCK_BYTES, TRAILER_BYTES, VERSION, checked, raw_entries,
 };
-use super::table::{entries, next_handle, Footer, Handle, IndexKind, TableProperties, PROPERTIES};
+use super::table::{Footer, Handle, IndexKind, PROPERTIES, TableProperties, entries, next_handle};
 
 /// The files of a database, sorted by name, including unreferenced ones.
 ///

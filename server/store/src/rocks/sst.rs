@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use coldrise_block::Result;
 use librocksdb_sys as sys;
 
-use super::{c_path, checked, Database, Family};
+use super::{Database, Family, c_path, checked};
 
 /// A sorted file of chunks that is being written.
 pub(crate) struct SstWriter<'db> {

@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use coldrise_block::{Context, Result};
 use twox_hash::XxHash3_64;
 
-use super::internal_key::{split, KIND_VALUE};
-use super::table::{damaged, next_handle, varint, without_restarts, Footer, Handle};
+use super::internal_key::{KIND_VALUE, split};
+use super::table::{Footer, Handle, damaged, next_handle, varint, without_restarts};
 
 pub(super) const CHECKSUM_XXH3: u8 = 4;
 /// Later versions mix the position of a block into its checksum.
@@ -89,11 +89,7 @@ impl BlockFile {
         key.clear();
         let mut wanted = Run { start: 0, bytes: 0, blocks: Vec::new() };
         let mut hear = |key: &[u8], value: &[u8]| {
-            if (from..end).contains(&key) {
-                entry(key, value)
-            } else {
-                Ok(())
-            }
+            if (from..end).contains(&key) { entry(key, value) } else { Ok(()) }
         };
         let first = self.parts.partition_point(|part| part.cut.as_slice() < from);
         let mut before = from.to_vec();

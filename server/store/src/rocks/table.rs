@@ -26,7 +26,7 @@ use std::path::Path;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 
-use super::{Family, FAMILIES};
+use super::{FAMILIES, Family};
 
 pub(super) const FOOTER_BYTES: usize = 53;
 const MAGIC: u64 = 0x88e2_41b7_85f4_cff7;

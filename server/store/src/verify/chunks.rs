@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coldrise_block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use super::{check_cancel, Coverage, VerifyOptions, VerifyProgress, VerifyReport};
+use super::{Coverage, VerifyOptions, VerifyProgress, VerifyReport, check_cancel};
+use crate::Repository;
 use crate::chunk::ChunkId;
 use crate::rocks::{BlockBuffers, ChunkFiles, Cursor, Family, ReadMode};
-use crate::Repository;
 
 /// Maximum number of neighbouring ids that one thread reads at once. Each piece wastes its
 /// read-ahead at the end, so pieces are not small; the maximum gives every thread a share.

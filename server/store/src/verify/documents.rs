@@ -5,7 +5,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use crate::catalog::{self, CatalogEntry};
 use crate::documents::CatalogDamage;
 use crate::state::StoreState;
-use crate::{markers, PointDocument, Repository};
+use crate::{PointDocument, Repository, markers};
 
 impl Repository {
     /// Reads every document of the catalog and the store's counters. Returns the readable points

@@ -13,14 +13,14 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Context, ErrorKind, Result};
 
 use super::check_cancel;
+use crate::CatalogDamage;
+use crate::Repository;
 use crate::advice::advise_repair;
 use crate::high_water::refuse_rolled_back;
 use crate::log_directory::LogDirectory;
 use crate::repair_flag::refuse_unfinished;
 use crate::repository_config::database_path;
-use crate::rocks::{self, is_sound, listed_in, open_as_listed, Family, Listed};
-use crate::CatalogDamage;
-use crate::Repository;
+use crate::rocks::{self, Family, Listed, is_sound, listed_in, open_as_listed};
 
 const LIST: &str = "the list of the database's files";
 const DATABASE: &str = "the database";

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{ErrorKind, Result};
 
 use super::chunks::IdSet;
-use super::{check_cancel, Affected, Damaged, VerifiedDisk, VerifyReport};
-use crate::chunk::ChunkId;
-use crate::map::{subtree_chunks, PageId, PageSource};
-use crate::rocks::{Family, ReadMode};
+use super::{Affected, Damaged, VerifiedDisk, VerifyReport, check_cancel};
 use crate::Repository;
+use crate::chunk::ChunkId;
+use crate::map::{PageId, PageSource, subtree_chunks};
+use crate::rocks::{Family, ReadMode};
 
 /// The chunks below `end` that the disks refer to. Skips unreadable pages; [`find_affected`]
 /// reports them.

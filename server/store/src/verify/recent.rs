@@ -6,7 +6,7 @@
 
 use coldrise_block::Result;
 
-use super::{chunks, maps, Coverage, VerifiedDisk, VerifyOptions, VerifyReport};
+use super::{Coverage, VerifiedDisk, VerifyOptions, VerifyReport, chunks, maps};
 use crate::Repository;
 
 /// The disks of a verify of recent chunks, by role.

@@ -23,7 +23,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
@@ -31,14 +31,14 @@ use roaring::RoaringTreemap;
 
 use super::heal::heal;
 use crate::dedup::{self, ChunkHash};
-use crate::map::{page_value, MapBuilder, MapRoot, PageId, PageSink};
+use crate::map::{MapBuilder, MapRoot, PageId, PageSink, page_value};
 use crate::repository::Repository;
 use crate::rocks::{Family, SstWriter};
 use crate::state::StoreState;
 
+use super::MAX_LOG_BYTES;
 use super::disk_run::{DiskMap, DiskRun};
 use super::pipeline::{Chunks, HealedChunk, NewChunk, Pipeline, Step};
-use super::MAX_LOG_BYTES;
 
 /// Bytes of values in one file of chunks.
 const FILE_BYTES: u64 = 256 << 20;
@@ -205,11 +205,7 @@ impl<'a> Committer<'a> {
         self.healed_bytes += healed.iter().map(|chunk| chunk.value.len() as u64).sum::<u64>();
         self.healed.extend(healed);
         self.take_values(new, values)?;
-        if self.healed_bytes >= SMALL_BYTES {
-            self.commit(false)
-        } else {
-            Ok(())
-        }
+        if self.healed_bytes >= SMALL_BYTES { self.commit(false) } else { Ok(()) }
     }
 
     fn take_values(&mut self, new: Vec<NewChunk>, values: Vec<u8>) -> Result<()> {

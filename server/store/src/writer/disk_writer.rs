@@ -1,16 +1,16 @@
 //! The caller's side of writing one disk.
 
 use std::ops::Range;
-use std::sync::mpsc::channel;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
-use coldrise_block::{Error, ErrorKind, Result, MAX_DISK_SIZE_BYTES};
+use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 
 use crate::map::MapRoot;
 
-use super::disk_run::{DiskRun, WriteCounts};
-use super::pipeline::{Pipeline, Step, JOB_BYTES};
 use super::Shared;
+use super::disk_run::{DiskRun, WriteCounts};
+use super::pipeline::{JOB_BYTES, Pipeline, Step};
 
 const MAX_THREADS: usize = 256;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use coldrise_block::Result;
 
-use super::pipeline::HealedChunk;
 use super::Shared;
+use super::pipeline::HealedChunk;
 use crate::chunk::ChunkId;
 use crate::damage_list;
 use crate::dedup::ChunkHash;

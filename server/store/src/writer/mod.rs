@@ -41,11 +41,11 @@ use crate::repository_config::database_path;
 use crate::rocks::{Database, Family, ReadMode};
 use crate::state::StoreState;
 use crate::writer_lock::lock_for_writing;
-use crate::{catalog, MachineName, OpenOptions, PointDocument, PointName, Quarantine};
+use crate::{MachineName, OpenOptions, PointDocument, PointName, Quarantine, catalog};
 
 pub use disk_run::WriteCounts;
-pub use disk_writer::{check_size, end_of_write};
 pub use disk_writer::{DiskWriter, WriteOptions};
+pub use disk_writer::{check_size, end_of_write};
 use pipeline::Running;
 pub(crate) use referred::{Condemned, Referred};
 pub use target::{BackupTarget, DiskTarget};

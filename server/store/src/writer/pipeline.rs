@@ -17,9 +17,9 @@
 //! reopened. An earlier failure fails one disk.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -32,7 +32,7 @@ use crate::state::StoreState;
 
 use super::commit::commit_all;
 use super::disk_run::DiskRun;
-use super::{worker, Shared};
+use super::{Shared, worker};
 
 /// Maximum number of buffers of each kind that are kept for reuse.
 const KEPT_BUFFERS: usize = 16;

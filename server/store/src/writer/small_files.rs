@@ -13,7 +13,7 @@
 use coldrise_block::Result;
 
 use super::{RepositoryWriter, Shared};
-use crate::rocks::{is_sound, Family, LiveFile};
+use crate::rocks::{Family, LiveFile, is_sound};
 
 /// Larger files stay as they are.
 const MAX_BYTES: u64 = 8 << 20;

@@ -1,13 +1,13 @@
 //! Workers: turn plaintext into numbered, compressed, encrypted values.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-use crate::chunk::{is_zero, ChunkId, EncoderState};
+use crate::chunk::{ChunkId, EncoderState, is_zero};
 use crate::dedup::{self, ChunkHash};
 
 use super::disk_run::WriteCounts;

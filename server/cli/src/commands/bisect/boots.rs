@@ -6,13 +6,13 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{PointDocument, Repository};
 
 use super::judge;
-use crate::boot_goal::{print_stage, GoalOptions};
+use crate::boot_goal::{GoalOptions, print_stage};
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
+use coldrise_hosting::QemuHost;
 use coldrise_hosting::boot_check::Answer;
 use coldrise_hosting::boot_check::{BootStage, Trial};
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::QemuHost;
 
 /// Settings that all boots share.
 pub(super) struct Boots<'a> {

@@ -5,23 +5,23 @@ mod boots;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::keep_files_private;
-use coldrise_session::{check_offered, Catalog};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{
     BootCheckDocument, BootVerdict, MachineName, PointDocument, PointSelector, Repository,
 };
 use serde::Serialize;
 
-use crate::boot_goal::{qemu_host, GoalOptions};
+use crate::boot_goal::{GoalOptions, qemu_host};
 use crate::hardware::isolated_hardware;
 use crate::hardware::{Hardware, HardwareOptions};
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::{show_count, show_duration};
 use boots::Boots;
-use coldrise_hosting::boot_check::{check_memory, needed_bytes, BootStage};
-use coldrise_hosting::boot_check::{Answer, Outcome, Search};
-use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::QemuHost;
+use coldrise_hosting::boot_check::{Answer, Outcome, Search};
+use coldrise_hosting::boot_check::{BootStage, check_memory, needed_bytes};
+use coldrise_hosting::signals::ChildSignals;
 
 /// Maximum number of machines at once.
 const MAX_PARALLEL: usize = 16;

@@ -1,14 +1,14 @@
 //! `coldrise bucket forget` and `coldrise bucket prune`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_bucket::{BucketRepository, CompactReport};
-use coldrise_inventory::{going, Retention, RetentionPlan};
-use coldrise_requests::{parse_target, Target};
-use coldrise_session::{judge, Published};
+use coldrise_inventory::{Retention, RetentionPlan, going};
+use coldrise_requests::{Target, parse_target};
+use coldrise_session::{Published, judge};
 use coldrise_store::{MachineName, PointDocument, PointName};
 use serde::Serialize;
 

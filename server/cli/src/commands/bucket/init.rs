@@ -1,15 +1,15 @@
 //! `coldrise bucket init`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::Result;
 use coldrise_bucket::BucketRepository;
 use serde::Serialize;
 
-use super::{objects, parse_url, PATIENCE};
-use crate::commands::init::{secrecy, NewRepository};
+use super::{PATIENCE, objects, parse_url};
+use crate::commands::init::{NewRepository, secrecy};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_size;

@@ -1,7 +1,7 @@
 //! `coldrise bucket list`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{open_for, parse_url, tell_damaged};
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_moment, show_size};
 
 /// List the machines in a bucket and their restore points, oldest first.

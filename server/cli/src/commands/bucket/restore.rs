@@ -1,7 +1,7 @@
 //! `coldrise bucket restore`: a disk from a bucket, without a repository here.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
@@ -9,7 +9,7 @@ use coldrise_ingest::RestoreTarget;
 use coldrise_store::Address;
 
 use super::{find, open_for, parse_url};
-use crate::commands::restore::{choose_disk, restore_disk, Written};
+use crate::commands::restore::{Written, choose_disk, restore_disk};
 use crate::invocation::Invocation;
 use crate::report::Report;
 

@@ -1,7 +1,7 @@
 //! `coldrise bucket verify`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};

@@ -1,17 +1,17 @@
 //! A copy to a bucket, and one from there.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::{Flow, RateLimit};
 use coldrise_replica::{
-    copy, fetch_from_bucket, BucketRemote, CopyRequest, CopyTarget, RateWindows,
+    BucketRemote, CopyRequest, CopyTarget, RateWindows, copy, fetch_from_bucket,
 };
 use coldrise_session::SharedWriter;
 use coldrise_store::Repository;
 
-use super::{report, with_advice, CopyArguments};
+use super::{CopyArguments, report, with_advice};
 use crate::commands::bucket;
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;

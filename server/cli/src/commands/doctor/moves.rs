@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use coldrise_hosts::Hosts;
 use coldrise_hypervisors::libvirt::left_on;
-use coldrise_hypervisors::moves::{move_state, MovePhase};
+use coldrise_hypervisors::moves::{MovePhase, move_state};
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::unserved;
 use coldrise_store::Repository;
 
-use super::{has_ended, Findings, Status};
+use super::{Findings, Status, has_ended};
 
 /// Names the machines that were left on hosts when their sessions ended.
 fn check_left(found: &mut Findings, repository: &Arc<Repository>) {

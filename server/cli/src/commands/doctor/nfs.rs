@@ -14,11 +14,7 @@ pub(super) fn check(found: &mut Findings) {
     let fsal = ganesha::fsal().map(|file| file.display().to_string());
     add(found, "nfs-ganesha FSAL", fsal, SERVER);
     let rpcbind = ganesha::check_rpcbind().map(|runs| {
-        if runs {
-            "runs".to_owned()
-        } else {
-            "is started with the NFS server".to_owned()
-        }
+        if runs { "runs".to_owned() } else { "is started with the NFS server".to_owned() }
     });
     add(found, "rpcbind", rpcbind, "needed for NFSv3");
     let driver = qemu::check_nfs_driver().map(|()| "is installed".to_owned());

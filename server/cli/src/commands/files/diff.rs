@@ -1,13 +1,13 @@
 //! `coldrise files diff`: the files that differ between two points.
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::Result;
-use coldrise_files::{shown, Change, ChangeKind, FilesAddress, Received, Snapshot};
+use coldrise_files::{Change, ChangeKind, FilesAddress, Received, Snapshot, shown};
 use serde::Serialize;
 
 use super::entries::path_hex;
-use super::{about, address, place, Reading, ReadingOptions, Unread};
+use super::{Reading, ReadingOptions, Unread, about, address, place};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::show_size;

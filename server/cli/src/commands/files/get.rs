@@ -11,13 +11,13 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_files::{
-    other_archive, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems,
-    FilesAddress, LeftOut, Received,
+    Archive, ArchiveFormat, Client, Entry, EntryKind, FileSystems, FilesAddress, LeftOut, Received,
+    other_archive, shown,
 };
 use coldrise_ingest::PartFiles;
 use serde::Serialize;
 
-use super::{about, address, place, ReadingOptions, Unread};
+use super::{ReadingOptions, Unread, about, address, place};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{parse_size, show_count, show_size};

@@ -3,16 +3,16 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::Result;
-use coldrise_files::{matches, FileSystem, FilesAddress, Received};
+use coldrise_files::{FileSystem, FilesAddress, Received, matches};
 use serde::Serialize;
 
-use super::entries::{join, ListedEntry, HEADINGS};
-use super::{about, address, place, ReadingOptions, Unread};
+use super::entries::{HEADINGS, ListedEntry, join};
+use super::{ReadingOptions, Unread, about, address, place};
 use crate::invocation::Invocation;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::show_size;
 use coldrise_hosting::signals::ChildSignals;
 

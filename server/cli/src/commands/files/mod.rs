@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use coldrise_block::{read_small_file, Context, Error, ErrorKind, Result};
-use coldrise_files::{choose, Client, FileSystems, FilesAddress};
+use coldrise_block::{Context, Error, ErrorKind, Result, read_small_file};
+use coldrise_files::{Client, FileSystems, FilesAddress, choose};
 use coldrise_session::keep_files_private;
 use coldrise_store::{Address, PointDocument};
 
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::parse_duration;
-use coldrise_hosting::files_machine::{keep, serve, Reading};
+use coldrise_hosting::files_machine::{Reading, keep, serve};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_runs::process_run;
 

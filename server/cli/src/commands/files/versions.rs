@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{shown, History, HistoryAddress, State, Version};
+use coldrise_files::{History, HistoryAddress, State, Version, shown};
 use coldrise_session::Catalog;
 use coldrise_store::{PointDocument, Repository};
 use serde::Serialize;
 
-use super::entries::{moment, path_hex};
 use super::KeyOptions;
+use super::entries::{moment, path_hex};
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::since::Since;
 use coldrise_hosting::files_machine::read_points;
 use coldrise_hosting::signals::ChildSignals;

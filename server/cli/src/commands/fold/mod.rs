@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::invocation::Invocation;
 use crate::progress::ProgressView;
-use crate::report::{table, Report};
+use crate::report::{Report, table};
 use crate::units::{show_count, show_duration, show_size};
 use coldrise_hosting::signals::cancel_flag;
 

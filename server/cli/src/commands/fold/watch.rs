@@ -1,15 +1,15 @@
 //! Folds in the background after each seal.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{ErrorKind, Result};
 use coldrise_session::{BackgroundLock, BackgroundWork, Folded};
 use coldrise_store::{MachineName, PointName, Repository, WriteOptions};
 
-use super::{chosen, Done};
+use super::{Done, chosen};
 use crate::invocation::Invocation;
 
 /// Interval of the checks for waiting writers and for a request to end.

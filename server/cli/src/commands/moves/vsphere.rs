@@ -1,10 +1,10 @@
 //! `coldrise move` of a machine that was recovered under vCenter.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_hypervisors::vsphere::{move_machine, VsphereMoveRequest, VsphereNote};
+use coldrise_hypervisors::vsphere::{VsphereMoveRequest, VsphereNote, move_machine};
 use coldrise_requests::Move;
 use coldrise_store::{Repository, SessionName};
 use serde_json::json;

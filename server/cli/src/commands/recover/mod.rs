@@ -11,17 +11,17 @@ use coldrise_hosts::parse_host_name;
 use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::{DomainRequest, Prepared, RecoveryEnd, RecoveryServer};
-use coldrise_requests::{parse_network, Hypervisor, Recover};
+use coldrise_requests::{Hypervisor, Recover, parse_network};
 use coldrise_session::check_offered;
 use coldrise_store::{Address, MachineName, SessionName};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::show_duration;
-use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::Origin;
+use coldrise_hosting::signals::ChildSignals;
 
 /// Run a machine from its backup under its own hypervisor, in seconds.
 ///
@@ -150,7 +150,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         RecoveryEnd::Moved if coldrise_session::session(&repository, session).is_err() => {
             format!("{} runs on production storage; its session has ended", note.name)
         }
-        RecoveryEnd::Moved => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        RecoveryEnd::Moved => {
+            format!("{} runs on production storage; coldrise sessions says where", note.name)
+        }
         _ if coldrise_session::session(&repository, session).is_err() => {
             format!("session {session} of {} has ended", note.name)
         }

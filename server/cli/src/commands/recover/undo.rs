@@ -1,7 +1,7 @@
 //! `coldrise recover --undo`.
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_recovery::{undo, MachineEnd, UndoRequest, Undone};
+use coldrise_recovery::{MachineEnd, UndoRequest, Undone, undo};
 use coldrise_store::Address;
 use serde_json::json;
 

@@ -6,16 +6,16 @@ use std::cell::{Cell, RefCell};
 
 use clap::Args;
 use coldrise_block::Result;
+use coldrise_hosting::Origin;
 use coldrise_hosting::ganesha::Client;
 use coldrise_hosting::signals::ChildSignals;
-use coldrise_hosting::Origin;
 use coldrise_hypervisors::vsphere::AccessOptions;
-use coldrise_recovery::vsphere::{of_session, publish, start, VsphereRequest};
+use coldrise_recovery::vsphere::{VsphereRequest, of_session, publish, start};
 use coldrise_requests::VsphereLogin;
 use coldrise_session::check_offered;
 use coldrise_store::Address;
 
-use super::{no_single_disk, RecoverArguments};
+use super::{RecoverArguments, no_single_disk};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use answer::{report, tell_running};

@@ -4,14 +4,14 @@
 mod other;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
 use coldrise_ingest::source::SourceOptions;
-use coldrise_ingest::{check_source, heal, SourceSpec};
-use coldrise_session::{apply_quarantine, joined, InUse, Inventory, ProgressSum, QuarantineReport};
+use coldrise_ingest::{SourceSpec, check_source, heal};
+use coldrise_session::{InUse, Inventory, ProgressSum, QuarantineReport, apply_quarantine, joined};
 use coldrise_store::{
     Affected, CatalogDamage, Coverage, Reachable, ReopenReport, RepairReport, Repository,
     RepositoryWriter, VerifyOptions,

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Phase, Progress, ProgressState, Result};
 use coldrise_ingest::heal_from_disk;
-use coldrise_session::{open_point_disk, Inventory, ReadLease, VerifyPart};
+use coldrise_session::{Inventory, ReadLease, VerifyPart, open_point_disk};
 use coldrise_store::{
     Affected, OpenOptions, PassphraseSource, PointDocument, Repository, RepositoryWriter,
 };
@@ -141,7 +141,7 @@ fn from_disk(
     let opened = match open_point_disk(other, point, &found.name) {
         // Damaged there as well, or removed since.
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
-            return Ok(0)
+            return Ok(0);
         }
         opened => opened?,
     };

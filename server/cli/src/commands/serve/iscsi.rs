@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
-use coldrise_hosting::mount_server::iscsi::{check_names, lines, Chap, Lun, Target};
+use coldrise_hosting::mount_server::iscsi::{Chap, Lun, Target, check_names, lines};
 use coldrise_inventory::find_disk;
 use coldrise_session::Catalog;
-use coldrise_store::{default_cache_bytes, Address, DiskName, Repository, SessionName};
-use serde_json::{json, Map, Value};
+use coldrise_store::{Address, DiskName, Repository, SessionName, default_cache_bytes};
+use serde_json::{Map, Value, json};
 
 use super::nfs::host;
 use super::secret_file;
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::parse_size;
 use coldrise_hosting::ganesha::Client;
-use coldrise_hosting::mount_server::{check_tgtd, IscsiOptions, MountServer, MountedAs, Tgtd};
+use coldrise_hosting::mount_server::{IscsiOptions, MountServer, MountedAs, Tgtd, check_tgtd};
 use coldrise_hosting::signals::ChildSignals;
 use coldrise_hosting::tell_newer;
 

@@ -9,9 +9,9 @@ use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::parse_size;
-use coldrise_host::{parse_mode, SocketAccess, SocketOwner};
+use coldrise_host::{SocketAccess, SocketOwner, parse_mode};
 use coldrise_hosting::nbdkit::{Endpoint, Nbdkit, ServeOptions, Tls};
 use coldrise_hosting::signals::ChildSignals;
 

@@ -9,7 +9,7 @@ use coldrise_store::default_cache_bytes;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::parse_size;
 use coldrise_hosting::ganesha::{Client, Ganesha, NfsOptions, PATH};
 use coldrise_hosting::signals::ChildSignals;

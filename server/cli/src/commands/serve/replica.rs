@@ -1,19 +1,19 @@
 //! `coldrise serve replica`: takes copies from other sites, and gives them copies.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Arrival, Line, LineOptions, Listener, PairingCode, PeerKey, TcpLine};
-use coldrise_replica::{serve_fetch, Invitation, Link, Links, Opening, Right};
+use coldrise_replica::{Invitation, Link, Links, Opening, Right, serve_fetch};
 use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
 use serde_json::json;
 
 use crate::invocation::{Invocation, READING_CACHE_BYTES};
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::now_ms;
 use coldrise_hosting::signals::cancel_flag;
 

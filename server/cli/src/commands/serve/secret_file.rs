@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coldrise_block::{public_password_warning, read_small_file, Error, ErrorKind, Result};
+use coldrise_block::{Error, ErrorKind, Result, public_password_warning, read_small_file};
 
 /// Maximum size of the file, in bytes.
 const MAX_SECRET_BYTES: u64 = 4096;

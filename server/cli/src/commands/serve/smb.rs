@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
-use coldrise_hosting::mount_server::{hyper_v, SHARE};
-use coldrise_store::{default_cache_bytes, Repository};
+use coldrise_hosting::mount_server::{SHARE, hyper_v};
+use coldrise_store::{Repository, default_cache_bytes};
 use serde_json::json;
 
 use super::nfs::host;
 use super::secret_file;
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::parse_size;
 use coldrise_hosting::ganesha::Client;
-use coldrise_hosting::mount_server::{check_smbd, MountServer, MountedAs, SmbOptions, Smbd};
+use coldrise_hosting::mount_server::{MountServer, MountedAs, SmbOptions, Smbd, check_smbd};
 use coldrise_hosting::signals::ChildSignals;
 
 /// The default address. Windows uses no other port.

@@ -69,9 +69,5 @@ pub(crate) fn run(invocation: &Invocation, arguments: &StatsArguments) -> Result
 }
 
 fn exit_code(damaged: &[CatalogDamage]) -> u8 {
-    if damaged.is_empty() {
-        0
-    } else {
-        coldrise_runs::exit_code(ErrorKind::Corrupt)
-    }
+    if damaged.is_empty() { 0 } else { coldrise_runs::exit_code(ErrorKind::Corrupt) }
 }

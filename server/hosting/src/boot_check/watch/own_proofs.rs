@@ -6,7 +6,7 @@ use super::super::agent::Agent;
 use super::super::command::{Answer, RunningCheck};
 use super::super::machine::{AGENT, WORD};
 use super::super::stages::BootStage;
-use super::{quoted, Watch};
+use super::{Watch, quoted};
 
 /// Without a login, a machine counts as up this long after its first program, in milliseconds; on
 /// slow hosts later.

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use coldrise_block::{
-    push_extent, Disk, Error, ErrorKind, Extent, ExtentKind, NoProgress, Progress, ProgressState,
-    ReadContext, Result,
+    Disk, Error, ErrorKind, Extent, ExtentKind, NoProgress, Progress, ProgressState, ReadContext,
+    Result, push_extent,
 };
-use coldrise_ingest::{restore, RestoreOptions, RestoreSummary, RestoreTarget};
+use coldrise_ingest::{RestoreOptions, RestoreSummary, RestoreTarget, restore};
 
 /// The granularity of the disk's stored ranges.
 const CHUNK: usize = 64 << 10;

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ExtentKind, Result};
-use coldrise_ingest::source::{open_source, Source, SourceOptions};
 use coldrise_ingest::SourceSpec;
+use coldrise_ingest::source::{Source, SourceOptions, open_source};
 
 /// 1 MiB.
 pub const MIB: usize = 1 << 20;

@@ -13,11 +13,11 @@ mod write;
 use coldrise_block::Result;
 use coldrise_store::{Configuration, LIBVIRT_XML, OVF, VMX};
 
-use super::{parse_xml, DiskBus, Hardware};
+use super::{DiskBus, Hardware, parse_xml};
 
-pub(crate) use read::{hardware, name};
 pub use read::{Envelope, EnvelopeDisk};
-pub use write::{descriptor, escaped, DescribedDisk};
+pub(crate) use read::{hardware, name};
+pub use write::{DescribedDisk, descriptor, escaped};
 
 /// The network of a card whose network has no name, as VMware calls its first one.
 const NETWORK: &str = "VM Network";

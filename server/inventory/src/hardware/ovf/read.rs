@@ -6,8 +6,8 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::MAX_DISKS;
 use roxmltree::{Document, Node};
 
-use super::{Controller, NetworkCard, VirtualSystem, CARD, MAX_CARDS, NETWORK, OTHER_64_BIT};
-use crate::hardware::{parse_xml, DiskBus, Firmware, Hardware};
+use super::{CARD, Controller, MAX_CARDS, NETWORK, NetworkCard, OTHER_64_BIT, VirtualSystem};
+use crate::hardware::{DiskBus, Firmware, Hardware, parse_xml};
 
 /// CIM's numbers of resources.
 mod resource {
@@ -345,11 +345,7 @@ fn firmware(machine: Node<'_, '_>) -> Firmware {
         };
         value.is_some_and(|value| value.to_ascii_lowercase().starts_with("efi"))
     });
-    if is_efi {
-        Firmware::Uefi
-    } else {
-        Firmware::Bios
-    }
+    if is_efi { Firmware::Uefi } else { Firmware::Bios }
 }
 
 /// The controller of the first disk, and the bus on which a machine boots from all disks.

@@ -1,4 +1,4 @@
-use coldrise_store::{Configuration, COLDRISE_JSON, LIBVIRT_XML, OVF, VMX};
+use coldrise_store::{COLDRISE_JSON, Configuration, LIBVIRT_XML, OVF, VMX};
 
 use super::*;
 use crate::hardware::Firmware;
@@ -17,8 +17,7 @@ fn envelope(files: &str, disks: &str, hardware: &str) -> String {
 }
 
 const FILES: &str = "<ovf:File ovf:id='f1' ovf:href='a.vmdk' ovf:size='7'/><ovf:File ovf:id='f2' ovf:href='b.vmdk'/>";
-const DISKS: &str =
-    "<ovf:Disk ovf:diskId='d1' ovf:fileRef='f1' ovf:format='x/vmdk.html#streamOptimized'/>\
+const DISKS: &str = "<ovf:Disk ovf:diskId='d1' ovf:fileRef='f1' ovf:format='x/vmdk.html#streamOptimized'/>\
                      <ovf:Disk ovf:diskId='d2' ovf:fileRef='f2' ovf:format='x/VMDK.html#sparse'/>";
 
 fn hardware_of(items: &str) -> String {

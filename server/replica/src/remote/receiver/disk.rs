@@ -11,9 +11,9 @@ use coldrise_store::{BackupTarget, DiskTarget, MapRoot, WriteCounts, WriteOption
 use super::Receiver;
 use crate::remote::content::add_base_piece;
 use crate::remote::messages::{
-    broken, encode_places, send, Answer, Name, Names, APPLIED, MAX_BATCHES, WANTED, WHOLE, ZEROES,
+    APPLIED, Answer, MAX_BATCHES, Name, Names, WANTED, WHOLE, ZEROES, broken, encode_places, send,
 };
-use crate::remote::unpack::{apply_delta, Bytes, Content};
+use crate::remote::unpack::{Bytes, Content, apply_delta};
 
 /// A disk that is being written.
 pub(super) struct OpenDisk<'a> {

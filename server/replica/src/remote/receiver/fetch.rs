@@ -20,7 +20,7 @@ use coldrise_session::{ByteRanges, PieceSource};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::remote::messages::{
-    broken, ReadAsk, Reader, DATA, MAX_READ_BYTES, READ, READ_CONTENT, READ_DAMAGED, READ_GONE,
+    DATA, MAX_READ_BYTES, READ, READ_CONTENT, READ_DAMAGED, READ_GONE, ReadAsk, Reader, broken,
 };
 
 /// Interval of looking whether the line has ended.
@@ -347,7 +347,7 @@ impl Point {
     }
 
     /// The offsets of the pieces of a range.
-    fn offsets(&self, start: u64, end: u64) -> impl Iterator<Item = u64> {
+    fn offsets(&self, start: u64, end: u64) -> impl Iterator<Item = u64> + use<> {
         (start..end).step_by(self.chunk_bytes as usize)
     }
 

@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_session::{
-    adopt_boot_trace, Differences, FetchSocket, IncomingContent, PartialCopy, PartialDisk,
+    Differences, FetchSocket, IncomingContent, PartialCopy, PartialDisk, adopt_boot_trace,
 };
 use coldrise_store::{BackupTarget, MapRoot, PointDocument, WriteCounts, WriteOptions};
 
-use super::disk::{open_steps, OpenDisk};
+use super::disk::{OpenDisk, open_steps};
 use super::fetch::{FetchedDisk, FetchedPiece, PointPieces};
-use super::{Receiver, NOTE_BYTES, NOTE_INTERVAL};
-use crate::remote::messages::{broken, Details};
+use super::{NOTE_BYTES, NOTE_INTERVAL, Receiver};
 use crate::remote::PartialMap;
+use crate::remote::messages::{Details, broken};
 
 /// The announced point.
 pub(super) struct IncomingState {

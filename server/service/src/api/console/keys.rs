@@ -8,12 +8,12 @@ use coldrise_block::Result;
 use coldrise_qmp::Monitor;
 use coldrise_runs::MachineSocket;
 use serde::Deserialize;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
-use super::{Running, PATIENCE};
+use super::{PATIENCE, Running};
 use crate::api::caller::Caller;
 use crate::api::input::{Body, Names};
-use crate::api::problem::{blocking, Answer, Problem};
+use crate::api::problem::{Answer, Problem, blocking};
 use crate::invalid::invalid;
 use crate::service::SharedService;
 
@@ -216,7 +216,7 @@ pub(super) async fn keys(
 
 #[cfg(test)]
 mod tests {
-    use super::{of_text, stroke, Keys};
+    use super::{Keys, of_text, stroke};
 
     #[test]
     fn every_printable_ascii_character_can_be_typed() {

@@ -23,14 +23,14 @@ use coldrise_qmp::Monitor;
 use coldrise_runs::{MachineRecord, MachineSocket, RunId};
 use coldrise_store::SessionName;
 use serde::Serialize;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::caller::Caller;
 use super::content::note_read;
 use super::input::Names;
-use super::problem::{blocking, Answer, Problem};
+use super::problem::{Answer, Problem, blocking};
 use super::starts::live;
 use crate::access::{Identity, Permission};
 use crate::service::{Service, SharedService};
@@ -233,7 +233,7 @@ async fn screenshot(
 
 #[cfg(test)]
 mod tests {
-    use super::{meaning, MachineState};
+    use super::{MachineState, meaning};
 
     #[test]
     fn states_that_need_somebody_say_so() {

@@ -6,10 +6,10 @@ use coldrise_runs::MachineSocket;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Running, PATIENCE};
+use super::{PATIENCE, Running};
 use crate::api::caller::Caller;
 use crate::api::input::{Body, Names};
-use crate::api::problem::{blocking, Answer, Problem};
+use crate::api::problem::{Answer, Problem, blocking};
 use crate::service::SharedService;
 
 /// What the switch does.

@@ -10,26 +10,26 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind as IoErrorKind;
 use std::time::{Duration, Instant};
 
+use axum::RequestPartsExt;
 use axum::body::Bytes;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{close_code, CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{FromRequestParts, State};
-use axum::http::request::Parts;
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::Response;
-use axum::RequestPartsExt;
 use coldrise_block::{Context, ErrorKind, Result};
 use coldrise_runs::MachineSocket;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 
-use super::{of_session, Running, PATIENCE};
+use super::{PATIENCE, Running, of_session};
 use crate::access::audit::AuditNote;
 use crate::access::{Identity, Proof};
-use crate::api::caller::{is_own_origin, Caller};
+use crate::api::caller::{Caller, is_own_origin};
 use crate::api::events::until_revoked;
 use crate::api::input::Names;
-use crate::api::problem::{blocking, Answer, Problem};
+use crate::api::problem::{Answer, Problem, blocking};
 use crate::listener::Connection;
 use crate::service::{Service, SharedService};
 

@@ -11,11 +11,7 @@ pub(super) fn harmless(name: &[u8]) -> String {
     let text: String = text.chars().map(|c| if is_harmful(c) { '_' } else { c }).collect();
     let text = text.trim().trim_end_matches('.').trim_end();
     let text: String = text.chars().take(MAX_NAME_CHARS).collect();
-    if text.is_empty() {
-        "file".to_owned()
-    } else {
-        text
-    }
+    if text.is_empty() { "file".to_owned() } else { text }
 }
 
 /// The header that makes a browser store the answer under a name (RFC 6266).

@@ -1,15 +1,15 @@
 //! Downloads: a file as it is, a folder as an archive.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{header, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use coldrise_block::{Context, Error, ErrorKind, Result};
-use coldrise_files::{choose, shown, Archive, ArchiveFormat, Client, Entry, EntryKind, Received};
+use coldrise_files::{Archive, ArchiveFormat, Client, Entry, EntryKind, Received, choose, shown};
 use coldrise_store::PointDocument;
 use serde::Deserialize;
 use tokio::runtime::Handle;
@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::disposition::{disposition, harmless};
 use super::entries::last_name;
 use super::sink::{Pieces, Sink};
-use super::{about, in_point, offered, path, readable, Gone, Turn};
-use crate::access::audit::AuditNote;
+use super::{Gone, Turn, about, in_point, offered, path, readable};
 use crate::access::Identity;
+use crate::access::audit::AuditNote;
 use crate::api::caller::Caller;
 use crate::api::events::until_revoked;
 use crate::api::input::{Fields, Names};

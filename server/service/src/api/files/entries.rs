@@ -1,6 +1,6 @@
 //! Files as answers.
 
-use coldrise_files::{shown, Entry, EntryKind};
+use coldrise_files::{Entry, EntryKind, shown};
 use serde::Serialize;
 
 /// A file, a folder or a link.

@@ -1,15 +1,15 @@
 //! File systems, folders and searches.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{
-    choose, is_encrypted, matches, Client, Entry, EntryKind, FileSystem, Received,
+    Client, Entry, EntryKind, FileSystem, Received, choose, is_encrypted, matches,
 };
 use serde::{Deserialize, Serialize};
 
-use super::entries::{join, last_name, way, FileEntry, FolderAbove};
-use super::{about, ask, path, Gone};
+use super::entries::{FileEntry, FolderAbove, join, last_name, way};
+use super::{Gone, about, ask, path};
 use crate::api::caller::Caller;
 use crate::api::input::{Fields, Names};
 use crate::api::problem::{Answer, Problem};

@@ -11,12 +11,12 @@ mod listing;
 mod sink;
 mod versions;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{shown, AttachedDisks, Client, FileSystems, MAX_PATH_BYTES};
-use coldrise_session::{check_offered, Catalog};
+use coldrise_files::{AttachedDisks, Client, FileSystems, MAX_PATH_BYTES, shown};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{MachineName, PointDocument, PointSelector};
 use parking_lot::Mutex;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,7 +24,7 @@ use utoipa_axum::routes;
 
 use super::content::note_read;
 use super::machines::selector;
-use super::problem::{blocking, Answer};
+use super::problem::{Answer, blocking};
 use crate::access::{Identity, Permission};
 use crate::files_machines::Conversation;
 use crate::invalid::invalid;

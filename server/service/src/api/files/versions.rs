@@ -1,20 +1,20 @@
 //! The versions of a file over the points of a machine.
 
-use axum::extract::State;
 use axum::Json;
+use axum::extract::State;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{together, AttachedDisks, Client, FileSystems, State as FileState};
+use coldrise_files::{AttachedDisks, Client, FileSystems, State as FileState, together};
 use coldrise_runs::FilesPoint;
-use coldrise_session::{check_offered, Catalog};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{PointDocument, PointName};
 use serde::{Deserialize, Serialize};
 
 use super::entries::modified_ms;
-use super::{path, readable, Gone, Turn, Watched};
+use super::{Gone, Turn, Watched, path, readable};
 use crate::api::caller::Caller;
 use crate::api::content::note_read;
 use crate::api::input::{Fields, Names};
-use crate::api::problem::{blocking, Answer, Problem};
+use crate::api::problem::{Answer, Problem, blocking};
 use crate::files_machines::Conversation;
 use crate::service::{Service, SharedService};
 
@@ -169,7 +169,7 @@ impl Look<'_> {
                 Err(error)
                     if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Interrupted) =>
                 {
-                    return Err(error)
+                    return Err(error);
                 }
                 // The next answer continues with this point.
                 Err(_) if !found.is_empty() => return Ok(found),

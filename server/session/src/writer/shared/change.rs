@@ -1,7 +1,7 @@
 //! Changes of points, whichever process holds the writer.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::Result;
 use coldrise_store::Repository;

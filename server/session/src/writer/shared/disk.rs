@@ -1,8 +1,8 @@
 //! One disk on its way to the holder of the writer, from one holder to the next.
 
 use std::cell::Cell;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{DiskTarget, DiskWriter, MapRoot, WriteCounts, WriteOptions};

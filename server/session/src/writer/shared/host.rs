@@ -4,8 +4,8 @@
 use std::io::{BufReader, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::points::change::change_points;
-use crate::sockets::local_socket::{send, Answers, LocalSocket};
+use crate::sockets::local_socket::{Answers, LocalSocket, send};
 use crate::sockets::writer_messages::SOCKET;
 use crate::sockets::writer_messages::{
-    is_proof, nonce, proof, read_line, Answer, Ask, Nonce, Request, Side, MAX_WRITE_BYTES,
+    Answer, Ask, MAX_WRITE_BYTES, Nonce, Request, Side, is_proof, nonce, proof, read_line,
 };
 use crate::writer::gc::answer_gc;
 

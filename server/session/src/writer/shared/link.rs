@@ -13,8 +13,8 @@ use std::io::{
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::sockets::local_socket::{connect_within, send};
 use crate::sockets::point_change::PointChange;
 use crate::sockets::writer_messages::SOCKET;
 use crate::sockets::writer_messages::{
-    is_proof, nonce, proof, read_line, remote_error, Answer, Ask, Request, Side, MAX_WRITE_BYTES,
+    Answer, Ask, MAX_WRITE_BYTES, Request, Side, is_proof, nonce, proof, read_line, remote_error,
 };
 
 /// Interval between two checks whether the backup was cancelled.
@@ -237,7 +237,7 @@ impl Inner {
             match self.transmit(ask, bytes, cancel) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    return Err(Broken::Failed(error))
+                    return Err(Broken::Failed(error));
                 }
                 // The other thread receives the reason.
                 Err(_) => {}

@@ -51,8 +51,8 @@ mod host;
 mod link;
 mod map_lease;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
@@ -317,7 +317,7 @@ impl BackupTarget for SharedWriter<'_> {
         loop {
             let broken = match self.role()? {
                 Role::Host(hosting) => {
-                    return BackupTarget::put_point(&*hosting.writer, document, files)
+                    return BackupTarget::put_point(&*hosting.writer, document, files);
                 }
                 Role::Guest(link) => match link.put_point(document, files, self.cancel) {
                     Ok(()) => return Ok(()),

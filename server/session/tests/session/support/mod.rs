@@ -99,11 +99,7 @@ fn place_in(folder: TempDir) -> TestRepository {
 
 pub fn passphrase(repository: &Path) -> PassphraseSource {
     let file = repository.with_file_name("passphrase");
-    if file.exists() {
-        PassphraseSource::File(file)
-    } else {
-        PassphraseSource::None
-    }
+    if file.exists() { PassphraseSource::File(file) } else { PassphraseSource::None }
 }
 
 pub fn writer(path: &Path) -> RepositoryWriter {

@@ -3,8 +3,8 @@ mod lists;
 mod swapped;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::repository_config::database_path;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::invocation::Invocation;
-use crate::report::{print_line, Report};
+use crate::report::{Report, print_line};
 use crate::units::show_duration;
 
 /// Says that the machine runs, while this command continues.
@@ -76,7 +76,9 @@ pub(super) fn report(
              live/{session} --undo",
             note.name, note.access.server
         ),
-        "moved" => format!("{} runs on production storage; coldrise sessions says where", note.name),
+        "moved" => {
+            format!("{} runs on production storage; coldrise sessions says where", note.name)
+        }
         "undone" => format!("{} was ended, and its session", note.name),
         _ => running_text(session, note, invocation.elapsed()),
     };
