@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from support.counting_machine import MIB
-from support.uefi import store
+from support.uefi import STAYS, store
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def interrupted(coldrise, address, *options):
 
 
 def test_an_interrupted_boot_keeps_the_variables(coldrise, acme):
-    assert "the machine starts" in interrupted(coldrise, acme(end="sleep 3600"), "--name", "one")
+    assert "the machine starts" in interrupted(coldrise, acme(end=STAYS), "--name", "one")
     assert "firmware variables" not in interrupted(coldrise, "live/one")
 
 
 def test_check_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
-    checked = coldrise.json("check-boot", acme(end="sleep 3600"))
+    checked = coldrise.json("check-boot", acme(end=STAYS))
     assert checked["verdict"] == "ok" and checked["rungs"][-1]["rung"] == "login", checked
 
 

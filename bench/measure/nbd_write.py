@@ -24,6 +24,7 @@ _NBDKIT = "nbdkit file"
 _NBDKIT_LUKS = "nbdkit file, luks filter"
 _QEMU_LUKS = "qemu-nbd, LUKS"
 _PASSPHRASE = "bench"
+_PROCESSOR = ", processor time of the server for each"
 _numbers = itertools.count(1)
 
 
@@ -98,6 +99,11 @@ def _measure_disk(setting: Setting, disk: Disk, plugin: Path | None) -> None:
                 Row("nbd_write", step.title, disk.name, step.unit, column(results, step.title),
                     targets, step.load.text())
             )
+            if step.load.block == "4k":
+                title = step.title + _PROCESSOR
+                setting.add(
+                    Row("nbd_write", title, disk.name, "µs", column(results, title), [], step.load.text())
+                )
     images.removed(folder)
 
 
@@ -105,7 +111,11 @@ def _run(setting: Setting, server: Server, export: str, steps: list[_Step]) -> d
     figures = {}
     for step in steps:
         settle(setting.work)
+        before_s = server.processor_s()
         outcome = fio.over_nbd(step.load, server.uri(export))
+        if step.load.block == "4k":
+            used_s = server.processor_s() - before_s
+            figures[step.title + _PROCESSOR] = used_s / outcome.operations * 1e6
         figures[step.title] = (
             outcome.operations_per_s if step.unit == "IO/s" else outcome.bytes_per_s / images.MIB
         )

@@ -41,6 +41,16 @@ def _own_group() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _with_children(pid: int) -> list[int]:
+    children = [child for listed in Path(f"/proc/{pid}/task").glob("*/children") for child in listed.read_text().split()]
+    return [pid, *(found for child in children for found in _with_children(int(child)))]
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Server:
     """A server on a Unix socket, as a context manager. Inside the `with` it accepts
     connections; after it the process has ended and the socket is removed."""
@@ -91,6 +101,10 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def processor_s(self) -> float:
+        """Processor time that the server and its running children have used, in seconds."""
+        return sum(_processor_s(pid) for pid in _with_children(self.pid))
 
     def said(self) -> str:
         """The last lines of the server's output. Reads them without moving the file offset,

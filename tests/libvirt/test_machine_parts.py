@@ -18,13 +18,11 @@ from support.far_site import FarSite
 from support.libvirt import QEMU_USER
 from support.recovery import Recovery
 from support.ssh_host import SshHost
-from support.uefi import disk_of, domain, loader
+from support.uefi import disk_of, domain, loader, repeating
 
 PERMALL = f"tpm2/{tpm.PERMALL}"
 # In each original TPM: another TPM does not have it.
 SECRET = os.urandom(16)
-# A loader that stays, and tells its name each second: the serial port forgets what nobody reads.
-STAYS = "\n".join(["sleep 1", "echo 'stored login: '"] * 900)
 
 
 @pytest.fixture
@@ -63,8 +61,8 @@ def booted(template, tmp_path_factory):
     (folder / "link").symlink_to("empty")
     coldrise.json("restore", "first/latest", "--parts", folder / "link")
     assert sorted(os.listdir(folder / "empty")) == sorted(os.listdir(folder / "parts"))
-    disk_of(folder, {"/EFI/own/start.efi": loader(own, STAYS, "stored"),
-                     "/EFI/acme/grubx64.efi": loader(other, STAYS.replace("stored", "other"), "other")})
+    # They stay and repeat their names: the serial port forgets what nobody reads.
+    disk_of(folder, {"/EFI/own/start.efi": repeating(own, "stored"), "/EFI/acme/grubx64.efi": repeating(other, "other")})
     return folder
 
 

@@ -6,14 +6,14 @@ import pathlib
 import pytest
 
 from support.nbdserver import wait_until
-from support.uefi import EMPTY, NVRAM, domain, store
+from support.uefi import EMPTY, NVRAM, STAYS, domain, store
 from support.virsh import killed_at
 
 
 @pytest.fixture
 def end():
     """The last action of the machine's loader."""
-    return "sleep 3600"
+    return STAYS
 
 
 @pytest.fixture
