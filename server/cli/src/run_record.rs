@@ -95,7 +95,7 @@ fn plan(invocation: &Invocation, name: &str, arguments: &ArgMatches, words: Vec<
         machine,
         point,
         who: Who::this_process(),
-        started_at_ms: u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0),
+        started_at_ms: coldrise_block::now_ms(),
         job: None,
         requested_by: None,
         attempt: 0,

@@ -31,5 +31,5 @@ pub use client::{Client, Limits, Received};
 pub use coldrise_files_protocol::{Entry, EntryKind, MAX_PATH_BYTES, PORT, is_encrypted};
 pub use difference::{Change, ChangeKind, Snapshot};
 pub use history::{History, MAX_DISKS, State, Version, together};
-pub use names::{matches, printable, shown};
+pub use names::{join, matches, path_hex, printable, shown};
 pub use systems::{FileSystem, FileSystems, choose};

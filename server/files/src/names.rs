@@ -73,6 +73,23 @@ pub(super) fn nonsense(what: &str) -> Error {
     )
 }
 
+/// The bytes of a path that needs escapes (see [`shown`]), in hexadecimal digits.
+pub fn path_hex(path: &[u8]) -> Option<String> {
+    (shown(path).as_bytes() != path).then(|| coldrise_block::hex::encode(path))
+}
+
+/// A path below another one.
+pub fn join(above: &[u8], path: &[u8]) -> Vec<u8> {
+    let mut joined = above.to_vec();
+    if !path.is_empty() {
+        if joined.last() != Some(&b'/') {
+            joined.push(b'/');
+        }
+        joined.extend_from_slice(path);
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -137,7 +137,7 @@ fn row(run: &RunRecord) -> Vec<String> {
 /// How long a run took, or has taken until now; `None` if unknown.
 fn took(run: &RunRecord) -> Option<String> {
     let started_ms = run.plan.as_ref()?.started_at_ms;
-    let now_ms = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+    let now_ms = coldrise_block::now_ms();
     let ended_ms = match (&run.result, run.state) {
         (_, State::Running) => now_ms,
         (Some(result), _) => result.ended_at_ms,

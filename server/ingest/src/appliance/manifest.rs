@@ -20,7 +20,8 @@ pub(super) struct StatedDigest {
 
 impl StatedDigest {
     pub(super) fn is_of(&self, content: Context) -> bool {
-        hexadecimal(content.finish().as_ref()).eq_ignore_ascii_case(&self.hexadecimal)
+        coldrise_block::hex::encode(content.finish().as_ref())
+            .eq_ignore_ascii_case(&self.hexadecimal)
     }
 }
 
@@ -56,11 +57,7 @@ fn stated(line: &str) -> Option<StatedDigest> {
 
 /// A line of a manifest, for a file with that SHA-256. Its length depends on the name only.
 pub(crate) fn line(name: &str, sha256: &[u8]) -> String {
-    format!("SHA256({name})= {}\n", hexadecimal(sha256))
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("SHA256({name})= {}\n", coldrise_block::hex::encode(sha256))
 }
 
 #[cfg(test)]

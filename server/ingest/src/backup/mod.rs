@@ -284,7 +284,7 @@ pub fn read_disks(
     let document = PointDocument {
         machine: request.machine.clone(),
         point: point.clone(),
-        created_at_ms: u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0),
+        created_at_ms: coldrise_block::now_ms(),
         origin: PointOrigin::Backup {
             sources: request.disks.iter().map(|spec| spec.location.to_string()).collect(),
         },

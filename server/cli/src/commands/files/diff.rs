@@ -3,10 +3,9 @@
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::Result;
-use coldrise_files::{Change, ChangeKind, FilesAddress, Received, Snapshot, shown};
+use coldrise_files::{Change, ChangeKind, FilesAddress, Received, Snapshot, path_hex, shown};
 use serde::Serialize;
 
-use super::entries::path_hex;
 use super::{Reading, ReadingOptions, Unread, about, address, place};
 use crate::invocation::Invocation;
 use crate::report::Report;

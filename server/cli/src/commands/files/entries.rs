@@ -1,6 +1,6 @@
 //! Files as answers.
 
-use coldrise_files::{Entry, EntryKind, shown};
+use coldrise_files::{Entry, EntryKind, path_hex, shown};
 use serde::Serialize;
 
 /// A file, a folder or a link.
@@ -59,26 +59,8 @@ impl ListedEntry {
 /// The headings of the rows.
 pub(super) const HEADINGS: [&str; 5] = ["MODE", "OWNER", ">BYTES", "MODIFIED", "NAME"];
 
-/// The bytes of a path that needs escapes.
-pub(super) fn path_hex(path: &[u8]) -> Option<String> {
-    let needs = shown(path).as_bytes() != path;
-    needs.then(|| coldrise_block::hex::encode(path))
-}
-
 /// A time in UTC.
 pub(super) fn moment(unix_s: i64) -> String {
     let moment = jiff::Timestamp::from_second(unix_s);
     moment.map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
-}
-
-/// A path below another one.
-pub(super) fn join(above: &[u8], path: &[u8]) -> Vec<u8> {
-    let mut joined = above.to_vec();
-    if !path.is_empty() {
-        if joined.last() != Some(&b'/') {
-            joined.push(b'/');
-        }
-        joined.extend_from_slice(path);
-    }
-    joined
 }

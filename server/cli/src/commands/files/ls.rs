@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::Result;
-use coldrise_files::{FileSystem, FilesAddress, Received, matches};
+use coldrise_files::{FileSystem, FilesAddress, Received, join, matches};
 use serde::Serialize;
 
-use super::entries::{HEADINGS, ListedEntry, join};
+use super::entries::{HEADINGS, ListedEntry};
 use super::{ReadingOptions, Unread, about, address, place};
 use crate::invocation::Invocation;
 use crate::report::{Report, table};

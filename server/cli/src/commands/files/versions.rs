@@ -5,13 +5,13 @@ use std::sync::Arc;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_files::{History, HistoryAddress, State, Version, shown};
+use coldrise_files::{History, HistoryAddress, State, Version, path_hex, shown};
 use coldrise_session::Catalog;
 use coldrise_store::{PointDocument, Repository};
 use serde::Serialize;
 
 use super::KeyOptions;
-use super::entries::{moment, path_hex};
+use super::entries::moment;
 use crate::invocation::Invocation;
 use crate::report::{Report, print_line};
 use crate::since::Since;

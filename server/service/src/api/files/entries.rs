@@ -1,6 +1,6 @@
 //! Files as answers.
 
-use coldrise_files::{Entry, EntryKind, shown};
+use coldrise_files::{Entry, EntryKind, path_hex, shown};
 use serde::Serialize;
 
 /// A file, a folder or a link.
@@ -68,18 +68,6 @@ pub(super) fn way(path: &[u8]) -> Vec<FolderAbove> {
     way
 }
 
-/// A path below another one.
-pub(super) fn join(above: &[u8], path: &[u8]) -> Vec<u8> {
-    let mut joined = above.to_vec();
-    if !path.is_empty() {
-        if joined.last() != Some(&b'/') {
-            joined.push(b'/');
-        }
-        joined.extend_from_slice(path);
-    }
-    joined
-}
-
 pub(super) fn last_name(path: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty()).unwrap_or_default()
 }
@@ -88,8 +76,4 @@ pub(super) fn last_name(path: &[u8]) -> &[u8] {
 pub(super) fn modified_ms(seconds: i64, nanoseconds: u32) -> Option<i64> {
     jiff::Timestamp::from_second(seconds).ok()?;
     Some(seconds * 1000 + i64::from(nanoseconds) / 1_000_000)
-}
-
-fn path_hex(path: &[u8]) -> Option<String> {
-    (shown(path).as_bytes() != path).then(|| coldrise_block::hex::encode(path))
 }

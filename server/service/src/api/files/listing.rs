@@ -4,11 +4,11 @@ use axum::Json;
 use axum::extract::State;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{
-    Client, Entry, EntryKind, FileSystem, Received, choose, is_encrypted, matches,
+    Client, Entry, EntryKind, FileSystem, Received, choose, is_encrypted, join, matches,
 };
 use serde::{Deserialize, Serialize};
 
-use super::entries::{FileEntry, FolderAbove, join, last_name, way};
+use super::entries::{FileEntry, FolderAbove, last_name, way};
 use super::{Gone, about, ask, path};
 use crate::api::caller::Caller;
 use crate::api::input::{Fields, Names};
