@@ -26,7 +26,7 @@ use crate::written::{write_plan, write_result};
 use crate::{RunId, history, redact_arguments};
 
 /// Maximum size of request.json, in bytes.
-pub const MAX_REQUEST_BYTES: u64 = 64 << 10;
+pub(crate) const MAX_REQUEST_BYTES: u64 = 64 << 10;
 
 /// A command that another process is to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

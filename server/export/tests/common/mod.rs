@@ -12,7 +12,7 @@ const SIZE_BYTES: u64 = 1 << 20;
 const FIRST_SECOND: i64 = 1_795_000_000;
 
 /// A repository of one machine with so many empty points.
-pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
+pub(crate) fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
     let path = folder.path().join("repository");
     let options =
         InitOptions { chunk_size_bytes: 16384, compression: Compression::None, passphrase: None };
@@ -49,12 +49,12 @@ pub fn repository(folder: &tempfile::TempDir, points: i64) -> Arc<Repository> {
 }
 
 /// The tree of a repository.
-pub fn folders(repository: &Arc<Repository>) -> Folders {
+pub(crate) fn folders(repository: &Arc<Repository>) -> Folders {
     let options = TreeOptions { program: "test", cache_bytes: 1 << 20, folder: None };
     Folders::new(repository, &options, false).unwrap()
 }
 
 /// The node at a path.
-pub fn at(folders: &Folders, path: &str) -> Node {
+pub(crate) fn at(folders: &Folders, path: &str) -> Node {
     path.split('/').fold(folders.root(), |node, name| folders.find(&node, name).unwrap())
 }

@@ -59,7 +59,7 @@ impl Forward {
 }
 
 /// A running QEMU. Dropping it ends it.
-pub struct Machine {
+pub(super) struct Machine {
     process: MachineProcess,
     pub(super) monitor: Monitor,
     pub(super) serial: UnixStream,
@@ -78,7 +78,7 @@ impl Machine {
     /// # Errors
     /// `ToolFailed` if QEMU is missing, ends or does not answer; `Interrupted` if this program
     /// receives a signal to end meanwhile; errors of the connection.
-    pub fn start(
+    pub(super) fn start(
         caller: &Caller,
         mut words: Vec<OsString>,
         hardware: &Hardware,

@@ -37,12 +37,12 @@ pub(crate) struct Packets {
 
 impl Packets {
     /// Of a dump on QEMU's host.
-    pub fn new(host: Host, path: PathBuf) -> Packets {
+    pub(super) fn new(host: Host, path: PathBuf) -> Packets {
         Packets { host, path, offset: FILE_HEADER_BYTES }
     }
 
     /// The machine's packets since the last call. An unreadable dump is empty.
-    pub fn read(&mut self) -> Vec<Sent> {
+    pub(super) fn read(&mut self) -> Vec<Sent> {
         let read = self.host.read_from(&self.path, self.offset, MAX_FILE_BYTES);
         let bytes = read.unwrap_or_default();
         let (sent, used) = parse(&bytes);
@@ -56,7 +56,7 @@ impl Packets {
     }
 
     /// The dump has started again.
-    pub fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.offset = FILE_HEADER_BYTES;
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Picture {
 
 impl Picture {
     /// Parses a binary PPM, as QEMU writes it. `None` if it is anything else.
-    pub fn parse(file: &[u8]) -> Option<Picture> {
+    pub(super) fn parse(file: &[u8]) -> Option<Picture> {
         let mut rest = file.strip_prefix(b"P6")?;
         let mut number = || {
             rest = rest.trim_ascii_start();
@@ -81,7 +81,7 @@ pub(crate) struct Font(HashMap<[u8; GLYPH_BYTES], char>);
 
 impl Font {
     /// The font of the ROM that is installed on QEMU's host; `None` if there is none.
-    pub fn installed(host: &Host) -> Option<Font> {
+    pub(super) fn installed(host: &Host) -> Option<Font> {
         let mut roms = ROMS.iter().map(Path::new);
         let rom = roms.find_map(|rom| host.read_file(rom, MAX_ROM_BYTES).ok())?;
         Font::from_rom(&rom)
@@ -104,7 +104,7 @@ impl Font {
     }
 
     /// The text of a picture, lines without trailing blanks; `None` if it is not text.
-    pub fn read(&self, picture: &Picture) -> Option<String> {
+    pub(super) fn read(&self, picture: &Picture) -> Option<String> {
         let is_text_mode = (picture.width, picture.height) == TEXT_MODE;
         let cell_width = if is_text_mode { GLYPH_WIDTH + 1 } else { GLYPH_WIDTH };
         let (columns, rows) = (picture.width / cell_width, picture.height / CELL_HEIGHT);

@@ -54,7 +54,7 @@ pub(crate) fn is_failure(line: &str, has_kernel: bool) -> bool {
 }
 
 /// The highest stage that the line proves.
-pub fn stage(line: &str) -> Option<BootStage> {
+pub(super) fn stage(line: &str) -> Option<BootStage> {
     let contains = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
     if is_login(line) {
         Some(BootStage::Login)

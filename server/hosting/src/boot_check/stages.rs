@@ -23,17 +23,17 @@ pub(crate) struct Stages {
 
 impl Stages {
     /// Nothing is reached yet; the time starts now.
-    pub fn new() -> Stages {
+    pub(super) fn new() -> Stages {
         Stages { began: Instant::now(), reached: Vec::new() }
     }
 
     /// Time since the start, in milliseconds.
-    pub fn elapsed_ms(&self) -> u64 {
+    pub(super) fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Enters a stage, unless it is reached already. It implies those below it.
-    pub fn reach(&mut self, stage: BootStage, evidence: impl Into<String>) {
+    pub(super) fn reach(&mut self, stage: BootStage, evidence: impl Into<String>) {
         if self.has(stage) {
             return;
         }
@@ -47,17 +47,17 @@ impl Stages {
         self.reached.push(Reached { stage, after_ms, evidence: evidence.into() });
     }
 
-    pub fn has(&self, stage: BootStage) -> bool {
+    pub(super) fn has(&self, stage: BootStage) -> bool {
         self.reached.last().is_some_and(|last| last.stage >= stage)
     }
 
     /// When the stage was reached, in milliseconds since the start.
-    pub fn after_ms(&self, stage: BootStage) -> Option<u64> {
+    pub(super) fn after_ms(&self, stage: BootStage) -> Option<u64> {
         self.reached.iter().find(|reached| reached.stage == stage).map(|reached| reached.after_ms)
     }
 
     /// From the lowest on.
-    pub fn reached(&self) -> &[Reached] {
+    pub(super) fn reached(&self) -> &[Reached] {
         &self.reached
     }
 }

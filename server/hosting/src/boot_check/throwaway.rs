@@ -26,7 +26,7 @@ const LEFTOVER_INTERVAL: Duration = Duration::from_millis(100);
 /// # Errors
 /// `Busy` if another check of the machine runs; the errors of [`OwnedSession::publish`];
 /// `Interrupted`.
-pub fn publish(
+pub(super) fn publish(
     repository: &Arc<Repository>,
     point: &PointDocument,
     slot: Option<usize>,

@@ -65,7 +65,7 @@ pub struct Goal {
 }
 
 /// The evidence of a check.
-pub struct Findings {
+pub(super) struct Findings {
     pub verdict: BootVerdict,
     pub stages: Vec<Reached>,
     /// The proof of the failure.
@@ -84,7 +84,7 @@ pub struct Findings {
 /// # Errors
 /// `ToolFailed` if QEMU or the server of the disks ends, `Interrupted` if this program is asked
 /// to end. Neither is a verdict.
-pub fn watch(
+pub(super) fn watch(
     caller: &Caller,
     machine: &mut Machine,
     server: &mut DiskServer,

@@ -22,7 +22,7 @@ const END_PATIENCE: Duration = Duration::from_secs(20);
 const PORT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A machine that this command alone talks to.
-pub struct KeptMachine {
+pub(crate) struct KeptMachine {
     place: Place,
     /// Held while this command talks.
     _use: HeldLock,
@@ -36,7 +36,7 @@ impl KeptMachine {
     ///
     /// # Errors
     /// Those of the machine's start; `Interrupted`.
-    pub fn take(
+    pub(crate) fn take(
         caller: &Caller,
         point: &PointDocument,
         only: &[DiskName],
@@ -77,12 +77,12 @@ impl KeptMachine {
     }
 
     /// The names of its disks, in order.
-    pub fn disks(&self) -> Vec<String> {
+    pub(crate) fn disks(&self) -> Vec<String> {
         self.description.disks.clone()
     }
 
     /// The length of its disks, in bytes.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         self.description.disk_bytes
     }
 
@@ -90,7 +90,7 @@ impl KeptMachine {
     ///
     /// # Errors
     /// `ToolFailed` if it does not start; `Interrupted`.
-    pub fn connect(&self, signals: &mut ChildSignals) -> Result<UnixStream> {
+    pub(crate) fn connect(&self, signals: &mut ChildSignals) -> Result<UnixStream> {
         let until = Instant::now() + PORT_PATIENCE;
         loop {
             match UnixStream::connect(&self.description.port) {
@@ -108,19 +108,19 @@ impl KeptMachine {
     ///
     /// # Errors
     /// The reason.
-    pub fn look_after(&self) -> Result<()> {
+    pub(crate) fn look_after(&self) -> Result<()> {
         self.place.reason().map_or(Ok(()), Err)
     }
 
     /// Leaves the machine for the next command.
-    pub fn leave(mut self) {
+    pub(crate) fn leave(mut self) {
         if let Some(mut stdin) = self.background.as_mut().and_then(|child| child.stdin.take()) {
             let _ = stdin.write_all(&[MAY_STAY]);
         }
     }
 
     /// Ends the machine, and returns when its session is gone.
-    pub fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.place.ask_to_end();
         let own = self.background.take();
         let until = Instant::now() + END_PATIENCE;

@@ -8,15 +8,15 @@ use coldrise_block::{Error, ErrorKind, Result};
 /// Name of the share.
 pub const SHARE: &str = "coldrise";
 /// The user of this host as which smbd works: who mounts owns the files.
-pub const ACCOUNT: &str = "root";
+pub(super) const ACCOUNT: &str = "root";
 /// Oldest version of Samba, major and minor.
-pub const OLDEST: (u32, u32) = (4, 17);
+pub(super) const OLDEST: (u32, u32) = (4, 17);
 /// Longest user name in characters, as Windows has it.
 const USER_CHARS: usize = 20;
 
 /// The parameters of the server.
 #[derive(Clone, Debug)]
-pub struct SmbConfiguration<'a> {
+pub(super) struct SmbConfiguration<'a> {
     /// Address and port.
     pub listen: SocketAddr,
     /// The mount.
@@ -34,7 +34,7 @@ impl SmbConfiguration<'_> {
     ///
     /// # Errors
     /// `InvalidInput` for a path that the file cannot hold.
-    pub fn text(&self) -> Result<String> {
+    pub(super) fn text(&self) -> Result<String> {
         let state = plain(self.state)?;
         let mount = plain(self.mount)?;
         let allowed = match self.allowed {
@@ -104,7 +104,7 @@ impl SmbConfiguration<'_> {
 ///
 /// # Errors
 /// `InvalidInput` for a name that Windows or the file does not take.
-pub fn user_map(user: &str) -> Result<String> {
+pub(super) fn user_map(user: &str) -> Result<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_short = (1..=USER_CHARS).contains(&user.chars().count());
     if !is_short || !user.chars().all(is_plain) || user == ACCOUNT {
@@ -118,7 +118,7 @@ pub fn user_map(user: &str) -> Result<String> {
 }
 
 /// Major and minor version in what `smbd --version` prints.
-pub fn version(output: &str) -> Option<(u32, u32)> {
+pub(super) fn version(output: &str) -> Option<(u32, u32)> {
     let mut numbers = output.trim().strip_prefix("Version ")?.split(['.', '-']);
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }

@@ -42,18 +42,18 @@ enum Operation {
 }
 
 /// A control socket.
-pub struct Control<'a> {
+pub(super) struct Control<'a> {
     socket: &'a Path,
 }
 
 impl Control<'_> {
     /// The control socket of a tgtd; it need not be there yet.
-    pub fn new(socket: &Path) -> Control<'_> {
+    pub(super) fn new(socket: &Path) -> Control<'_> {
         Control { socket }
     }
 
     /// Whether tgtd answers.
-    pub fn answers(&self) -> bool {
+    pub(super) fn answers(&self) -> bool {
         self.call(Mode::System, Operation::Show, 0, 0, false, "").is_ok()
     }
 
@@ -62,7 +62,7 @@ impl Control<'_> {
     ///
     /// # Errors
     /// `ToolFailed` if tgtd refuses a request.
-    pub fn set_up(
+    pub(super) fn set_up(
         &self,
         targets: &[Target],
         chap: Option<&Chap>,
@@ -111,7 +111,7 @@ impl Control<'_> {
     }
 
     /// Disconnects the initiators, closes the disks and ends tgtd, as far as it still answers.
-    pub fn end(&self, targets: usize) {
+    pub(super) fn end(&self, targets: usize) {
         for id in (1..).take(targets) {
             let _ = self.call(Mode::Target, Operation::Delete, id, 0, true, "");
         }

@@ -10,7 +10,7 @@ use super::{BackupRequest, BackupStart, BackupSummary, StoredDisks, read_disks};
 
 /// Called when the process that wrote the repository has ended unexpectedly, before the backup starts
 /// again.
-pub type OnRestart<'a> = &'a dyn Fn();
+pub(super) type OnRestart<'a> = &'a dyn Fn();
 
 /// Called when everything is read, before the point is added: fails if what was read may not be one instant.
 pub type Proof<'a> = &'a dyn Fn() -> Result<()>;

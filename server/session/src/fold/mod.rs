@@ -83,7 +83,7 @@ pub struct Folded {
 }
 
 /// Receives the point, the disk and the position reached in it, in bytes.
-pub type OnBytes<'a> = dyn Fn(&PointDocument, &DiskDocument, u64) + 'a;
+pub(crate) type OnBytes<'a> = dyn Fn(&PointDocument, &DiskDocument, u64) + 'a;
 
 /// Folds the layers of `points`, all disks of each at once. A point without layers is unchanged.
 /// Points that wait in sessions are entered into the catalog first. It stops at the first point

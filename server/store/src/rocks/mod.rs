@@ -33,6 +33,9 @@ mod sst;
 mod sst_reader;
 pub(crate) mod table;
 
+#[cfg(test)]
+mod fuzz_tests;
+
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;

@@ -8,24 +8,24 @@ use coldrise_store::*;
 use tempfile::TempDir;
 
 /// 4 KiB chunks give many chunks in few bytes.
-pub const CHUNK: usize = 4096;
+pub(crate) const CHUNK: usize = 4096;
 
-pub struct Store {
+pub(crate) struct Store {
     pub directory: TempDir,
     pub source: PassphraseSource,
 }
 
 impl Store {
-    pub fn new() -> Store {
+    pub(crate) fn new() -> Store {
         Store::with(CHUNK as u32, Compression::Zstd(1), false)
     }
 
     /// Each opening derives the key, which takes time.
-    pub fn encrypted() -> Store {
+    pub(crate) fn encrypted() -> Store {
         Store::with(CHUNK as u32, Compression::Zstd(1), true)
     }
 
-    pub fn with(chunk_size_bytes: u32, compression: Compression, encrypted: bool) -> Store {
+    pub(crate) fn with(chunk_size_bytes: u32, compression: Compression, encrypted: bool) -> Store {
         let directory = TempDir::new().unwrap();
         let passphrase = encrypted.then(|| Passphrase::new(b"correct horse".to_vec()).unwrap());
         let source = if encrypted {
@@ -40,25 +40,25 @@ impl Store {
         store
     }
 
-    pub fn path(&self) -> std::path::PathBuf {
+    pub(crate) fn path(&self) -> std::path::PathBuf {
         self.directory.path().join("repo")
     }
 
-    pub fn writer(&self) -> RepositoryWriter {
+    pub(crate) fn writer(&self) -> RepositoryWriter {
         RepositoryWriter::open(&self.path(), &self.source, &OpenOptions::default()).unwrap()
     }
 
-    pub fn reader(&self) -> Arc<Repository> {
+    pub(crate) fn reader(&self) -> Arc<Repository> {
         self.reader_with(OpenOptions::default().cache_bytes)
     }
 
-    pub fn reader_with(&self, cache_bytes: u64) -> Arc<Repository> {
+    pub(crate) fn reader_with(&self, cache_bytes: u64) -> Arc<Repository> {
         Repository::open(&self.path(), &self.source, &OpenOptions { cache_bytes }).unwrap()
     }
 }
 
 /// Bytes that look random but are the same for the same seed.
-pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for piece in bytes.chunks_mut(8) {
@@ -73,7 +73,7 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// Half noise, half repetitive, per chunk.
-pub fn half_compressible(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn half_compressible(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = noise(seed, length);
     for (number, piece) in bytes.chunks_mut(CHUNK).enumerate() {
         let middle = piece.len() / 2;
@@ -84,7 +84,7 @@ pub fn half_compressible(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn write_all(
+pub(crate) fn write_all(
     writer: &RepositoryWriter,
     base: Option<MapRoot>,
     content: &[u8],
@@ -101,13 +101,13 @@ pub fn write_all(
     disk.finish().unwrap()
 }
 
-pub fn read_all(disk: &ChunkedDisk) -> Vec<u8> {
+pub(crate) fn read_all(disk: &ChunkedDisk) -> Vec<u8> {
     let mut content = vec![0xee; disk.size_bytes() as usize];
     disk.read_at(&mut content, 0).unwrap();
     content
 }
 
-pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> PointDocument {
+pub(crate) fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> PointDocument {
     PointDocument {
         machine: MachineName::parse(machine).unwrap(),
         point: PointName::parse(name).unwrap(),
@@ -130,7 +130,7 @@ pub fn point(machine: &str, name: &str, root: MapRoot, size_bytes: u64) -> Point
     }
 }
 
-pub fn copy_tree(from: &Path, to: &Path) {
+pub(crate) fn copy_tree(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

@@ -13,13 +13,13 @@ use coldrise_ingest::{RestoreOptions, RestoreSummary, RestoreTarget, restore};
 const CHUNK: usize = 64 << 10;
 
 /// A disk in memory. Reading a hole panics; reading a given place can panic, too.
-pub struct MemoryDisk {
+pub(crate) struct MemoryDisk {
     pub content: Vec<u8>,
     pub bad_offset: Option<u64>,
 }
 
 impl MemoryDisk {
-    pub fn new(content: Vec<u8>) -> MemoryDisk {
+    pub(crate) fn new(content: Vec<u8>) -> MemoryDisk {
         MemoryDisk { content, bad_offset: None }
     }
 
@@ -60,7 +60,7 @@ impl Disk for MemoryDisk {
 }
 
 /// Restores to a target given as text.
-pub fn restore_to(
+pub(crate) fn restore_to(
     disk: &dyn Disk,
     target: &str,
     options: &RestoreOptions,
@@ -70,7 +70,7 @@ pub fn restore_to(
 }
 
 /// The names in a folder: nothing may be left behind.
-pub fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -80,14 +80,14 @@ pub fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Cancels after some bytes; the work must stop soon after.
-pub struct CancelAfter<'a> {
+pub(crate) struct CancelAfter<'a> {
     cancel: &'a AtomicBool,
     bytes: u64,
     pub last: AtomicU64,
 }
 
 impl<'a> CancelAfter<'a> {
-    pub fn new(cancel: &'a AtomicBool, bytes: u64) -> Self {
+    pub(crate) fn new(cancel: &'a AtomicBool, bytes: u64) -> Self {
         CancelAfter { cancel, bytes, last: AtomicU64::new(0) }
     }
 }

@@ -1,6 +1,6 @@
 //! Known content, tools and servers for the tests of this crate.
 
-pub mod memory;
+pub(crate) mod memory;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,15 +12,15 @@ use coldrise_ingest::SourceSpec;
 use coldrise_ingest::source::{Source, SourceOptions, open_source};
 
 /// 1 MiB.
-pub const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 
 /// A folder that is removed with the test.
-pub fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("coldrise-test-").tempdir().unwrap()
 }
 
 /// Deterministic bytes that do not compress; `seed` must not be 0.
-pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -35,7 +35,7 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
 
 /// A disk of `length` bytes: noise at the start, in the middle and at the very end,
 /// zeroes elsewhere.
-pub fn sparse_disk(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn sparse_disk(seed: u64, length: usize) -> Vec<u8> {
     let mut disk = vec![0; length];
     let piece = 300_000.min(length / 5);
     disk[..piece].copy_from_slice(&noise(seed, piece));
@@ -46,7 +46,7 @@ pub fn sparse_disk(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// Writes a disk as a raw file with holes where it is zero.
-pub fn write_sparse(path: &Path, disk: &[u8]) {
+pub(crate) fn write_sparse(path: &Path, disk: &[u8]) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(path).unwrap();
     file.set_len(disk.len() as u64).unwrap();
@@ -58,7 +58,7 @@ pub fn write_sparse(path: &Path, disk: &[u8]) {
 }
 
 /// Runs a tool that must succeed; returns its output.
-pub fn run(tool: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     let output = Command::new(tool)
         .args(arguments)
         .stdin(Stdio::null())
@@ -73,19 +73,19 @@ pub fn run(tool: &str, arguments: &[&str]) -> String {
 }
 
 /// A path as text.
-pub fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// A server that ends with the test.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     pub socket: PathBuf,
 }
 
 impl Server {
     /// Starts a server in the foreground and waits until it accepts connections.
-    pub fn start(tool: &str, arguments: &[&str], socket: &Path) -> Server {
+    pub(crate) fn start(tool: &str, arguments: &[&str], socket: &Path) -> Server {
         let child = Command::new(tool)
             .args(arguments)
             .stdin(Stdio::null())
@@ -104,7 +104,7 @@ impl Server {
     }
 
     /// nbdkit with a plugin and its parameters.
-    pub fn nbdkit(folder: &Path, arguments: &[&str]) -> Server {
+    pub(crate) fn nbdkit(folder: &Path, arguments: &[&str]) -> Server {
         let socket = folder.join("nbdkit.sock");
         let mut all = vec!["--foreground", "--unix", text(&socket)];
         all.extend_from_slice(arguments);
@@ -112,7 +112,7 @@ impl Server {
     }
 
     /// qemu-nbd, until it is killed.
-    pub fn qemu_nbd(folder: &Path, arguments: &[&str]) -> Server {
+    pub(crate) fn qemu_nbd(folder: &Path, arguments: &[&str]) -> Server {
         let socket = folder.join("qemu-nbd.sock");
         let option = format!("--socket={}", text(&socket));
         let mut all = vec!["--persistent", "--shared=8", option.as_str()];
@@ -120,12 +120,12 @@ impl Server {
         Server::start("qemu-nbd", &all, &socket)
     }
 
-    pub fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", text(&self.socket))
     }
 
     /// Ends the server now.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -140,18 +140,18 @@ impl Drop for Server {
 }
 
 /// Opens `DISK=…` with no options.
-pub fn open(spec: &str) -> Result<Box<dyn Source + 'static>> {
+pub(crate) fn open(spec: &str) -> Result<Box<dyn Source + 'static>> {
     open_with(spec, &SourceOptions::default())
 }
 
 /// Opens `DISK=…`.
-pub fn open_with(spec: &str, options: &SourceOptions) -> Result<Box<dyn Source + 'static>> {
+pub(crate) fn open_with(spec: &str, options: &SourceOptions) -> Result<Box<dyn Source + 'static>> {
     static NEVER: AtomicBool = AtomicBool::new(false);
     open_source(&SourceSpec::parse(spec)?, options, &NEVER)
 }
 
 /// The error of opening `DISK=…`.
-pub fn open_error(spec: &str) -> Error {
+pub(crate) fn open_error(spec: &str) -> Error {
     match open(spec) {
         Ok(_) => panic!("{spec} was opened"),
         Err(error) => error,
@@ -160,7 +160,7 @@ pub fn open_error(spec: &str) -> Error {
 
 /// Reads a source as a backup does: zeroes in its holes, in unaligned pieces. Returns the
 /// content and the number of bytes read.
-pub fn read_all(source: &dyn Source) -> (Vec<u8>, u64) {
+pub(crate) fn read_all(source: &dyn Source) -> (Vec<u8>, u64) {
     let size = source.size_bytes();
     let mut content = vec![0; size as usize];
     let mut reader = source.reader().unwrap();
@@ -183,7 +183,7 @@ pub fn read_all(source: &dyn Source) -> (Vec<u8>, u64) {
 }
 
 /// Compares without printing megabytes.
-pub fn assert_same(actual: &[u8], expected: &[u8]) {
+pub(crate) fn assert_same(actual: &[u8], expected: &[u8]) {
     assert_eq!(actual.len(), expected.len(), "lengths differ");
     if let Some(at) = (0..actual.len()).find(|&at| actual[at] != expected[at]) {
         panic!("byte {at} differs: {} instead of {}", actual[at], expected[at]);

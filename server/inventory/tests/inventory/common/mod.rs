@@ -7,12 +7,12 @@ use coldrise_store::{
     PassphraseSource, PointDocument, PointName, PointOrigin, Repository, RepositoryWriter,
 };
 
-pub const FIRST_SECOND: i64 = 1_750_000_000;
-pub const SIZE_BYTES: u64 = 1 << 20;
-pub const OPEN: OpenOptions = OpenOptions { cache_bytes: 1 << 20 };
+pub(crate) const FIRST_SECOND: i64 = 1_750_000_000;
+pub(crate) const SIZE_BYTES: u64 = 1 << 20;
+pub(crate) const OPEN: OpenOptions = OpenOptions { cache_bytes: 1 << 20 };
 
 /// An empty repository in `folder`.
-pub fn init(folder: &Path) -> PathBuf {
+pub(crate) fn init(folder: &Path) -> PathBuf {
     let path = folder.join("repository");
     let options =
         InitOptions { chunk_size_bytes: 16384, compression: Compression::None, passphrase: None };
@@ -20,21 +20,21 @@ pub fn init(folder: &Path) -> PathBuf {
     path
 }
 
-pub fn writer(path: &Path) -> RepositoryWriter {
+pub(crate) fn writer(path: &Path) -> RepositoryWriter {
     RepositoryWriter::open(path, &PassphraseSource::None, &OPEN).unwrap()
 }
 
-pub fn machine(name: &str) -> MachineName {
+pub(crate) fn machine(name: &str) -> MachineName {
     MachineName::parse(name).unwrap()
 }
 
 /// The name of a machine's point number `number`.
-pub fn point(number: i64) -> PointName {
+pub(crate) fn point(number: i64) -> PointName {
     PointName::from_time(jiff::Timestamp::from_second(FIRST_SECOND + number).unwrap()).unwrap()
 }
 
 /// A backup with an empty disk.
-pub fn document(machine: &MachineName, number: i64) -> PointDocument {
+pub(crate) fn document(machine: &MachineName, number: i64) -> PointDocument {
     PointDocument {
         machine: machine.clone(),
         point: point(number),

@@ -12,27 +12,27 @@ use coldrise_store::{
 };
 use tempfile::TempDir;
 
-pub const CHUNK: u64 = 16 << 10;
-pub const DISK_BYTES: u64 = 4 << 20;
+pub(crate) const CHUNK: u64 = 16 << 10;
+pub(crate) const DISK_BYTES: u64 = 4 << 20;
 /// How long a seal waits for the server.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub struct TestRepository {
+pub(crate) struct TestRepository {
     _folder: TempDir,
     pub path: PathBuf,
     pub point: PointDocument,
 }
 
-pub fn name(text: &str) -> SessionName {
+pub(crate) fn name(text: &str) -> SessionName {
     SessionName::parse(text).unwrap()
 }
 
-pub fn disk_name(text: &str) -> DiskName {
+pub(crate) fn disk_name(text: &str) -> DiskName {
     DiskName::parse(text).unwrap()
 }
 
 /// Every fourth chunk is a hole. No two of the others are the same, also of two seeds.
-pub fn content(seed: u8) -> Vec<u8> {
+pub(crate) fn content(seed: u8) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..DISK_BYTES).map(|i| seed ^ (i / 512) as u8 ^ i as u8).collect();
     for (number, chunk) in bytes.chunks_mut(CHUNK as usize).enumerate() {
         match number % 4 {
@@ -44,12 +44,12 @@ pub fn content(seed: u8) -> Vec<u8> {
 }
 
 /// A repository holding one point of two disks.
-pub fn place() -> TestRepository {
+pub(crate) fn place() -> TestRepository {
     place_in(tempfile::tempdir().unwrap())
 }
 
 /// Each opening derives the key, which takes time.
-pub fn encrypted_place() -> TestRepository {
+pub(crate) fn encrypted_place() -> TestRepository {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
     place_in(folder)
@@ -97,31 +97,35 @@ fn place_in(folder: TempDir) -> TestRepository {
     TestRepository { _folder: folder, path, point }
 }
 
-pub fn passphrase(repository: &Path) -> PassphraseSource {
+pub(crate) fn passphrase(repository: &Path) -> PassphraseSource {
     let file = repository.with_file_name("passphrase");
     if file.exists() { PassphraseSource::File(file) } else { PassphraseSource::None }
 }
 
-pub fn writer(path: &Path) -> RepositoryWriter {
+pub(crate) fn writer(path: &Path) -> RepositoryWriter {
     RepositoryWriter::open(path, &passphrase(path), &OpenOptions::default()).unwrap()
 }
 
 impl TestRepository {
-    pub fn open(&self) -> Arc<Repository> {
+    pub(crate) fn open(&self) -> Arc<Repository> {
         self.open_with(&OpenOptions::default())
     }
 
-    pub fn open_with(&self, options: &OpenOptions) -> Arc<Repository> {
+    pub(crate) fn open_with(&self, options: &OpenOptions) -> Arc<Repository> {
         Repository::open(&self.path, &passphrase(&self.path), options).unwrap()
     }
 }
 
-pub fn read_all(disk: &dyn Disk) -> Vec<u8> {
+pub(crate) fn read_all(disk: &dyn Disk) -> Vec<u8> {
     let mut bytes = vec![0; disk.size_bytes() as usize];
     disk.read_at(&mut bytes, 0).unwrap();
     bytes
 }
 
-pub fn point_bytes(repository: &Arc<Repository>, point: &PointDocument, disk: &str) -> Vec<u8> {
+pub(crate) fn point_bytes(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    disk: &str,
+) -> Vec<u8> {
     read_all(&*open_point_disk(repository, point, &disk_name(disk)).unwrap())
 }
