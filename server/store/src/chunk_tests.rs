@@ -117,7 +117,7 @@ fn a_value_opens_only_under_its_id_and_in_its_repository() {
 }
 
 #[test]
-fn sealed_lengths_tell_only_the_quantum() {
+fn encrypted_lengths_reveal_only_the_quantum() {
     let fixture = fixture(Compression::Zstd(3), true);
     for noisy in (0..CHUNK).step_by(50) {
         let value = fixture.encode(1, &chunk_of(noisy, 2));

@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[test]
-fn the_generator_of_these_tests_makes_what_is_accepted() {
+fn generated_vhdx_headers_are_accepted() {
     let mut parts = vhdx((64 * MIB, 1 << 20, 512), (BAT, 1 << 20), (2, 3));
     parts.push((
         BAT,

@@ -109,7 +109,7 @@ fn sealed_points_and_sessions_show_before_and_after_a_writer_enters_them() {
 }
 
 #[test]
-fn quarantine_and_the_future_decide_what_is_good() {
+fn the_last_good_point_is_neither_quarantined_nor_in_the_future() {
     let folder = tempfile::tempdir().unwrap();
     let path = init(folder.path());
     let web = machine("web01");
@@ -165,7 +165,7 @@ fn pages_go_back_from_the_newest() {
 }
 
 #[test]
-fn a_lost_point_is_named_and_the_damage_says_what_to_do() {
+fn a_lost_point_is_reported_with_the_command_to_forget_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = init(folder.path());
     let web = machine("web01");

@@ -80,7 +80,7 @@ fn links_in_qemus_folder_lead_nowhere() {
 }
 
 #[test]
-fn a_damaged_record_is_no_machine() {
+fn machines_with_damaged_records_are_not_listed() {
     let (_scratch, folder, run, machine) = begun();
     let path = folder.run_path(run.id().unwrap()).join(MACHINE_RECORD);
     for content in ["", "{}", "[", &" ".repeat(1 << 20)] {

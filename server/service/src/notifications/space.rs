@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_and_the_way_back() {
+    fn severity_changes_at_the_limits_with_hysteresis() {
         let severity = |daily: i64, free: i64, held: Option<Severity>| {
             let found =
                 condition(&growth(daily), drive(free), 10, 10 * DAY_MS, Path::new("/srv"), held);
