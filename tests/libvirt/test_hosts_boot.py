@@ -38,7 +38,7 @@ def test_a_machine_boots_on_another_host(coldrise, host, small):
     assert status == 13 and checked["failure"] == "screen: No bootable device.", checked
 
 
-def test_a_lost_connection_is_no_verdict(coldrise, host, small):
+def test_a_lost_connection_gives_no_verdict(coldrise, host, small):
     address = small(boot_record(SAY + HALT))
     with coldrise.start("check-boot", address, *ON, stderr=subprocess.PIPE) as process:
         next(line for line in process.stderr if "firmware" in line)
