@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, PointDetails, SessionDetails};
+use coldrise_inventory::{IncomingDetails, PointDetails, SessionDetails};
 use coldrise_session::{ActivityDetail, Catalog, IncomingPoint};
 use coldrise_store::Address;
 
 use super::list::boot_word;
 use super::picture;
 use super::sessions::session_text;
-use crate::coming;
+use crate::incoming;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_moment, show_size};
@@ -56,9 +56,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
         Address::Point { machine, selector, disk } => {
             let point = match Catalog::new(&repository).point(machine, selector) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let coming =
+                    let incoming =
                         IncomingPoint::find(&repository, machine, selector)?.ok_or(error)?;
-                    return Ok(coming::report(&ComingDetails::new(&repository, &coming)));
+                    return Ok(incoming::report(&IncomingDetails::new(&repository, &incoming)));
                 }
                 point => point?,
             };

@@ -57,7 +57,7 @@ fn is_reason(what: &What) -> bool {
     match what {
         What::Run { state, .. } => state != "running",
         What::Machine { .. } | What::Job { .. } | What::Copies { .. } | What::Settings => true,
-        What::Session { .. } | What::Coming { .. } | What::Activity(_) | What::Alarm { .. } => {
+        What::Session { .. } | What::Incoming { .. } | What::Activity(_) | What::Alarm { .. } => {
             false
         }
     }
