@@ -63,8 +63,8 @@ pub use retention::{
     retention_verdicts,
 };
 pub use schema::{
-    BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
-    IndexMemorySchema, QuarantineSchema,
+    BootCheckSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema, IndexMemorySchema,
+    QuarantineSchema, ReachedStageSchema,
 };
 pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing, SessionServer};
 pub use space::{MachineStats, PointStats, Stats, Unique, saved_percent};

@@ -107,13 +107,13 @@ fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
     );
     of_each(
         "coldrise_machine_boot_rung",
-        "Rung that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
+        "Stage that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
         &|one| {
             let badge = one.boot.as_ref()?;
             if badge.verdict == BootVerdict::Failed {
                 return Some(-1.0);
             }
-            let stage = badge.rung.as_deref()?;
+            let stage = badge.stage.as_deref()?;
             BOOT_STAGES.iter().position(|known| *known == stage).map(|number| number as f64)
         },
     );

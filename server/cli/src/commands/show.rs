@@ -145,8 +145,8 @@ fn text(shown: &PointDetails) -> String {
         text.push_str(&format!("part         {}  {size}, {format}\n", part.kind));
     }
     if let Some(boot) = &shown.boot {
-        let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
-        let usual = boot.usual_rung.as_ref().filter(|_| boot.is_worse);
+        let reached = boot.stages.last().map_or("nothing", |reached| reached.stage.as_str());
+        let usual = boot.usual_stage.as_ref().filter(|_| boot.is_worse);
         let usual = usual.map(|stage| format!("usual is {stage}"));
         let reasons = [usual.as_ref(), boot.failure.as_ref(), boot.note.as_ref()];
         let failure: String =

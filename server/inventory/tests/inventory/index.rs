@@ -6,7 +6,7 @@ use coldrise_block::ErrorKind;
 use coldrise_inventory::{Changes, Inventory, Listing, PointQuery};
 use coldrise_session::{ActivityDetail, publish, seal, set_quarantine};
 use coldrise_store::{
-    BootCheckDocument, BootRung, BootVerdict, PassphraseSource, PointSelector, Repository,
+    BootCheckDocument, BootVerdict, PassphraseSource, PointSelector, ReachedStage, Repository,
     SessionName,
 };
 
@@ -54,10 +54,14 @@ fn each_change_shows_once_and_names_its_machine() {
         checked_at_ms: 7,
         verdict: BootVerdict::Ok,
         until: "login".into(),
-        rungs: vec![BootRung { rung: "login".into(), after_ms: 5, evidence: "login:".into() }],
+        stages: vec![ReachedStage {
+            stage: "login".into(),
+            after_ms: 5,
+            evidence: "login:".into(),
+        }],
         note: None,
         is_worse: false,
-        usual_rung: None,
+        usual_stage: None,
         failure: None,
         screen_text: None,
         serial_tail: Vec::new(),
@@ -67,7 +71,7 @@ fn each_change_shows_once_and_names_its_machine() {
     assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     let summary = inventory.machine(&web).unwrap();
     assert_eq!(summary.last_boot_check, summary.last_verified_boot);
-    assert_eq!(summary.last_verified_boot.unwrap().rung.as_deref(), Some("login"));
+    assert_eq!(summary.last_verified_boot.unwrap().stage.as_deref(), Some("login"));
     assert_eq!(summary.boot, None);
     let exact = PointSelector::Exact(point(0));
     assert_eq!(inventory.boot_screenshot(&web, &exact).unwrap().as_deref(), Some(&b"PNG"[..]));
