@@ -199,7 +199,7 @@ fn pages_are_put_together() {
 }
 
 #[test]
-fn patience_ends() {
+fn requests_fail_after_the_time_limit() {
     let begun = Instant::now();
     let error = open("http://127.0.0.1:1", 600).0.get("a", 9).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);

@@ -85,7 +85,7 @@ proptest! {
     /// A person with the key of a repository can write anything: payloads that authenticate and are
     /// not compressed chunks.
     #[test]
-    fn authentic_garbage_is_refused(
+    fn authenticated_garbage_is_refused(
         codec in 1u8..5,
         mut payload in prop::collection::vec(any::<u8>(), 0..CHUNK),
         claimed: u32,

@@ -174,7 +174,7 @@ fn a_backing_file_is_refused_unless_it_is_followed() {
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_ends() {
+fn a_circular_backing_chain_is_refused() {
     let folder = folder();
     let (a, b) = (folder.path().join("a.qcow2"), folder.path().join("b.qcow2"));
     run("qemu-img", &["create", "-q", "-f", "qcow2", text(&a), "1M"]);

@@ -97,7 +97,7 @@ fn malformed_streams_are_refused() {
 }
 
 #[test]
-fn a_bomb_and_parts_that_wait_take_no_memory() {
+fn compression_bombs_and_waiting_parts_are_bounded() {
     // A gigabyte of zeroes in a few KiB, for one piece; and a frame that asks for a window of 2 GiB.
     let mut bomb = zstd::stream::raw::Encoder::new(1).unwrap();
     let zeroes = vec![0; 1 << 20];

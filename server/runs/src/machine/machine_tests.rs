@@ -59,7 +59,7 @@ fn a_machine_is_there_while_its_run_lives() {
 }
 
 #[test]
-fn links_in_qemus_folder_lead_nowhere() {
+fn links_in_qemus_folder_are_not_followed() {
     let (scratch, folder, run, machine) = begun();
     let id = run.id().unwrap().clone();
     let _secret = UnixListener::bind(scratch.path().join("secret")).unwrap();

@@ -289,7 +289,7 @@ fn a_layer_is_closed_when_its_owner_has_gone() {
 
 /// A reader examines records while the writer gives back space that it never used.
 #[test]
-fn a_reader_outlives_the_giving_back_of_unused_space() {
+fn readers_survive_the_release_of_unused_space() {
     let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 16 * PAGE], 0).unwrap();
@@ -312,7 +312,7 @@ fn a_reader_outlives_the_giving_back_of_unused_space() {
 
 /// An access to a mapping beyond the end of its file would end this process.
 #[test]
-fn the_words_of_a_truncated_layer_are_left_alone() {
+fn a_truncated_layer_is_not_accessed_through_its_mapping() {
     let place = SessionPaths::new();
     drop(place.open());
     for bytes in [0, 1, 4095, 4096] {

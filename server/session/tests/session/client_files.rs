@@ -381,7 +381,7 @@ fn a_publish_that_fails_leaves_no_marker() {
 }
 
 #[test]
-fn nothing_of_a_file_shows_on_the_disk() {
+fn names_and_contents_of_client_files_are_encrypted() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
     let place = place_in(folder);

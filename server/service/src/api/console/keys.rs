@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_names() {
+    fn keys_are_parsed_by_name() {
         let of = |keys: &[&str]| {
             let keys = keys.iter().map(|key| (*key).to_owned()).collect();
             Keys { text: None, keys: Some(keys) }.strokes()
