@@ -23,7 +23,7 @@ KIB, MIB = 1 << 10, 1 << 20
 FAILED, INCOMPLETE, NO_REPOSITORY, BUSY, WRONG_PASSPHRASE, INTERRUPTED = 1, 3, 10, 11, 12, 130
 
 
-def coming(program, address):
+def incoming(program, address):
     """What `show` says while it is coming; None before."""
     done = program.run("--json", "show", address)
     return json.loads(done.stdout) if done.returncode == 0 and '"coming"' in done.stdout else None
@@ -254,7 +254,7 @@ def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, t
     def is_noted():
         # Received data is recorded periodically.
         clock.skip(10)
-        found = coming(new, "web01/20261101T100000Z")
+        found = incoming(new, "web01/20261101T100000Z")
         return found and found["percent_here"] > 5
 
     wait_until(is_noted, "the beginning")
@@ -268,10 +268,10 @@ def test_a_session_over_a_point_arriving_from_the_bucket(any_bucket, coldrise, t
             assert bytes(machine.pread(length, offset)) == disk[offset : offset + length], offset
         machine.pwrite(b"\x5a" * 5000, 40 * MIB + 300)
         machine.flush()
-        assert coming(new, "web01/20261101T100000Z")["percent_here"] < 90
+        assert incoming(new, "web01/20261101T100000Z")["percent_here"] < 90
         copying.kill()
         copying.wait()
-        here = coming(new, "web01/20261101T100000Z")
+        here = incoming(new, "web01/20261101T100000Z")
         assert not here["is_reachable"] and here["percent_here"] > 5
         new.json(*fetch[:-2])
         disk[40 * MIB + 300 : 40 * MIB + 5300] = b"\x5a" * 5000

@@ -13,7 +13,7 @@ import pytest
 from support.cli import PROGRAM
 
 MIB = 1 << 20
-RUNGS = ["started", "firmware", "kernel", "userspace", "login", "service"]
+STAGES = ["started", "firmware", "kernel", "userspace", "login", "service"]
 # A busy host needs one of the later ones.
 LIMITS = "3s", "12s", "48s"
 
@@ -56,7 +56,7 @@ def check(coldrise, address, *options):
     return done.returncode, last
 
 
-def rungs(checked):
+def stages(checked):
     return [reached["rung"] for reached in checked["rungs"]]
 
 
@@ -64,7 +64,7 @@ def check_late(coldrise, address, *options):
     """The same for what only the time limit ends: the shortest in which the machine shows its login."""
     for limit in LIMITS:
         code, checked = check(coldrise, address, "--memory", "64M", "--time-limit", limit, *options)
-        if "login" in rungs(checked):
+        if "login" in stages(checked):
             break
     return code, checked
 
@@ -86,7 +86,7 @@ def test_a_silent_machine_is_inconclusive(coldrise, small):
     status, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "1s")
     assert status == 14
     assert checked["verdict"] == "not_proven" and checked["failure"] is None
-    assert rungs(checked) == ["started"]
+    assert stages(checked) == ["started"]
     # For people. On a busy host the firmware takes seconds until it writes on the screen.
     for limit in LIMITS:
         done = coldrise.run("check-boot", address, "--memory", "64M", "--time-limit", limit)
@@ -96,7 +96,7 @@ def test_a_silent_machine_is_inconclusive(coldrise, small):
     assert "started   after" in done.stderr and "Booting from Hard Disk" in done.stdout
 
 
-def test_the_check_ends_at_the_requested_rung(coldrise, small):
+def test_the_check_ends_at_the_requested_stage(coldrise, small):
     address = small(boot_record(SAY + HALT))
     status, checked = check(coldrise, address, "--memory", "64M", "--until", "firmware")
     assert status == 0
@@ -160,7 +160,7 @@ def test_a_user_command_judges(coldrise, small, command, status, why):
     else:
         code, checked = check(coldrise, address, "--memory", "64M", "--time-limit", "90s", *options)
     assert code == status, checked
-    assert rungs(checked) == (RUNGS if status == 0 else RUNGS[:5])
+    assert stages(checked) == (STAGES if status == 0 else STAGES[:5])
     reason = checked["failure"] if status == 13 else checked["note"]
     assert (reason or "").startswith(why or "") and bool(reason) == bool(why)
     if status == 0:
@@ -170,10 +170,10 @@ def test_a_user_command_judges(coldrise, small, command, status, why):
 def test_a_command_waits_for_the_port(coldrise, small):
     """This machine has no network, so its port never answers."""
     code, checked = check_late(coldrise, small(boot_record(LOGIN)), "--check", "false", "--check-port", "22")
-    assert code == 14 and rungs(checked) == RUNGS[:5] and checked["note"] is None
+    assert code == 14 and stages(checked) == STAGES[:5] and checked["note"] is None
 
 
-def test_a_lower_rung_than_usual_is_a_regression(coldrise, small):
+def test_a_lower_stage_than_usual_is_a_regression(coldrise, small):
     good = small(boot_record(LOGIN))
     silent = small(boot_record(HALT))
     later = "--memory", "64M", "--time-limit", "1s"

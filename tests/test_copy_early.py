@@ -114,8 +114,8 @@ def fails(handle, offset, clock):
 def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, served, clock, tmp_path, percent):
     disk = back_up(coldrise, tmp_path, size=16 * MIB)
     copy = far.held(coldrise, 2 * MIB if percent == 0 else 9 * MIB, "--to", "far")
-    coming = shown(far.program)
-    assert coming["size_bytes"] == len(disk) and coming["is_reachable"]
+    incoming = shown(far.program)
+    assert incoming["size_bytes"] == len(disk) and incoming["is_reachable"]
     if percent:
         far.let_note(clock, percent)
     # It is not a restore point: only publish and boot see it.

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from support.copies import addresses, check, content, make_history
-from support.far_site import FarSite, coming, finish, wait_for_beginning
+from support.far_site import FarSite, finish, incoming, wait_for_beginning
 from support.image import Image
 from support.nbdserver import DEADLINE_S, wait_until
 from support.wallclock import BothClocks
@@ -175,7 +175,7 @@ def test_a_cancelled_fetch_resumes(source, gate, here, large, tmp_path):
     here.more = clock.environment()
     process = held(source, here)
     clock.skip(10)
-    wait_until(lambda: [point["missing_bytes"] for point in coming(here).values()] == [4 * MIB], "a note")
+    wait_until(lambda: [point["missing_bytes"] for point in incoming(here).values()] == [4 * MIB], "a note")
     process.send_signal(signal.SIGINT)
     gate.cut()
     gate.go_on()

@@ -70,7 +70,7 @@ def _boot_there(setting: Setting, sites: Sites, percent: int, folder: Path) -> f
 
 def _wait_for(sites: Sites, percent: int) -> None:
     until = time.monotonic() + _LIMIT_S
-    while not any(coming["percent_here"] >= percent for coming in sites.far.call("list").get("coming", [])):
+    while not any(incoming["percent_here"] >= percent for incoming in sites.far.call("list").get("coming", [])):
         if time.monotonic() > until:
             raise Failure(f"{percent} % did not arrive")
         time.sleep(0.2)

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_file_names_lead_back_to_their_format() {
+    fn words_and_file_names_are_parsed_to_their_format() {
         for format in Format::ALL {
             assert_eq!(format.word().parse(), Ok(format));
             assert_eq!(Format::of_file_name(&format!("vda{}", format.suffix())), Some(format));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_hold_4k_sectors_or_nothing() {
+    fn some_formats_refuse_4k_sectors_and_empty_disks() {
         let big_sectors = DiskShape { sector_size: SectorSize::B4096, ..disk(4096) };
         for format in [Format::Vhd, Format::Vmdk, Format::VmdkStream] {
             assert!(matches!(format.check(&big_sectors), Err(Error::SectorSize { .. })));

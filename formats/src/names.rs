@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn names_beside_what_a_user_typed() {
+    fn companion_files_are_named_after_the_target_file() {
         let names = Names::beside(Format::Vmdk, "web 01.disk.vmdk").unwrap();
         assert_eq!(names.companion(), "web 01.disk-flat.vmdk");
         let names = Names::beside(Format::Qcow2External, "disk").unwrap();

@@ -6,7 +6,7 @@ import pytest
 
 from support import guest
 from support.cli import Coldrise
-from test_check_boot import MIB, RUNGS, check, rungs
+from test_check_boot import MIB, STAGES, check, stages
 
 # The guest's partition, as debugfs takes it.
 PARTITION = f"?offset={MIB}"
@@ -55,7 +55,7 @@ def test_a_healthy_guest_reaches_its_login_and_its_service(guests, tmp_path):
     status, checked = check_guest(guests, address, "--check-port", "2222", "--screenshot", screenshot)
     assert status == 0, checked
     assert checked["verdict"] == "ok" and checked["rung"] == "service" and not checked["failure"]
-    assert rungs(checked) == RUNGS
+    assert stages(checked) == STAGES
     times = [reached["after_ms"] for reached in checked["rungs"]]
     assert times == sorted(times) and times[1] > 0
     assert "read from the disks" in checked["rungs"][1]["evidence"]
@@ -73,7 +73,7 @@ def test_a_kernel_panic_is_a_failure(guests):
     status, checked = check_guest(guests, address)
     assert status == 13, checked
     assert checked["verdict"] == "failed" and "Kernel panic" in checked["failure"]
-    assert rungs(checked) == RUNGS[:3]
+    assert stages(checked) == STAGES[:3]
     assert any("Kernel panic" in line for line in checked["serial_tail"])
 
 

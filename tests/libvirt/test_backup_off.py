@@ -270,7 +270,7 @@ def test_backing_files_belong_to_the_disk(coldrise, libvirt, off, start, live, t
     assert_same(coldrise, made, machine, tmp_path)
 
 
-def test_what_cannot_be_read_is_refused_with_advice(coldrise, libvirt, off, scratch, tmp_path):
+def test_unreadable_disks_are_refused_with_advice(coldrise, libvirt, off, scratch, tmp_path):
     machine = off()
     xml = libvirt.virsh("dumpxml", "web01", "--inactive")
     path = tmp_path / "network.xml"

@@ -7,7 +7,7 @@ import subprocess
 
 from support.foreground import is_running
 from support.nbdserver import wait_until
-from test_check_boot import HALT, LOGIN, SAY, boot_record, check, rungs, small
+from test_check_boot import HALT, LOGIN, SAY, boot_record, check, small, stages
 from test_hosts import host, hv1, refused
 
 __all__ = ["host", "hv1", "refused", "small"]
@@ -30,7 +30,7 @@ def test_a_machine_boots_on_another_host(coldrise, host, small):
     # With a port, which is reached through SSH.
     address = small(boot_record(LOGIN))
     status, checked = check(coldrise, address, *ON, "--until", "login", "--check-port", "22")
-    assert status == 0 and rungs(checked)[-1] == "login", checked
+    assert status == 0 and stages(checked)[-1] == "login", checked
     assert any("web01 login:" in line for line in checked["serial_tail"])
     wait_until(lambda: not host.sessions(), "the end of the program on the host")
     # Read from the picture that QEMU made there.
@@ -38,7 +38,7 @@ def test_a_machine_boots_on_another_host(coldrise, host, small):
     assert status == 13 and checked["failure"] == "screen: No bootable device.", checked
 
 
-def test_a_lost_connection_is_no_verdict(coldrise, host, small):
+def test_a_lost_connection_gives_no_verdict(coldrise, host, small):
     address = small(boot_record(SAY + HALT))
     with coldrise.start("check-boot", address, *ON, stderr=subprocess.PIPE) as process:
         next(line for line in process.stderr if "firmware" in line)

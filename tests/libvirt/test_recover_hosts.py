@@ -147,7 +147,7 @@ def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, ad
     wait_until(lambda: not glob.glob("/run/coldrise-machines/web01-*"), "the end of the program on the host")
 
 
-def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host, address):
+def test_invalid_options_are_refused_before_anything_is_published(coldrise, host, address):
     for options, said in (
         (["--on", "hv9"], "there is no host hv9"),
         (["--on", "hv1", "--connect", "qemu:///session"], "qemu:///system"),

@@ -19,14 +19,14 @@ from .ports import free_port
 STEP_BYTES = 512 << 10
 
 
-def coming(program):
+def incoming(program):
     """The points on their way to a repository, by address."""
     return {point["address"]: point for point in program.json("list").get("coming", [])}
 
 
 def wait_for_beginning(program, point):
     """Waits until a point of web01 is on its way to a repository."""
-    wait_until(lambda: f"web01/{point}" in coming(program), f"the beginning of {point}")
+    wait_until(lambda: f"web01/{point}" in incoming(program), f"the beginning of {point}")
 
 
 def finish(copy):
@@ -136,7 +136,7 @@ class FarSite:
 
     def let_note(self, clock, percent=1):
         """Advances the held copy until the site has recorded this share of its point."""
-        self.step_until(lambda: max(point["percent_here"] for point in coming(self.program).values()) >= percent, clock)
+        self.step_until(lambda: max(point["percent_here"] for point in incoming(self.program).values()) >= percent, clock)
 
     def stop(self, number=signal.SIGTERM):
         if self.process and self.process.poll() is None:

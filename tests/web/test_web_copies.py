@@ -147,8 +147,8 @@ def test_an_incomplete_point_is_booted_from_the_page(made, far, visit, tmp_path,
             copy = far.held(made.coldrise, 6 * MIB, "--to", "berlin", "mail01")
         card = page.get_by_role("region", name="On their way here")
         card.get_by_text("connected", exact=True).wait_for(timeout=60_000)
-        (coming,) = there.get("coming")
-        assert coming["address"] in card.inner_text() and not visitor.violations()
+        (incoming,) = there.get("coming")
+        assert incoming["address"] in card.inner_text() and not visitor.violations()
         # Received points appear without a reload.
         far.step_until(
             card.get_by_role("progressbar").and_(page.locator("[aria-valuenow]:not([aria-valuenow='0'])")).is_visible, clock)

@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_like_a_list_of_blocks(
+        fn present_blocks_match_a_plain_list(
             blocks in 1u64..3000,
             ranges in prop::collection::vec((0u64..3000, 1u64..700), 0..8),
         ) {

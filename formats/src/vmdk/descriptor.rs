@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn geometries() {
+    fn geometries_follow_the_adapter() {
         let of = |adapter, total| {
             let found = geometry(adapter, total);
             (found.cylinders, found.heads, found.sectors_per_track)

@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn a_compact_file_holds_what_is_stored_and_little_else(
+    fn compact_files_hold_only_blocks_with_stored_data(
         size in any_size(),
         sector in any_sector(),
         parts in any_parts(),
@@ -311,7 +311,7 @@ fn a_qcow2_takes_no_writes_that_would_move_data() {
 }
 
 #[test]
-fn what_a_format_cannot_hold_is_refused() {
+fn disks_beyond_the_limits_of_a_format_are_refused() {
     let refused = |format, disk: &DiskShape, stored: &[Range<u64>]| {
         files(format, disk, stored).expect_err("has to be refused")
     };

@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10))]
 
     #[test]
-    fn what_is_written_is_read_back(
+    fn a_written_stream_is_read_back(
         sectors in 1..160_000usize,
         parts in prop::collection::vec((0..1000usize, 1..400_000usize, any::<u8>()), 0..5),
     ) {

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn heights() {
+    fn the_height_follows_the_number_of_leaves() {
         let cases =
             [(1, 0), (LEAF_BYTES, 0), (LEAF_BYTES + 1, 1), (3 * LEAF_BYTES, 2), (64 << 40, 30)];
         for (bytes, height) in cases {

@@ -51,7 +51,7 @@ fn an_empty_folder_in_place_of_a_file_is_replaced_and_another_is_named() {
 }
 
 #[test]
-fn removing_tells_whether_the_file_was_there() {
+fn removing_reports_whether_the_file_existed() {
     let folder = folder();
     let path = folder.path().join("state.json");
     replace_file(&path, b"").unwrap();

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_of_open_files_says_what_to_do() {
+    fn the_open_file_limit_error_advises_ulimit() {
         let refused = std::io::Error::from_raw_os_error(libc::EMFILE);
         let message = Error::io("opening the layer L", refused).full_message();
         assert!(message.starts_with("opening the layer L: Too many open files (os error 24): "));

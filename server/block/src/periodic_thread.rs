@@ -64,7 +64,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn it_turns_until_it_breaks_or_is_dropped() {
+    fn a_periodic_thread_runs_until_it_breaks_or_is_dropped() {
         let (sender, turns) = channel();
         let mut left = 3;
         let breaking = PeriodicThread::start("test", Duration::from_millis(1), move || {

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_goes_with_its_owner() {
+    fn a_folder_is_removed_with_its_owner() {
         let parent = tempfile::tempdir().unwrap();
         let folder = ScratchFolder::new_in(parent.path(), ScratchKind::Check).unwrap();
         let path = folder.path().to_owned();

@@ -7,7 +7,7 @@ use super::*;
 use coldrise_store::{BackupTarget, PointDocument, WriteOptions};
 
 #[test]
-fn a_base_that_lost_something_is_none() {
+fn a_base_with_lost_data_is_not_used() {
     let bucket = Bucket::new();
     let content = random(1, 500);
     let first = bucket.add(1, None, &content);
@@ -49,7 +49,7 @@ fn with_a_damaged_value() -> (Bucket, Vec<u8>, PointDocument) {
 }
 
 #[test]
-fn a_mend_that_is_cancelled_says_nothing_else() {
+fn a_cancelled_mend_fails_only_with_interrupted() {
     let (bucket, content, _) = with_a_damaged_value();
     for gets in 0..1000 {
         let repository = open(&bucket.memory);
@@ -70,7 +70,7 @@ fn a_mend_that_is_cancelled_says_nothing_else() {
 }
 
 #[test]
-fn what_is_damaged_is_removed_and_stored_again() {
+fn damaged_values_are_removed_and_stored_again() {
     let (bucket, content, first) = with_a_damaged_value();
     // No list shows it.
     let second = bucket.add(2, Some(&first), &content);
@@ -177,7 +177,7 @@ fn a_writer_whose_sign_was_removed_adds_nothing() {
 }
 
 #[test]
-fn a_lost_index_does_not_hide_what_was_removed() {
+fn removed_data_is_noticed_after_the_index_is_lost() {
     let (bucket, content, first) = with_a_damaged_value();
     assert_eq!(open(&bucket.memory).verify(BucketCheck::Mend).unwrap().mended_packs, 1);
     std::fs::remove_dir_all(bucket.local.path().join("index")).unwrap();

@@ -197,7 +197,7 @@ pub(super) fn random(seed: u8, chunks: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_copied_is_read() {
+fn copied_content_reads_back() {
     let bucket = Bucket::new();
     let mut content = random(1, 3000);
     content[5 * CHUNK..900 * CHUNK].fill(0);
@@ -219,7 +219,7 @@ fn what_was_copied_is_read() {
 }
 
 #[test]
-fn what_is_there_is_not_sent_again() {
+fn existing_content_is_not_uploaded_again() {
     let bucket = Bucket::new();
     let content = random(1, 2000);
     let first = bucket.add(1, None, &content);
@@ -315,7 +315,7 @@ fn a_copy_that_ends_anywhere_leaves_whole_points() {
 }
 
 #[test]
-fn a_compaction_returns_what_no_point_needs() {
+fn compaction_removes_only_unreferenced_data() {
     let bucket = Bucket::new();
     let content = random(1, 500);
     let first = bucket.add(1, None, &content);

@@ -191,7 +191,7 @@ unsafe extern "C" fn collect(context: *mut c_void, offset: u64, length: u64, fla
 }
 
 #[test]
-fn what_stays_open_is_closed_with_its_repository_and_once() {
+fn open_exports_are_closed_once_with_their_repository() {
     let table = Arc::new(OpenHandles::default());
     let give = || table.give(Box::new(ExportHandle { opened_by: Arc::clone(&table), ..open().1 }));
     let (first, _second) = (give(), give());

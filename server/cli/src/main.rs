@@ -12,10 +12,10 @@
 
 mod arguments;
 mod boot_goal;
-mod coming;
 mod commands;
 mod gc_estimate;
 mod hardware;
+mod incoming;
 mod invocation;
 mod progress;
 mod remote;

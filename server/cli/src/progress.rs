@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_rate_and_time_left() {
+    fn progress_lines_show_rate_and_time_left() {
         let state = ProgressState {
             phase: Phase::Storing,
             disk: "vda",

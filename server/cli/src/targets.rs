@@ -76,26 +76,26 @@ pub(crate) fn quarantined(
 ///
 /// # Errors
 /// Errors of the drive, and of reading the catalog.
-pub(crate) fn take_coming(
+pub(crate) fn take_incoming(
     repository: &Arc<Repository>,
     targets: &mut Vec<Target>,
 ) -> Result<Vec<IncomingPoint>> {
-    let is_lost = |coming: &IncomingPoint| !coming.is_reachable(repository);
+    let is_lost = |incoming: &IncomingPoint| !incoming.is_reachable(repository);
     let mut lost: Vec<IncomingPoint> =
         IncomingPoint::all(repository)?.into_iter().filter(is_lost).collect();
-    let is_named = |coming: &IncomingPoint, target: &Target| match target {
+    let is_named = |incoming: &IncomingPoint, target: &Target| match target {
         Target::Point(machine, PointSelector::Exact(point)) => {
-            (machine, point) == (&coming.partial.machine, &coming.partial.point)
+            (machine, point) == (&incoming.partial.machine, &incoming.partial.point)
         }
         Target::Point(..) => false,
-        Target::Machine(machine) => *machine == coming.partial.machine,
+        Target::Machine(machine) => *machine == incoming.partial.machine,
     };
-    lost.retain(|coming| targets.iter().any(|target| is_named(coming, target)));
+    lost.retain(|incoming| targets.iter().any(|target| is_named(incoming, target)));
     let catalog = Catalog::new(repository);
     // A machine can have other points.
     targets.retain(|target| match target {
         Target::Machine(machine) if catalog.check_machine(machine).is_ok() => true,
-        _ => !lost.iter().any(|coming| is_named(coming, target)),
+        _ => !lost.iter().any(|incoming| is_named(incoming, target)),
     });
     Ok(lost)
 }

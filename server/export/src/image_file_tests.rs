@@ -182,7 +182,7 @@ proptest! {
 }
 
 #[test]
-fn what_leaves_the_file_is_refused_and_so_is_every_write() {
+fn reads_beyond_the_end_and_writes_are_refused() {
     for file in files(Memory::new(1 << 20, &[(0, 3)], 1)) {
         let size = file.size_bytes();
         let mut byte = [0];
@@ -222,7 +222,7 @@ impl Disk for Failing {
 }
 
 #[test]
-fn a_disk_that_cannot_say_what_it_holds_is_an_error_and_no_endless_loop() {
+fn stored_ranges_end_with_an_error_if_extents_fail_or_are_empty() {
     let corrupt = Err(Error::new(ErrorKind::Corrupt, "a damaged page"));
     for (answer, kind) in [(corrupt, ErrorKind::Corrupt), (Ok(()), ErrorKind::Internal)] {
         let disk = Arc::new(Failing(answer));

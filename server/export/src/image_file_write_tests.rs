@@ -231,7 +231,7 @@ fn a_flush_reaches_the_disk_and_the_side_file() {
 }
 
 #[test]
-fn what_cannot_be_written_below_is_read_only() {
+fn images_over_read_only_files_are_read_only() {
     struct Point(Arc<Memory>);
     impl Disk for Point {
         fn size_bytes(&self) -> u64 {

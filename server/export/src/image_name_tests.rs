@@ -54,7 +54,7 @@ fn a_disk_is_never_hidden_by_an_image() {
 }
 
 #[test]
-fn what_is_listed_can_be_found() {
+fn listed_image_names_are_found() {
     let disks = disks(&["vda", "vda.raw", "vda.dynamic"]);
     let there: Vec<_> = disks.iter().collect();
     let identity = Identity { seed: [0; 32], created_unix_seconds: 0 };

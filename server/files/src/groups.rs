@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_lacks_is_said_with_what_to_type() {
+    fn incomplete_and_ambiguous_groups_are_reported_with_advice() {
         for (said, expected) in [
             (
                 said(&["x"], &[], true),

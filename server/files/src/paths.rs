@@ -109,7 +109,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_a_tree_passes() {
+    fn only_entries_that_form_a_tree_are_admitted() {
         use EntryKind::{File, Folder, Link};
         let top = ("", Folder);
         assert!(admits(&[

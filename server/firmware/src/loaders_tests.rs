@@ -107,7 +107,7 @@ fn loaders_are_found_on_every_kind_of_fat_and_table() {
 }
 
 #[test]
-fn the_best_loader_is_first_and_tools_are_none() {
+fn the_best_loader_is_first_and_tools_are_skipped() {
     let files = [
         "EFI/Microsoft/Boot/bootmgfw.efi",
         "EFI/Microsoft/Boot/memtest.efi",

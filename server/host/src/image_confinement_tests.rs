@@ -59,7 +59,7 @@ impl Files {
 }
 
 #[test]
-fn nothing_is_read_but_what_is_named() {
+fn only_named_files_are_readable() {
     let files = files();
     assert_eq!(files.succeeds("cat named"), "named");
     // By any of its names.
@@ -87,7 +87,7 @@ fn nothing_is_read_but_what_is_named() {
 }
 
 #[test]
-fn nothing_is_changed() {
+fn no_file_can_be_changed() {
     let files = files();
     for script in [
         "echo x >named",
@@ -111,7 +111,7 @@ fn nothing_is_changed() {
 }
 
 #[test]
-fn nothing_is_reached() {
+fn no_socket_can_be_created_or_connected() {
     let files = files();
     for family in ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"] {
         let script = format!("/usr/bin/python3 -c 'import socket; socket.socket(socket.{family})'");

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_writes_is_kept() {
+    fn output_and_exit_status_of_a_program_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let run = |script| started("sh", &["-c", script], None, folder.path()).state(LONG);
         let state = run("pwd; echo a b >&2; exit 7");

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_sends_something_else_is_left() {
+    fn a_server_with_another_protocol_is_refused() {
         let (mut near, far) = UnixStream::pair().unwrap();
         near.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let output = far.try_clone().unwrap();

@@ -183,7 +183,7 @@ mod tests {
     use super::{quoted, shown, split};
 
     #[test]
-    fn answers_are_told_apart() {
+    fn answers_of_several_commands_are_separated() {
         assert_eq!(split("a\nb\nMMc", "M"), ["a\nb\n", "", "c"]);
         assert_eq!(split("a\nM\nc\nM\n", "M"), ["a\n", "c\n", ""]);
         assert_eq!(split("", "M"), [""]);

@@ -510,7 +510,7 @@ mod tests {
     use super::is_lost_client;
 
     #[test]
-    fn only_lost_clients_are_no_news() {
+    fn messages_about_lost_clients_are_recognized() {
         for line in [
             "nbdkit: coldrise[3]: error: write: sending newstyle handshake: Broken pipe\n",
             "nbdkit: coldrise[3]: error: write reply: NBD_CMD_WRITE: Broken pipe\n",

@@ -34,7 +34,7 @@ impl Origin {
         match catalog.point(machine, selector) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 match IncomingPoint::find(repository, machine, selector)? {
-                    Some(coming) => Ok(Origin::IncomingPoint(Box::new(coming))),
+                    Some(incoming) => Ok(Origin::IncomingPoint(Box::new(incoming))),
                     None => Err(error),
                 }
             }
@@ -50,7 +50,7 @@ impl Origin {
     pub fn document(&self) -> &PointDocument {
         match self {
             Origin::Point(point) => point,
-            Origin::IncomingPoint(coming) => &coming.point.document,
+            Origin::IncomingPoint(incoming) => &incoming.point.document,
         }
     }
 
@@ -71,9 +71,9 @@ impl Origin {
     ) -> Result<SessionDocument> {
         match self {
             Origin::Point(point) => crate::vmx::publish(repository, point, name),
-            Origin::IncomingPoint(coming) => {
-                caller.remark(&coming.sentence(repository));
-                crate::vmx::publish_incoming(repository, coming, name)
+            Origin::IncomingPoint(incoming) => {
+                caller.remark(&incoming.sentence(repository));
+                crate::vmx::publish_incoming(repository, incoming, name)
             }
         }
     }

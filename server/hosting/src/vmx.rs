@@ -29,11 +29,11 @@ pub fn publish(
 /// [`coldrise_session::publish_incoming`].
 pub fn publish_incoming(
     repository: &Arc<Repository>,
-    coming: &IncomingPoint,
+    incoming: &IncomingPoint,
     name: Option<SessionName>,
 ) -> Result<SessionDocument> {
-    let point = &coming.point.document;
-    coldrise_session::publish_incoming(repository, coming, name, |session, files| {
+    let point = &incoming.point.document;
+    coldrise_session::publish_incoming(repository, incoming, name, |session, files| {
         Ok(arrange(point, session, files))
     })
 }

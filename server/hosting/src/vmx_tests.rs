@@ -62,7 +62,7 @@ fn a_disk_too_many_is_not_present_and_one_more_gets_a_place() {
 }
 
 #[test]
-fn a_file_is_made_of_what_is_known() {
+fn a_vmx_is_generated_from_hardware_and_disks() {
     let disks = disks(&["vda", "vdb"]);
     let disks: Vec<_> = disks.iter().collect();
     let hardware = Hardware {
@@ -100,7 +100,7 @@ fn a_file_is_made_of_what_is_known() {
 }
 
 #[test]
-fn many_disks_go_on_several_controllers() {
+fn many_disks_are_spread_over_several_controllers() {
     let names: Vec<_> = (0..20).map(|number| format!("d{number}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let disks = disks(&names);

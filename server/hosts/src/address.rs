@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_becomes_an_option_or_a_command() {
+    fn host_addresses_cannot_inject_options_or_commands() {
         for text in [
             "hv1",
             "ssh://",

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_have_no_quote_in_them() {
+    fn the_remote_command_is_one_line_with_one_pair_of_quotes() {
         let program = Program { content: vec![0; 7], hash: "ab".repeat(32) };
         assert_eq!(program.words().matches('\'').count(), 2);
         assert!(!program.words().contains('\n'));

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_is_refused() {
+    fn invalid_configuration_files_are_refused() {
         let long = vec![b'x'; MAX_CONFIGURATION_BYTES + 1];
         for (name, content) in [
             ("web.txt", b"x".as_slice()),

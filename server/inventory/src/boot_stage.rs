@@ -47,7 +47,7 @@ impl BootStage {
 
     /// The stage of that word.
     pub fn of_word(word: &str) -> Option<BootStage> {
-        BootStage::ALL.into_iter().find(|rung| rung.word() == word)
+        BootStage::ALL.into_iter().find(|stage| stage.word() == word)
     }
 
     /// The word of the command line and of `--json`.

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn other_configurations() {
+    fn a_display_name_is_read_from_coldrise_json() {
         assert_eq!(name(COLDRISE_JSON, r#"{"display_name": "Web 1"}"#).as_deref(), Some("Web 1"));
         assert_eq!(name(COLDRISE_JSON, r#"{"display_name": 1}"#), None);
         assert_eq!(name("other", "displayName = \"x\""), None);

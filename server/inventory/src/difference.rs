@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_of_one_holds() {
+    fn a_limit_of_one_range_holds() {
         let mut ranges = Ranges { found: Vec::new(), most: 1, gap_bytes: 0 };
         for index in 0..5 {
             let offset_bytes = (u64::MAX / 8) * index;

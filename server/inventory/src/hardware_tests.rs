@@ -26,7 +26,7 @@ fn our_own_description_may_leave_things_out() {
 }
 
 #[test]
-fn the_impossible_is_refused() {
+fn invalid_hardware_descriptions_are_refused() {
     for (format, text) in [
         (COLDRISE_JSON, r#"{"cpus":0}"#),
         (COLDRISE_JSON, r#"{"cpus":256}"#),
@@ -50,7 +50,7 @@ fn the_impossible_is_refused() {
 }
 
 #[test]
-fn libvirt_tells_memory_processors_firmware_and_bus() {
+fn hardware_is_read_from_libvirt_xml() {
     let text = "<?xml version='1.0'?>
         <domain type='kvm'>
           <name>web01</name>
@@ -89,7 +89,7 @@ fn hostile_xml_opens_nothing_and_ends_soon() {
 }
 
 #[test]
-fn vmx_tells_memory_processors_firmware_and_bus() {
+fn hardware_is_read_from_a_vmx() {
     let text = ".encoding = \"UTF-8\"\r\nnumvcpus = \"4\"\r\nmemSize = \"8192\"\r\n\
                 firmware = \"efi\"\r\nscsi0:0.present = \"TRUE\"\r\nscsi0:0.fileName = \"a.vmdk\"\r\n";
     let found = hardware(VMX, text).unwrap();

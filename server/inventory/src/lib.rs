@@ -19,7 +19,6 @@
 
 mod activity;
 mod boot_stage;
-mod coming;
 mod compare;
 mod configured_name;
 mod content;
@@ -27,6 +26,7 @@ mod damage;
 mod difference;
 mod gc_estimate;
 mod hardware;
+mod incoming;
 mod index;
 mod inventory;
 mod listing;
@@ -41,7 +41,6 @@ mod space;
 
 pub use activity::{ActivityTotals, ActivityWatch};
 pub use boot_stage::BootStage;
-pub use coming::ComingDetails;
 pub use compare::{Range, changed_ranges};
 pub use configured_name::{configured_name, configured_uuid};
 pub use content::Content;
@@ -53,6 +52,7 @@ pub use hardware::ovf::{
     escaped,
 };
 pub use hardware::{DiskBus, Firmware, Hardware, LOST_TPM, Network, QEMU_BYTES, has_tpm};
+pub use incoming::IncomingDetails;
 pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{MachinePattern, matches_wildcards};
@@ -63,8 +63,8 @@ pub use retention::{
     retention_verdicts,
 };
 pub use schema::{
-    BootCheckSchema, BootRungSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema,
-    IndexMemorySchema, QuarantineSchema,
+    BootCheckSchema, BootVerdictSchema, ConfigurationSchema, DamageSchema, IndexMemorySchema,
+    QuarantineSchema, ReachedStageSchema,
 };
 pub use sessions::{SessionDetails, SessionDiskDetails, SessionListing, SessionServer};
 pub use space::{MachineStats, PointStats, Stats, Unique, saved_percent};

@@ -80,9 +80,9 @@ pub struct BootBadge {
     pub is_worse: bool,
     /// The end of the check, in milliseconds since 1970-01-01T00:00:00Z.
     pub checked_at_ms: u64,
-    /// The highest rung that was reached; absent if none was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rung: Option<String>,
+    /// The highest stage that was reached; absent if none was.
+    #[serde(default, rename = "rung", skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
 }
 
 /// The part of a machine's points that is wanted.

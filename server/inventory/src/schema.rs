@@ -19,7 +19,7 @@ pub enum QuarantineSchema {
 #[derive(ToSchema)]
 #[schema(as = BootVerdict, rename_all = "snake_case")]
 pub enum BootVerdictSchema {
-    /// It reached the wanted rung.
+    /// It reached the wanted stage.
     Ok,
     /// It provably failed.
     Failed,
@@ -35,10 +35,11 @@ pub struct BootCheckSchema {
     pub checked_at_ms: u64,
     /// The result.
     pub verdict: BootVerdictSchema,
-    /// The rung that was to be reached.
+    /// The stage that was to be reached.
     pub until: String,
-    /// The reached rungs, from the lowest on.
-    pub rungs: Vec<BootRungSchema>,
+    /// The reached stages, from the lowest on.
+    #[schema(rename = "rungs")]
+    pub stages: Vec<ReachedStageSchema>,
     /// The proof of the failure.
     #[schema(required)]
     pub failure: Option<String>,
@@ -47,9 +48,9 @@ pub struct BootCheckSchema {
     pub note: Option<String>,
     /// Nothing was proven, and the machine came less far than in its last good checks.
     pub is_worse: bool,
-    /// The highest rung of those checks. Set only if nothing was proven.
-    #[schema(required)]
-    pub usual_rung: Option<String>,
+    /// The highest stage of those checks. Set only if nothing was proven.
+    #[schema(required, rename = "usual_rung")]
+    pub usual_stage: Option<String>,
     /// The text of the screen, if it had any.
     #[schema(required)]
     pub screen_text: Option<String>,
@@ -60,9 +61,10 @@ pub struct BootCheckSchema {
 /// How far a boot came, and the proof of it.
 #[derive(ToSchema)]
 #[schema(as = BootRung)]
-pub struct BootRungSchema {
+pub struct ReachedStageSchema {
     /// Such as `login`.
-    pub rung: String,
+    #[schema(rename = "rung")]
+    pub stage: String,
     /// Since the start of the machine, in milliseconds.
     pub after_ms: u64,
     /// In words.
@@ -107,8 +109,8 @@ pub struct IndexMemorySchema {
 mod tests {
     use super::*;
     use coldrise_store::{
-        BootCheckDocument, BootRung, BootVerdict, CatalogDamage, Configuration, IndexMemory,
-        Quarantine,
+        BootCheckDocument, BootVerdict, CatalogDamage, Configuration, IndexMemory, Quarantine,
+        ReachedStage,
     };
     use serde_json::{Value, json};
     use utoipa::PartialSchema;
@@ -126,16 +128,16 @@ mod tests {
 
     #[test]
     fn described_forms_are_the_serialized_ones() {
-        let rung = BootRung { rung: String::new(), after_ms: 0, evidence: String::new() };
-        assert_same_fields::<BootRungSchema>(&rung);
+        let stage = ReachedStage { stage: String::new(), after_ms: 0, evidence: String::new() };
+        assert_same_fields::<ReachedStageSchema>(&stage);
         assert_same_fields::<BootCheckSchema>(&BootCheckDocument {
             checked_at_ms: 0,
             verdict: BootVerdict::Ok,
             until: String::new(),
-            rungs: vec![rung],
+            stages: vec![stage],
             note: None,
             is_worse: false,
-            usual_rung: None,
+            usual_stage: None,
             failure: None,
             screen_text: None,
             serial_tail: Vec::new(),

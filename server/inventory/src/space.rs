@@ -245,7 +245,7 @@ mod tests {
     use super::saved_percent;
 
     #[test]
-    fn nothing_is_saved_of_nothing() {
+    fn saved_percent_is_zero_for_empty_and_grown_content() {
         assert_eq!(saved_percent(0, 0), 0.0);
         assert_eq!(saved_percent(5, 4), 0.0);
         assert_eq!(saved_percent(1, 4), 75.0);

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bulk_stands_still_for_blocks_and_keeps_a_part() {
+    fn bulk_traffic_pauses_for_fetches_and_keeps_a_share() {
         let mut yielding = Yielding::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_conflicts_is_access_with_deny_either_way() {
+    fn access_conflicts_with_deny_in_both_directions() {
         // Read and write are the first two bits, their denies the next two.
         for held in 0..16 {
             let mut counts = Counts::default();

@@ -146,7 +146,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn what_finds_no_room_is_refused_and_the_rest_is_done() {
+    fn a_full_pool_refuses_jobs_and_finishes_waiting_ones() {
         let pool = ThreadPool::new("test", 1);
         let (go, wait) = channel::<()>();
         let (done, finished) = channel();

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_name_is_refused() {
+    fn invalid_s3_addresses_and_object_names_are_refused() {
         for url in
             ["vault", "s3://", "s3:///a", "https://vault", "s3://key:secret@vault", "s3://v/a//b"]
         {

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_say_what_happened_where_and_what_to_do() {
+    fn messages_name_the_action_the_object_and_advice() {
         assert_eq!(
             refused(Action::Get, 404, "NoSuchKey").error.full_message(),
             "reading the object packs/01 in s3://vault/site: there is no such object"
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_transient() {
+    fn connection_errors_and_slow_down_are_transient() {
         assert!(failure(Action::Put, Trouble::NotReached("refused".into())).is_transient);
         assert!(failure(Action::Put, Trouble::Cut("reset".into())).is_transient);
         assert!(refused(Action::Put, 503, "SlowDown").is_transient);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_not_one_of_s3_is_no_missing_object() {
+    fn a_404_without_an_s3_error_is_not_a_missing_object() {
         for body in ["", "<html><Code>NoSuchKey</Code></html>", "404 page not found", "<Error>"] {
             let refusal = of(404, body);
             assert_eq!((refusal.code.as_str(), refusal.message.as_str()), ("", ""), "{body}");

@@ -146,7 +146,7 @@ fn an_object_that_is_too_long_is_not_read() {
 }
 
 #[test]
-fn what_breaks_is_tried_again() {
+fn interrupted_requests_are_retried() {
     let replies = vec![refusal(503, "SlowDown"), Cut, Answer(200, "four".into())];
     let (s3, lines) = against(replies);
     assert_eq!(s3.get("a", 9).unwrap(), b"four");
@@ -157,7 +157,7 @@ fn what_breaks_is_tried_again() {
 }
 
 #[test]
-fn what_came_of_an_object_is_not_read_again() {
+fn an_interrupted_download_resumes_at_its_offset() {
     let (s3, lines) = against(vec![Short(3), refusal(503, "SlowDown"), Part(4, "e", "ish")]);
     assert_eq!(s3.get("a", 9).unwrap(), b"fourish");
     let asked = "GET /vault/site/a";
@@ -199,7 +199,7 @@ fn pages_are_put_together() {
 }
 
 #[test]
-fn patience_ends() {
+fn requests_fail_after_the_time_limit() {
     let begun = Instant::now();
     let error = open("http://127.0.0.1:1", 600).0.get("a", 9).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_an_offset_stays() {
+    fn ranges_before_an_offset_are_cut_off() {
         let ranges = || vec![range(4, 4), range(10, 2), range(20, 8)];
         assert_eq!(behind(ranges(), 0), ranges());
         assert_eq!(behind(ranges(), 6), [range(6, 2), range(10, 2), range(20, 8)]);

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_before_an_offset_is_counted_without_holes() {
+    fn bytes_before_an_offset_exclude_holes() {
         let mut content = Content::default();
         [(4, 8), (8, 10), (20, 30)].into_iter().for_each(|(start, end)| content.add(start, end));
         assert_eq!((content.bytes(), content.ranges.len()), (16, 2));

@@ -63,7 +63,7 @@ impl Case {
 const NEW: Wanted = Wanted { is_all: false, last: None, clock_guard: None };
 
 #[test]
-fn what_is_retired_there_is_not_copied_again() {
+fn points_removed_at_the_target_are_not_copied_again() {
     let case = Case::new();
     assert_eq!(case.plan(&[], NEW).unwrap().missing, [0, 1, 2, 3]);
     let plan = case.plan(&[case.copy(2)], NEW).unwrap();
@@ -162,7 +162,7 @@ fn points_in_quarantine_are_neither_copied_nor_a_base() {
 }
 
 #[test]
-fn the_base_is_what_a_point_was_published_from_or_the_last_before_it() {
+fn the_base_is_the_published_point_or_the_last_one_before() {
     let case = Case::new();
     let candidates: Vec<_> = case.points.iter().collect();
     assert_eq!(base_of(&point("20261102T120000Z", 3), &candidates[..2]), Some(1));

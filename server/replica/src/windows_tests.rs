@@ -21,7 +21,7 @@ fn time(text: &str) -> DateTime {
 }
 
 #[test]
-fn the_least_holds_and_outside_the_rate() {
+fn the_lowest_of_overlapping_limits_applies() {
     let rate = Some(Rate::from_bytes_per_second(20 << 20).unwrap());
     let windows =
         windows(&["mon-fri 08:00-18:00=5M", "12:00-13:00=1M", "sat,sun=off"], rate).unwrap();

@@ -110,8 +110,8 @@ pub struct CheckBoot {
     /// MACHINE/POINT.
     #[arg(value_name = "MACHINE/POINT", value_parser = text(Address::parse))]
     pub address: String,
-    /// The rung to reach. Default: login, or service with --check-port or --check.
-    #[arg(long, value_enum, value_name = "RUNG")]
+    /// The stage to reach. Default: login, or service with --check-port or --check.
+    #[arg(long, value_enum, value_name = "STAGE")]
     pub until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
     ///

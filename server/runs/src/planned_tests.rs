@@ -124,7 +124,7 @@ fn wait_for(watch: &mut Watch, mut is_true: impl FnMut(&[RunId]) -> bool) {
 }
 
 #[test]
-fn a_watch_tells_each_change_at_once() {
+fn a_watch_reports_each_change_at_once() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("a/runs");
     let folder = RunsFolder::at(&path);
@@ -162,7 +162,7 @@ fn a_watch_tells_each_change_at_once() {
 }
 
 #[test]
-fn a_watch_that_misses_events_tells_every_run() {
+fn a_watch_that_misses_events_reports_every_run() {
     let home = tempfile::tempdir().unwrap();
     let folder = RunsFolder::at(home.path().join("runs"));
     let run = begin(&folder, "gc");

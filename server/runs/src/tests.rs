@@ -35,7 +35,7 @@ pub(crate) fn state(folder: &RunsFolder, run: &Run) -> State {
 }
 
 #[test]
-fn a_run_is_running_and_then_what_its_result_says() {
+fn a_finished_run_has_the_state_of_its_result() {
     let home = tempfile::tempdir().unwrap();
     let folder = RunsFolder::at(home.path().join("a/runs"));
     assert!(folder.list(usize::MAX).unwrap().runs.is_empty());

@@ -248,7 +248,7 @@ fn golden_events() {
 }
 
 #[test]
-fn a_refusal_says_where_and_what_is_allowed() {
+fn errors_name_the_position_and_the_allowed_values() {
     for (text, place, allowed) in [
         ("", "empty", "daily"),
         (" \t", "empty", "daily"),

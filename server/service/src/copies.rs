@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use coldrise_block::Result;
-use coldrise_inventory::ComingDetails;
+use coldrise_inventory::IncomingDetails;
 use coldrise_replica::{CopiesStamp, CopyState, StatusReader, TargetCopies};
 use coldrise_session::IncomingPoint;
 use coldrise_store::MachineName;
@@ -71,24 +71,25 @@ struct Known {
     /// `None` until the repository was read.
     targets: Option<Arc<Vec<TargetCopies>>>,
     rates: HashMap<String, VecDeque<CopyRate>>,
-    coming: Arc<Vec<ComingDetails>>,
+    incoming: Arc<Vec<IncomingDetails>>,
 }
 
 impl Copies {
     /// The points that were on their way here at the last look.
-    pub(crate) fn coming(&self) -> Arc<Vec<ComingDetails>> {
-        self.known.lock().coming.clone()
+    pub(crate) fn incoming(&self) -> Arc<Vec<IncomingDetails>> {
+        self.known.lock().incoming.clone()
     }
 
     /// Keeps what is on its way now. Returns the machines of points that changed, appeared or went.
-    fn keep_coming(&self, coming: Vec<ComingDetails>) -> BTreeSet<String> {
-        let coming = Arc::new(coming);
-        let before = std::mem::replace(&mut self.known.lock().coming, Arc::clone(&coming));
-        let differing = |some: &[ComingDetails], others: &[ComingDetails]| -> BTreeSet<String> {
-            let is_other = |one: &&ComingDetails| !others.contains(one);
-            some.iter().filter(is_other).map(|one| one.machine.clone()).collect()
-        };
-        &differing(&before, &coming) | &differing(&coming, &before)
+    fn keep_incoming(&self, incoming: Vec<IncomingDetails>) -> BTreeSet<String> {
+        let incoming = Arc::new(incoming);
+        let before = std::mem::replace(&mut self.known.lock().incoming, Arc::clone(&incoming));
+        let differing =
+            |some: &[IncomingDetails], others: &[IncomingDetails]| -> BTreeSet<String> {
+                let is_other = |one: &&IncomingDetails| !others.contains(one);
+                some.iter().filter(is_other).map(|one| one.machine.clone()).collect()
+            };
+        &differing(&before, &incoming) | &differing(&incoming, &before)
     }
 
     /// The state at the last look; `None` if the repository was not there since the start.
@@ -142,7 +143,7 @@ impl Known {
 /// Follows the copies until the service stops.
 pub(crate) fn run(service: &SharedService) {
     let mut events = service.events.subscribe(None).receiver;
-    let (mut last, mut last_coming) = (None, None);
+    let (mut last, mut last_incoming) = (None, None);
     let mut last_error = None;
     while !*service.stop.borrow() {
         let mut is_due = false;
@@ -157,7 +158,7 @@ pub(crate) fn run(service: &SharedService) {
             }
         }
         let looked = look(service, &mut last, is_due);
-        match looked.and_then(|()| look_at_coming(service, &mut last_coming)) {
+        match looked.and_then(|()| look_at_incoming(service, &mut last_incoming)) {
             Ok(()) => last_error = None,
             // While the repository is away another thread reports that.
             Err(error) => {
@@ -168,7 +169,7 @@ pub(crate) fn run(service: &SharedService) {
                     tracing::warn!("the state of copies: {text}");
                 }
                 last_error = Some(text);
-                (last, last_coming) = (None, None);
+                (last, last_incoming) = (None, None);
             }
         }
         std::thread::sleep(INTERVAL);
@@ -215,22 +216,22 @@ fn look(service: &Service, last: &mut Option<(CopiesStamp, Instant)>, is_due: bo
     Ok(())
 }
 
-fn look_at_coming(
+fn look_at_incoming(
     service: &Service,
     last: &mut Option<(Option<SystemTime>, Instant)>,
 ) -> Result<()> {
     let repository = service.inventory()?.repository()?;
     let stamp = IncomingPoint::stamp(&repository)?;
     // Whether the other site is connected leaves no mark if its process was killed.
-    let is_running = !service.copies.coming().is_empty();
+    let is_running = !service.copies.incoming().is_empty();
     let is_same = last.is_some_and(|(before, at)| {
         before == stamp && !(is_running && at.elapsed() >= RUNNING_INTERVAL)
     });
     if !is_same {
         // Before the reading: what changes meanwhile is read again.
         *last = Some((stamp, Instant::now()));
-        for machine in service.copies.keep_coming(ComingDetails::all(&repository, None)?) {
-            service.events.send(What::Coming { machine });
+        for machine in service.copies.keep_incoming(IncomingDetails::all(&repository, None)?) {
+            service.events.send(What::Incoming { machine });
         }
     }
     Ok(())

@@ -48,7 +48,8 @@ pub(crate) enum What {
     /// The state of the copies at a target changed.
     Copies { target: String },
     /// The points of a machine that are on their way here changed, or what of them is here.
-    Coming { machine: String },
+    #[serde(rename = "coming")]
+    Incoming { machine: String },
     /// An alarm was raised or cleared.
     Alarm { key: String, machine: Option<String> },
     /// Settings, users or tokens changed.
@@ -60,7 +61,7 @@ impl What {
     pub(crate) fn machine(&self) -> Option<&str> {
         match self {
             What::Run { machine, .. } | What::Alarm { machine, .. } => machine.as_deref(),
-            What::Machine { machine } | What::Coming { machine } => Some(machine),
+            What::Machine { machine } | What::Incoming { machine } => Some(machine),
             What::Activity(totals) => Some(&totals.machine),
             _ => None,
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, MachineSummary};
+use coldrise_inventory::{IncomingDetails, MachineSummary};
 use coldrise_replica::{MachineCopies, TargetCopies};
 use coldrise_store::BootVerdict;
 use prometheus_client::encoding::text::encode;
@@ -59,7 +59,7 @@ pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
     jobs(&mut out, service, caller)?;
     alarms(&mut out, service, caller)?;
     copies(&mut out, service, caller);
-    coming(&mut out, service, caller);
+    incoming(&mut out, service, caller);
     if caller.sees_all() {
         site(&mut out, service)?;
     }
@@ -107,13 +107,13 @@ fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
     );
     of_each(
         "coldrise_machine_boot_rung",
-        "Rung that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
+        "Stage that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
         &|one| {
             let badge = one.boot.as_ref()?;
             if badge.verdict == BootVerdict::Failed {
                 return Some(-1.0);
             }
-            let stage = badge.rung.as_deref()?;
+            let stage = badge.stage.as_deref()?;
             BOOT_STAGES.iter().position(|known| *known == stage).map(|number| number as f64)
         },
     );
@@ -253,13 +253,13 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
 }
 
 /// Points on their way here. Machines without one have no values.
-fn coming(out: &mut Exposition, service: &Service, caller: &Identity) {
-    let all = service.copies.coming();
-    let mut by_machine: BTreeMap<&str, Vec<&ComingDetails>> = BTreeMap::new();
+fn incoming(out: &mut Exposition, service: &Service, caller: &Identity) {
+    let all = service.copies.incoming();
+    let mut by_machine: BTreeMap<&str, Vec<&IncomingDetails>> = BTreeMap::new();
     for one in all.iter().filter(|one| caller.sees(&one.machine)) {
         by_machine.entry(&one.machine).or_default().push(one);
     }
-    let mut of_each = |name: &str, help: &str, value: &dyn Fn(&[&ComingDetails]) -> u64| {
+    let mut of_each = |name: &str, help: &str, value: &dyn Fn(&[&IncomingDetails]) -> u64| {
         let values = by_machine.iter().map(|(name, points)| (machine(name), value(points) as f64));
         out.gauge(name, help, values.collect::<Vec<_>>());
     };

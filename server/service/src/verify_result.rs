@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_names_what_it_affects() {
+    fn damage_lists_the_affected_machines_and_disks() {
         let disks = |machines: &[&str]| -> Vec<Value> {
             machines.iter().map(|m| json!({"disk": format!("{m}/x/vda"), "ranges": []})).collect()
         };
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ends_are_no_damage() {
+    fn runs_without_findings_are_not_reported_as_damage() {
         let error = json!({"kind": "io", "message": "cannot be read"});
         assert_eq!(FoundDamage::of(&verify(1, error, Value::Null)), None);
         assert_eq!(FoundDamage::of(&verify(3, Value::Null, json!({}))), None, "could not be read");

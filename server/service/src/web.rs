@@ -196,7 +196,7 @@ mod tests {
     use super::Web;
 
     #[test]
-    fn what_is_no_page_is_refused() {
+    fn web_folders_without_an_index_or_beyond_the_limits_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Web::load(Some(folder.path())).is_err(), "no index.html");
         std::fs::write(folder.path().join("index.html"), "page").unwrap();

@@ -85,7 +85,7 @@ proptest! {
     /// A person with the key of a repository can write anything: payloads that authenticate and are
     /// not compressed chunks.
     #[test]
-    fn authentic_garbage_is_refused(
+    fn authenticated_garbage_is_refused(
         codec in 1u8..5,
         mut payload in prop::collection::vec(any::<u8>(), 0..CHUNK),
         claimed: u32,
@@ -117,7 +117,7 @@ fn a_value_opens_only_under_its_id_and_in_its_repository() {
 }
 
 #[test]
-fn sealed_lengths_tell_only_the_quantum() {
+fn encrypted_lengths_reveal_only_the_quantum() {
     let fixture = fixture(Compression::Zstd(3), true);
     for noisy in (0..CHUNK).step_by(50) {
         let value = fixture.encode(1, &chunk_of(noisy, 2));

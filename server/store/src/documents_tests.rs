@@ -24,7 +24,7 @@ fn a_document_without_a_display_name_keeps_its_bytes() {
 }
 
 #[test]
-fn a_display_name_is_one_more_field() {
+fn a_document_with_a_display_name_keeps_its_bytes() {
     let text = with("Web Server 01");
     let (point, again) = read(&text);
     assert_eq!(point.display_name.unwrap().as_str(), "Web Server 01");
@@ -40,7 +40,7 @@ fn a_hostile_display_name_does_not_make_a_point_unreadable() {
 }
 
 #[test]
-fn parts_are_one_more_field() {
+fn a_document_with_parts_keeps_its_bytes() {
     let part = r#","parts":[{"kind":"firmware-variables","format":"raw","size_bytes":4,"content":"KLUv/SAEIQAAYWJjZA=="}]"#;
     let text = WITHOUT.replace(r#""text":"x"}"#, &format!(r#""text":"x"}}{part}"#));
     let (point, again) = read(&text);

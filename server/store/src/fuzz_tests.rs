@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn made_up_markers_say_nothing(value in garbage(), name in "[0-9a-f]{32}") {
+    fn made_up_markers_are_ignored(value in garbage(), name in "[0-9a-f]{32}") {
         let fixture = FIXTURE.lock();
         let path = fixture.directory.path().join("markers").join(&name);
         std::fs::write(&path, &value).unwrap();

@@ -93,7 +93,7 @@ pub use documents::{
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use lock_holder::lock_holder;
 pub use map::MapRoot;
-pub use markers::{BootCheckDocument, BootRung, BootVerdict, MarkerId, PendingMarker};
+pub use markers::{BootCheckDocument, BootVerdict, MarkerId, PendingMarker, ReachedStage};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, LATEST, MAX_NAME_BYTES, MachineName, SessionName};
 pub use parts::{

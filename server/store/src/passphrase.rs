@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_gives_what_it_prints_and_must_succeed() {
+    fn a_passphrase_is_read_from_the_output_of_a_command() {
         let read = |command: &str| PassphraseSource::Command(command.into()).read();
         assert_eq!(read("echo secret").unwrap().unwrap().as_bytes(), b"secret");
         assert_eq!(read("echo secret; exit 3").unwrap_err().kind(), ErrorKind::ToolFailed);

@@ -121,7 +121,7 @@ fn a_guess_gets_cheaper_only_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_changes_nothing() {
+fn refused_passphrase_changes_leave_the_file_unchanged() {
     let (_folder, path) = repository();
     let before = std::fs::read(path.join("repository.json")).unwrap();
     let second = secret("second");

@@ -46,7 +46,7 @@ fn the_right_passphrase_gives_the_same_key_every_time() {
 }
 
 #[test]
-fn a_wrong_missing_or_surplus_passphrase_is_said_to_be_so() {
+fn wrong_missing_and_superfluous_passphrases_are_refused() {
     let plain = RepositoryConfig::create(16_384, Compression::None, None, None).unwrap();
     assert!(!plain.is_encrypted() && plain.master(None).is_ok());
     for error in [

@@ -205,7 +205,7 @@ fn a_document_under_another_key_is_noticed() {
 }
 
 #[test]
-fn what_was_not_committed_is_dropped_and_its_ids_are_skipped() {
+fn uncommitted_data_is_dropped_and_its_ids_are_skipped() {
     let Fixture { _directory: directory, writer, root, content } = fixture(false);
     let chunk = Fixture {
         _directory: tempfile::tempdir().unwrap(),

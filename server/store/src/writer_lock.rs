@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_given_back_although_a_child_has_its_file() {
+    fn a_lock_is_released_although_a_child_has_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let taken = lock(folder.path()).unwrap();
         let of_a_child = taken.file().try_clone().unwrap();

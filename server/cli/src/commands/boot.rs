@@ -292,7 +292,7 @@ fn boot(
     let qemu_place = QemuPlace::here(place.of_qemu(), place.scratch)?;
     let flash = uefi::prepare(caller, repository, session, hardware, &qemu_place)?;
     let kvm = kvm_works();
-    let (stops, flash) = (session.is_coming(), flash.as_ref());
+    let (stops, flash) = (session.is_incoming(), flash.as_ref());
     let mut words = qemu::arguments(hardware, kvm.is_ok(), console, disks.collect(), stops, flash);
     let tpm = Tpm::start(caller, session, &qemu_place)?;
     words.extend(tpm.iter().flat_map(Tpm::words));

@@ -71,7 +71,8 @@ struct Checked<'a> {
     #[serde(flatten)]
     document: &'a BootCheckDocument,
     /// The highest one.
-    rung: Option<&'a str>,
+    #[serde(rename = "rung")]
+    stage: Option<&'a str>,
     screenshot: Option<&'a Path>,
     elapsed_ms: u64,
 }
@@ -146,7 +147,7 @@ fn report(
     }
     let checked = Checked {
         address: format!("{}/{}", point.machine, point.point),
-        rung: document.rungs.last().map(|reached| reached.rung.as_str()),
+        stage: document.stages.last().map(|reached| reached.stage.as_str()),
         document,
         screenshot,
         elapsed_ms: invocation.elapsed_ms(),
@@ -164,7 +165,7 @@ fn text(invocation: &Invocation, checked: &Checked<'_>) -> String {
     let (address, document) = (&checked.address, checked.document);
     let until = &document.until;
     let elapsed = show_duration(invocation.elapsed());
-    let highest = checked.rung.unwrap_or("nothing");
+    let highest = checked.stage.unwrap_or("nothing");
     let mut text = match document.verdict {
         BootVerdict::Ok => return format!("{address} boots: {until} reached ({elapsed})"),
         BootVerdict::Failed => {
@@ -175,7 +176,7 @@ fn text(invocation: &Invocation, checked: &Checked<'_>) -> String {
             "{address}: not proven that it boots: it reached {highest}, not {until}, in {elapsed}"
         ),
     };
-    if let Some(usual) = document.usual_rung.as_ref().filter(|_| document.is_worse) {
+    if let Some(usual) = document.usual_stage.as_ref().filter(|_| document.is_worse) {
         text.push_str(&format!("; worse than usual: {usual}"));
     }
     if let Some(note) = &document.note {

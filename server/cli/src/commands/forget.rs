@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::gc_estimate::reclaimable_bytes;
 use crate::invocation::Invocation;
 use crate::report::Report;
-use crate::targets::{addresses, find, names, take_coming, take_lost};
+use crate::targets::{addresses, find, names, take_incoming, take_lost};
 use crate::units::{show_count, show_size};
 use coldrise_hosting::signals::cancel_flag;
 
@@ -82,10 +82,11 @@ impl Forgotten {
     }
 
     /// Points of which only a part has arrived.
-    fn add_coming(&mut self, coming: &[IncomingPoint]) {
-        let address =
-            |coming: &IncomingPoint| format!("{}/{}", coming.partial.machine, coming.partial.point);
-        self.points.extend(coming.iter().map(address));
+    fn add_incoming(&mut self, incoming: &[IncomingPoint]) {
+        let address = |incoming: &IncomingPoint| {
+            format!("{}/{}", incoming.partial.machine, incoming.partial.point)
+        };
+        self.points.extend(incoming.iter().map(address));
     }
 }
 
@@ -95,40 +96,40 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ForgetArguments) -> Resul
 }
 
 fn forget(invocation: &Invocation, targets: &[Target]) -> Result<Report> {
-    let (points, lost, coming, repository) =
+    let (points, lost, incoming, repository) =
         invocation.access()?.change_points(&*cancel_flag()?, |repository| {
             let mut targets = targets.to_vec();
-            let coming =
-                IncomingRemoval::begin(repository, take_coming(repository, &mut targets)?)?;
+            let incoming =
+                IncomingRemoval::begin(repository, take_incoming(repository, &mut targets)?)?;
             let lost = take_lost(repository, &mut targets)?;
             let points = find(repository, &targets)?;
             let change = PointChange::Remove { points: names(&points), lost: lost.clone() };
-            Ok(((points, lost, coming, Arc::clone(repository)), change))
+            Ok(((points, lost, incoming, Arc::clone(repository)), change))
         })?;
-    coming.commit(&repository)?;
-    let count = (points.len() + lost.len() + coming.points().len()) as u64;
+    incoming.commit(&repository)?;
+    let count = (points.len() + lost.len() + incoming.points().len()) as u64;
     let text =
         format!("forgot {}; coldrise gc returns the space", show_count(count, "restore point"));
     let mut forgotten = forgotten(invocation, &points, false, None);
     forgotten.add_lost(&lost);
-    forgotten.add_coming(coming.points());
+    forgotten.add_incoming(incoming.points());
     Ok(Report::done(&forgotten, text))
 }
 
 fn say(invocation: &Invocation, mut targets: Vec<Target>) -> Result<Report> {
     let cancel = cancel_flag()?;
     let repository = invocation.open()?;
-    let coming = take_coming(&repository, &mut targets)?;
+    let incoming = take_incoming(&repository, &mut targets)?;
     let lost = take_lost(&repository, &mut targets)?;
     let points = find(&repository, &targets)?;
     let published = Published::read(&repository)?;
-    coming.iter().try_for_each(|coming| published.check_unused(coming))?;
+    incoming.iter().try_for_each(|incoming| published.check_unused(incoming))?;
     points.iter().try_for_each(|point| published.check_free(point))?;
     let gone = names(&points).into_iter().collect();
     let bytes = reclaimable_bytes(invocation, &repository, &gone, MaxUnused::default(), &cancel)?;
     let mut said = forgotten(invocation, &points, true, bytes);
     said.add_lost(&lost);
-    said.add_coming(&coming);
+    said.add_incoming(&incoming);
     let space = bytes.map(|bytes| format!("about {}", show_size(bytes)));
     let text = format!(
         "would forget:\n  {}\n{}; coldrise gc would return {}",

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use coldrise_block::{ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, ListedMachine, ListedPoint, Listing, PointPart};
+use coldrise_inventory::{IncomingDetails, ListedMachine, ListedPoint, Listing, PointPart};
 use coldrise_requests::refuse;
 use coldrise_session::Catalog;
 use coldrise_store::{BootVerdict, MachineName, Repository};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::coming;
+use crate::incoming;
 use crate::invocation::Invocation;
 use crate::report::{Report, table};
 use crate::units::{show_moment, show_size};
@@ -51,10 +51,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     if arguments.parts {
         return parts(&repository, arguments.machine.as_ref());
     }
-    let coming = ComingDetails::all(&repository, arguments.machine.as_ref())?;
+    let incoming = IncomingDetails::all(&repository, arguments.machine.as_ref())?;
     let (listing, warnings) = match Listing::read(&repository, arguments.machine.as_ref()) {
         // No point of the machine is complete.
-        Err(error) if error.kind() == ErrorKind::NotFound && !coming.is_empty() => {
+        Err(error) if error.kind() == ErrorKind::NotFound && !incoming.is_empty() => {
             (Listing { machines: Vec::new(), lost: Vec::new() }, Vec::new())
         }
         read => read?,
@@ -65,7 +65,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ListArguments) -> Result<
     for name in &listing.lost {
         invocation.remark(&repository.lost(name.clone()).message());
     }
-    Ok(report(&listing, coming))
+    Ok(report(&listing, incoming))
 }
 
 /// A part of a point, in the list.
@@ -111,19 +111,19 @@ fn parts(repository: &Arc<Repository>, machine: Option<&MachineName>) -> Result<
 struct Listed<'a> {
     #[serde(flatten)]
     listing: &'a Listing,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    coming: Vec<ComingDetails>,
+    #[serde(rename = "coming", skip_serializing_if = "Vec::is_empty")]
+    incoming: Vec<IncomingDetails>,
 }
 
 /// The list for people and for programs.
-pub(crate) fn report(listing: &Listing, coming: Vec<ComingDetails>) -> Report {
+pub(crate) fn report(listing: &Listing, incoming: Vec<IncomingDetails>) -> Report {
     let named = |machine: &ListedMachine, mut row: Vec<String>| {
         row.insert(1, machine.display_name.clone().unwrap_or_default());
         row
     };
     let points = listing.machines.iter().flat_map(|m| m.points.iter().map(move |p| (m, p)));
     let points = points.map(|(machine, point)| named(machine, row(point)));
-    let mut rows: Vec<_> = points.chain(coming.iter().map(coming::row)).collect();
+    let mut rows: Vec<_> = points.chain(incoming.iter().map(incoming::row)).collect();
     let text = match rows.len() {
         0 if listing.lost.is_empty() => {
             "no restore points yet: make one with coldrise backup".to_owned()
@@ -131,7 +131,7 @@ pub(crate) fn report(listing: &Listing, coming: Vec<ComingDetails>) -> Report {
         0 => String::new(),
         _ => table(&shown_headings(&mut rows), &rows),
     };
-    Report::answer(&Listed { listing, coming }, text)
+    Report::answer(&Listed { listing, incoming }, text)
 }
 
 /// A verdict in the words of the list.

@@ -103,7 +103,7 @@ fn text(invocation: &Invocation, session: &SessionDocument, published: &Publishe
          over NFS   coldrise serve nfs    ({NFS_PATH}/live/{name}/{first}.raw, .vmdk, .vhdx and so on)\n\
          as files   coldrise mount DIR    (DIR/live/{name}/{first}.vhdx, .vmdk, .qcow2 and so on)\n\
          end it     coldrise unpublish {name}\n",
-        coldrise_hosting::qemu::plain_command(&hardware, &uris, session.is_coming())
+        coldrise_hosting::qemu::plain_command(&hardware, &uris, session.is_incoming())
     ));
     text
 }

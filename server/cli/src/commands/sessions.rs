@@ -69,7 +69,7 @@ fn unless_ended<T>(found: Result<Option<T>>) -> Result<Option<T>> {
 pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
-    let (mut moves, mut recoveries, mut coming) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut moves, mut recoveries, mut incoming) = (Vec::new(), Vec::new(), Vec::new());
     let mut unserved_sessions = Vec::new();
     let mut text = text(&listing);
     for session in &listing.sessions {
@@ -81,7 +81,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         };
         if let Some(sentence) = incoming_sentence(&repository, &state.document).ok().flatten() {
             text.push_str(&format!("\n{sentence}\n"));
-            coming.push(ComingSession { session: &session.session, sentence });
+            incoming.push(IncomingSession { session: &session.session, sentence });
         }
         if let Some(note) = unless_ended(recovery_note(&repository, &name))? {
             let sentence = note.sentence(&name);
@@ -102,7 +102,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
     let unserved = unserved_sessions;
-    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, coming };
+    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, incoming };
     Ok(Report::answer(&listing, text))
 }
 
@@ -121,12 +121,12 @@ struct LocalListing<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unserved: Vec<UnservedSession<'a>>,
     /// Sessions whose points are still on their way here.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    coming: Vec<ComingSession<'a>>,
+    #[serde(rename = "coming", skip_serializing_if = "Vec::is_empty")]
+    incoming: Vec<IncomingSession<'a>>,
 }
 
 #[derive(Serialize)]
-struct ComingSession<'a> {
+struct IncomingSession<'a> {
     session: &'a str,
     sentence: String,
 }

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{ComingDetails, PointDetails, SessionDetails};
+use coldrise_inventory::{IncomingDetails, PointDetails, SessionDetails};
 use coldrise_session::{ActivityDetail, Catalog, IncomingPoint};
 use coldrise_store::Address;
 
 use super::list::boot_word;
 use super::picture;
 use super::sessions::session_text;
-use crate::coming;
+use crate::incoming;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_moment, show_size};
@@ -56,9 +56,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
         Address::Point { machine, selector, disk } => {
             let point = match Catalog::new(&repository).point(machine, selector) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let coming =
+                    let incoming =
                         IncomingPoint::find(&repository, machine, selector)?.ok_or(error)?;
-                    return Ok(coming::report(&ComingDetails::new(&repository, &coming)));
+                    return Ok(incoming::report(&IncomingDetails::new(&repository, &incoming)));
                 }
                 point => point?,
             };
@@ -145,8 +145,8 @@ fn text(shown: &PointDetails) -> String {
         text.push_str(&format!("part         {}  {size}, {format}\n", part.kind));
     }
     if let Some(boot) = &shown.boot {
-        let reached = boot.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
-        let usual = boot.usual_rung.as_ref().filter(|_| boot.is_worse);
+        let reached = boot.stages.last().map_or("nothing", |reached| reached.stage.as_str());
+        let usual = boot.usual_stage.as_ref().filter(|_| boot.is_worse);
         let usual = usual.map(|stage| format!("usual is {stage}"));
         let reasons = [usual.as_ref(), boot.failure.as_ref(), boot.note.as_ref()];
         let failure: String =

@@ -11,14 +11,14 @@ mod starts;
 use clap::ArgMatches;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
-    ComingDetails, Listing, PointDetails, SessionDetails, SessionListing, Stats,
+    IncomingDetails, Listing, PointDetails, SessionDetails, SessionListing, Stats,
 };
 use coldrise_requests::refuse;
 use coldrise_store::{Address, MachineName, PointSelector};
 
 use crate::arguments::Command;
-use crate::coming;
 use crate::commands::{list, sessions, show, stats};
+use crate::incoming;
 use crate::invocation::Invocation;
 use crate::report::Report;
 use client::Client;
@@ -39,16 +39,16 @@ pub(crate) fn run(
         Command::List(arguments) => {
             let machine = arguments.machine()?;
             let mut listing: Listing = client.get("points")?;
-            let mut coming: Vec<ComingDetails> = client.get("coming")?;
+            let mut incoming: Vec<IncomingDetails> = client.get("coming")?;
             if let Some(machine) = machine {
                 listing.machines.retain(|listed| listed.machine == machine.as_str());
-                coming.retain(|one| one.machine == machine.as_str());
-                if listing.machines.is_empty() && coming.is_empty() {
+                incoming.retain(|one| one.machine == machine.as_str());
+                if listing.machines.is_empty() && incoming.is_empty() {
                     let text = format!("there is no machine {machine}");
                     return Err(Error::new(ErrorKind::NotFound, text));
                 }
             }
-            Ok(list::report(&listing, coming))
+            Ok(list::report(&listing, incoming))
         }
         Command::Show(arguments) => match arguments.address()? {
             Address::Point { machine, selector, disk: None } => {
@@ -81,8 +81,8 @@ pub(crate) fn run(
 fn show_point(client: &Client, machine: &MachineName, selector: &PointSelector) -> Result<Report> {
     match client.get::<PointDetails>(&format!("machines/{machine}/points/{selector}")) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let all: Vec<ComingDetails> = client.get("coming")?;
-            ComingDetails::find(&all, machine, selector).map(coming::report).ok_or(error)
+            let all: Vec<IncomingDetails> = client.get("coming")?;
+            IncomingDetails::find(&all, machine, selector).map(incoming::report).ok_or(error)
         }
         point => Ok(show::point_report(&point?)),
     }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_service_does_not_run_is_refused() {
+    fn commands_unsupported_over_the_network_are_refused() {
         for line in ["doctor", "repair", "init", "gc --dry-run", "serve nbd", "key list"] {
             let error = of(line).unwrap_err();
             assert!(error.message().contains("not possible over the network"), "{line}: {error}");

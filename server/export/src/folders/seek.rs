@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_found_over_any_distance() {
+    fn a_seek_finds_stored_ranges_at_any_distance() {
         let size_bytes = 1 << 40;
         let far = size_bytes - 4096;
         let disk = Ranges { size_bytes, stored: vec![0..4096, 9 * MIB..10 * MIB, far..size_bytes] };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_what_is_stored_there_is_nothing() {
+    fn a_seek_behind_the_last_stored_range_finds_nothing() {
         let disk = Ranges { size_bytes: 100 * MIB, stored: vec![0..4096, 8192..MIB] };
         assert_eq!(next_stored(&disk, MIB).unwrap(), None);
         assert_eq!(next_stored(&disk, 100 * MIB).unwrap(), None);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_says_what_its_disk_says() {
+    fn a_stored_map_returns_the_extents_of_its_disk() {
         for (blocks, holes) in [(0, 0), (1, 0), (2, 0), (5000, 0), (5000, 4000), (40, 40)] {
             let disk = Striped { blocks, holes };
             let map = StoredMap::of(&disk).unwrap().unwrap();

@@ -39,7 +39,7 @@ fn many_points_are_listed_at_once() {
 }
 
 #[test]
-fn who_opens_the_same_file_shares_it() {
+fn opens_of_the_same_file_share_one_export() {
     let folder = tempfile::tempdir().unwrap();
     let repository = repository(&folder, 2);
     let tree = folders(&repository);

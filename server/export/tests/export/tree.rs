@@ -111,7 +111,7 @@ fn a_point_is_found_by_name_even_when_it_is_new() {
 }
 
 #[test]
-fn what_is_served_is_leased() {
+fn served_disks_are_leased() {
     let fixture = fixture();
     fixture.publish("trial");
     let tree = fixture.tree();

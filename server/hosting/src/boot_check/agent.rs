@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn both_answers_are_needed() {
+    fn an_agent_must_answer_sync_and_ping() {
         let (mut agent, mut machine) = agent();
         assert!(!agent.poll());
         agent.set_open(true);

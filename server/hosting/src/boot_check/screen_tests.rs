@@ -83,7 +83,7 @@ fn only_whole_pictures_are_parsed() {
 }
 
 #[test]
-fn a_rom_without_a_font_is_none() {
+fn a_rom_without_a_font_is_rejected() {
     assert!(Font::from_rom(&[]).is_none());
     // Too little before the letter, or after it.
     assert!(Font::from_rom(&LETTER_A).is_none());

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn rungs_are_recognized() {
+    fn boot_stages_are_recognized() {
         for (line, expected) in [
             ("web01 login: ", Some(BootStage::Login)),
             ("web01 login: \u{fffd}", Some(BootStage::Login)),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rung_implies_those_below_it() {
+    fn a_stage_implies_those_below_it() {
         let mut stages = Stages::new();
         stages.reach(BootStage::Started, "QEMU runs");
         stages.reach(BootStage::Userspace, "DHCP");

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_session_says_what_it_is() {
+    fn throwaway_session_names_contain_machine_and_slot() {
         let machine = MachineName::parse("web01").unwrap();
         let name = |slot| session_name(&machine, slot).unwrap().to_string();
         assert_eq!(name(None), "web01-check-boot-throwaway");

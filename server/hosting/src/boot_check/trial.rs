@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coldrise_block::{Error, ErrorKind, Result, ScratchFolder, ScratchKind};
 use coldrise_inventory::QEMU_BYTES;
 use coldrise_session::{Catalog, SessionDocument};
-use coldrise_store::{BootCheckDocument, BootRung, BootVerdict, PointDocument, Repository};
+use coldrise_store::{BootCheckDocument, BootVerdict, PointDocument, ReachedStage, Repository};
 
 use super::machine::Machine;
 use super::stages::{BootStage, Reached};
@@ -148,8 +148,8 @@ impl Trial<'_> {
     }
 
     fn document(&self, findings: &Findings) -> BootCheckDocument {
-        let stage = |reached: &Reached| BootRung {
-            rung: reached.stage.word().to_owned(),
+        let stage = |reached: &Reached| ReachedStage {
+            stage: reached.stage.word().to_owned(),
             after_ms: reached.after_ms,
             evidence: reached.evidence.clone(),
         };
@@ -157,11 +157,11 @@ impl Trial<'_> {
             checked_at_ms: now_ms(),
             verdict: findings.verdict,
             until: self.goal.until.word().to_owned(),
-            rungs: findings.stages.iter().map(stage).collect(),
+            stages: findings.stages.iter().map(stage).collect(),
             failure: findings.failure.clone(),
             note: findings.note.clone(),
             is_worse: false,
-            usual_rung: None,
+            usual_stage: None,
             screen_text: findings.screen_text.clone(),
             serial_tail: findings.serial_tail.clone(),
         };
@@ -171,7 +171,7 @@ impl Trial<'_> {
                 None
             });
             document.is_worse = usual > highest_stage(&document);
-            document.usual_rung = usual.map(|stage| stage.word().to_owned());
+            document.usual_stage = usual.map(|stage| stage.word().to_owned());
         }
         document
     }
@@ -199,5 +199,5 @@ impl Trial<'_> {
 
 /// The highest stage of a check.
 pub fn highest_stage(check: &BootCheckDocument) -> Option<BootStage> {
-    check.rungs.iter().filter_map(|reached| BootStage::of_word(&reached.rung)).max()
+    check.stages.iter().filter_map(|reached| BootStage::of_word(&reached.stage)).max()
 }

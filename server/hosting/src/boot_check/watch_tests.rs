@@ -37,7 +37,7 @@ fn events_are_failures_only_if_the_point_is_at_fault() {
 }
 
 #[test]
-fn a_failed_write_is_no_verdict() {
+fn write_errors_do_not_fail_the_point() {
     let goal = goal(Firmware::Bios);
     for (is_full, kind) in [(true, ErrorKind::NoSpace), (false, ErrorKind::Io)] {
         let fields = json!({ "operation": "write", "nospace": is_full });
@@ -49,7 +49,7 @@ fn a_failed_write_is_no_verdict() {
 }
 
 #[test]
-fn a_failed_read_after_a_restart_of_the_server_is_no_verdict() {
+fn read_errors_after_a_server_restart_do_not_fail_the_point() {
     let goal = goal(Firmware::Bios);
     let mut watch = watch(&goal);
     watch.has_server_restarted = true;
@@ -59,7 +59,7 @@ fn a_failed_read_after_a_restart_of_the_server_is_no_verdict() {
 }
 
 #[test]
-fn the_machine_s_own_word_is_a_proof() {
+fn the_result_of_the_machines_own_check_is_used() {
     let goal = goal(Firmware::Bios);
     for (said, stage, failure) in [
         ("ok all services run\n", Some(BootStage::Service), None),
@@ -94,7 +94,7 @@ fn an_own_check_waits_for_its_port_or_the_login() {
 }
 
 #[test]
-fn firmware_on_the_network_is_no_kernel() {
+fn network_use_by_uefi_firmware_does_not_prove_a_kernel() {
     for (firmware, is_kernel) in [(Firmware::Bios, true), (Firmware::Uefi, false)] {
         let goal = goal(firmware);
         let mut watch = watch(&goal);

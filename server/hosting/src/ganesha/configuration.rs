@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_escapes_from_its_quotes() {
+    fn values_cannot_escape_their_quotes() {
         assert_eq!(quoted("it", "/srv/a \"b\"; }").unwrap(), "'/srv/a \"b\"; }'");
         for text in ["a'b", "a\nb", "a\0b"] {
             assert_eq!(quoted("it", text).unwrap_err().kind(), ErrorKind::InvalidInput);

@@ -39,8 +39,8 @@ const FSAL_FILE: &str = "libfsalcoldrise.so";
 const VERSION: &str = "NFS-Ganesha Release = V4.3";
 /// The exit code by which the FSAL requests a restart; see plugins/ganesha/io.c.
 const START_AGAIN: i32 = 75;
-/// A process that ends within this time after its start counts as a failed start. After so
-/// many failed starts in a row the program gives up.
+/// A process that ends within this time after its start counts as a failed start. The program
+/// gives up after `MOST_SHORT_LIVES` failed starts in a row.
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const MOST_SHORT_LIVES: u32 = 5;
 /// Interval of the checks on a starting process.

@@ -120,7 +120,7 @@ fn disks_of_other_names_keep_their_order() {
 }
 
 #[test]
-fn what_is_no_domain_is_refused() {
+fn invalid_domain_xml_is_refused() {
     let bomb =
         "<!DOCTYPE d [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><domain><name>&b;</name></domain>";
     for text in ["", "<network/>", "<domain>", bomb] {

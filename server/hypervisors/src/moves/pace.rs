@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_held_if_the_copy_runs_but_its_rest_stays_small() {
+    fn a_machine_is_held_if_a_running_copy_stops_converging() {
         // 100 MiB/s; after 10 s the machine writes as fast.
         let copies = |ms: u64| (ms / 10, (1000 - (ms / 10).min(950)));
         assert!(held_after(copies).is_some_and(|ms| (14_000..15_500).contains(&ms)));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_waits_for_its_server_is_no_reason() {
+    fn a_copy_waiting_for_its_server_does_not_hold_the_machine() {
         assert_eq!(held_after(|ms| (ms.min(5_000) / 10, 1000 - ms.min(5_000) / 10)), None);
         // The server is back, and the copy too: only a rest that then stays is one.
         let away = |ms: u64| ms.min(5_000) + ms.saturating_sub(20_000);

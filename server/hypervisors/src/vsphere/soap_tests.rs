@@ -26,7 +26,7 @@ fn names_cannot_leave_their_element() {
 }
 
 #[test]
-fn faults_say_what_to_do() {
+fn soap_faults_become_errors_with_advice() {
     let error = fault("RegisterVM_Task", FAULT);
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     let message = error.full_message();

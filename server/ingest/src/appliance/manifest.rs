@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_several_programs() {
+    fn manifest_lines_of_several_programs_are_parsed() {
         let digest = "Da39a3ee5e6b4b0d3255bfef95601890afd80709";
         let lines = format!("SHA1(a (1).ovf)= {digest}\r\n\nSHA1 (b.vmdk) = {digest}\n");
         let stated = parse(&lines).unwrap();

@@ -125,7 +125,7 @@ fn every_mixture_is_planned_as_byte_by_byte() {
 }
 
 #[test]
-fn a_source_that_tells_nothing_is_an_error_and_no_endless_loop() {
+fn a_source_without_extents_is_an_error() {
     struct Silent;
     impl Source for Silent {
         fn size_bytes(&self) -> u64 {

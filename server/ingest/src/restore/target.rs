@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_is_no_file() {
+    fn a_missing_path_below_dev_is_an_error() {
         let missing = is_block_device(Path::new("/dev/coldrise-none")).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         assert!(!is_block_device(Path::new("/dev/shm/coldrise-none")).unwrap());

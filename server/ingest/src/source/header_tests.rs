@@ -94,7 +94,7 @@ fn vhdx(sizes: (u64, u32, u32), bat: (u64, u32), counts: (u32, u16)) -> Vec<(u64
 
 proptest! {
     #[test]
-    fn any_numbers_in_a_vhdx(
+    fn arbitrary_numbers_in_a_vhdx_are_handled(
         size in prop_oneof![any::<u64>(), 0..1u64 << 47],
         block_shift in 18u32..32,
         block_off in 0u32..2,
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_in_any_format(
+    fn arbitrary_image_headers_are_handled(
         start in prop_oneof![
             Just(b"QFI\xfb".to_vec()), Just(b"KDMV".to_vec()), Just(b"COWD".to_vec()),
             Just(b"conectix".to_vec()), Just(b"vhdxfile".to_vec()), Just(Vec::new()),
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn any_words_in_a_description(
+    fn vmdk_extents_stay_in_the_folder_of_the_image(
         lines in prop::collection::vec(
             ("(RW|RDONLY|NOACCESS|#|)", "[0-9]{0,24}", "(FLAT|VMFS|SPARSE|ZERO|)",
              "[a-z./\"\\\\ é\u{1}-]{0,12}", "[0-9]{0,24}"), 0..8),
@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[test]
-fn the_generator_of_these_tests_makes_what_is_accepted() {
+fn generated_vhdx_headers_are_accepted() {
     let mut parts = vhdx((64 * MIB, 1 << 20, 512), (BAT, 1 << 20), (2, 3));
     parts.push((
         BAT,

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_advice() {
+    fn invalid_disk_sources_are_refused_with_advice() {
         for (text, advice) in [
             ("disk.raw", "DISK="),
             ("vda=", "empty"),

@@ -150,7 +150,7 @@ fn every_chunk_size_takes_every_disk_size() {
 }
 
 #[test]
-fn what_is_already_there_is_not_stored_again() {
+fn unchanged_content_is_not_stored_again() {
     let store = Store::new();
     let mut disk = noise(53, 8 * MIB);
     let spec = write_raw(&store.path("a.raw"), &disk);
@@ -173,7 +173,7 @@ fn what_is_already_there_is_not_stored_again() {
 }
 
 #[test]
-fn a_bitmap_limits_what_is_read() {
+fn a_bitmap_limits_the_ranges_read() {
     let store = Store::new();
     let image = store.path("a.qcow2");
     let raw = store.path("a.raw");
@@ -214,7 +214,7 @@ fn a_bitmap_limits_what_is_read() {
 }
 
 #[test]
-fn a_disk_that_changes_its_size_keeps_what_it_should() {
+fn incremental_backups_follow_growing_and_shrinking_disks() {
     let store = Store::new();
     let image = store.path("a.qcow2");
     let spec = [format!("vda={}", text(&image))];
@@ -382,7 +382,7 @@ fn a_server_that_goes_away_midway_leaves_nothing_visible() {
 }
 
 #[test]
-fn a_request_that_makes_no_sense_is_refused() {
+fn invalid_backup_requests_are_refused() {
     let store = Store::new();
     let spec = write_raw(&store.path("a.raw"), &noise(62, MIB));
     let refused = |request: &BackupRequest| store.backup(request).unwrap_err();

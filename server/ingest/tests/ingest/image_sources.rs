@@ -58,7 +58,7 @@ fn every_format_brings_the_disk_back() {
 }
 
 #[test]
-fn a_path_may_hold_what_options_are_made_of() {
+fn paths_may_contain_qemu_option_syntax() {
     let disk = sparse_disk(12, SIZE);
     let folder = folder();
     let path = image(folder.path(), &disk, "a.qcow2", "qcow2", "");
@@ -69,7 +69,7 @@ fn a_path_may_hold_what_options_are_made_of() {
 }
 
 #[test]
-fn a_format_is_what_the_caller_says() {
+fn the_format_is_never_guessed_from_content() {
     let disk = sparse_disk(13, SIZE);
     let folder = folder();
     let qcow2 = image(folder.path(), &disk, "a.qcow2", "qcow2", "");
@@ -174,7 +174,7 @@ fn a_backing_file_is_refused_unless_it_is_followed() {
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_ends() {
+fn a_circular_backing_chain_is_refused() {
     let folder = folder();
     let (a, b) = (folder.path().join("a.qcow2"), folder.path().join("b.qcow2"));
     run("qemu-img", &["create", "-q", "-f", "qcow2", text(&a), "1M"]);

@@ -104,7 +104,7 @@ fn a_silent_server_can_be_cancelled() {
 }
 
 #[test]
-fn a_named_bitmap_tells_what_changed() {
+fn a_named_bitmap_gives_the_changed_ranges() {
     let folder = folder();
     let image = folder.path().join("disk.qcow2");
     run("qemu-img", &["create", "-q", "-f", "qcow2", text(&image), "64M"]);
@@ -149,7 +149,7 @@ fn a_named_bitmap_tells_what_changed() {
 }
 
 #[test]
-fn a_format_without_bitmaps_says_so() {
+fn bitmaps_are_refused_for_formats_without_them() {
     let folder = folder();
     let raw = folder.path().join("disk.raw");
     std::fs::write(&raw, [1; 4096]).unwrap();

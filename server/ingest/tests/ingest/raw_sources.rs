@@ -76,7 +76,7 @@ fn a_file_that_is_written_to_while_it_is_read_is_warned_about() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn missing_empty_and_non_regular_files_are_refused() {
     let folder = folder();
     let missing = folder.path().join("none.raw");
     let error = open_error(&format!("vda={}", text(&missing)));

@@ -137,7 +137,7 @@ fn a_cancelled_restore_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_restore_left_is_cleaned_up() {
+fn remains_of_a_killed_restore_are_removed() {
     let folder = folder();
     let disk = MemoryDisk::new(sparse_disk(41, SIZE));
     let left = folder.path().join(".d.raw.coldrise-part");

@@ -103,7 +103,7 @@ fn an_image_names_itself() {
 }
 
 #[test]
-fn two_restores_are_two_disks() {
+fn each_restore_has_its_own_disk_id() {
     let folder = folder();
     let disk = MemoryDisk::new(sparse_disk(56, 2 * MIB));
     for format in [Format::Vhd, Format::VhdxDynamic, Format::VmdkSparse, Format::Vmdk] {
@@ -188,7 +188,7 @@ struct Growing<'d> {
 }
 
 #[test]
-fn what_a_session_stores_meanwhile_breaks_no_image() {
+fn images_stay_valid_if_a_session_grows_meanwhile() {
     let disk = MemoryDisk::new(noise(60, 8 * MIB));
     for format in images().filter(|format| format.is_compact()) {
         let folder = folder();
@@ -205,7 +205,7 @@ fn what_a_session_stores_meanwhile_breaks_no_image() {
 struct Hollow(u64);
 
 #[test]
-fn what_a_format_cannot_hold_is_refused_before_anything_is_made() {
+fn disks_beyond_the_limits_of_a_format_leave_no_files() {
     let folder = folder();
     let target = folder.path().join("d.vhd");
     let error = restore_to(&Hollow(3 << 40), text(&target), &RestoreOptions::default());

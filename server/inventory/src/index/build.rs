@@ -236,7 +236,7 @@ fn read_boot(
     point: &PointName,
 ) -> Option<BootResult> {
     let (check, _) = repository.boot_check(machine, point).ok()??;
-    let rung = check.rungs.last().map(|rung| rung.rung.as_str().into());
+    let stage = check.stages.last().map(|stage| stage.stage.as_str().into());
     let (verdict, is_worse) = (check.verdict, check.is_worse);
-    Some(BootResult { verdict, is_worse, checked_at_ms: check.checked_at_ms, rung })
+    Some(BootResult { verdict, is_worse, checked_at_ms: check.checked_at_ms, stage })
 }

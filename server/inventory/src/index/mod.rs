@@ -92,7 +92,7 @@ struct BootResult {
     verdict: BootVerdict,
     is_worse: bool,
     checked_at_ms: u64,
-    rung: Option<Box<str>>,
+    stage: Option<Box<str>>,
 }
 
 impl IndexedMachine {

@@ -214,7 +214,7 @@ impl IndexedPoint {
             verdict: boot.verdict,
             is_worse: boot.is_worse,
             checked_at_ms: boot.checked_at_ms,
-            rung: boot.rung.as_deref().map(str::to_owned),
+            stage: boot.stage.as_deref().map(str::to_owned),
         })
     }
 }

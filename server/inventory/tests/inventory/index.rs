@@ -6,7 +6,7 @@ use coldrise_block::ErrorKind;
 use coldrise_inventory::{Changes, Inventory, Listing, PointQuery};
 use coldrise_session::{ActivityDetail, publish, seal, set_quarantine};
 use coldrise_store::{
-    BootCheckDocument, BootRung, BootVerdict, PassphraseSource, PointSelector, Repository,
+    BootCheckDocument, BootVerdict, PassphraseSource, PointSelector, ReachedStage, Repository,
     SessionName,
 };
 
@@ -54,10 +54,14 @@ fn each_change_shows_once_and_names_its_machine() {
         checked_at_ms: 7,
         verdict: BootVerdict::Ok,
         until: "login".into(),
-        rungs: vec![BootRung { rung: "login".into(), after_ms: 5, evidence: "login:".into() }],
+        stages: vec![ReachedStage {
+            stage: "login".into(),
+            after_ms: 5,
+            evidence: "login:".into(),
+        }],
         note: None,
         is_worse: false,
-        usual_rung: None,
+        usual_stage: None,
         failure: None,
         screen_text: None,
         serial_tail: Vec::new(),
@@ -67,7 +71,7 @@ fn each_change_shows_once_and_names_its_machine() {
     assert_eq!(refreshed(&inventory, &path).machines, std::slice::from_ref(&web));
     let summary = inventory.machine(&web).unwrap();
     assert_eq!(summary.last_boot_check, summary.last_verified_boot);
-    assert_eq!(summary.last_verified_boot.unwrap().rung.as_deref(), Some("login"));
+    assert_eq!(summary.last_verified_boot.unwrap().stage.as_deref(), Some("login"));
     assert_eq!(summary.boot, None);
     let exact = PointSelector::Exact(point(0));
     assert_eq!(inventory.boot_screenshot(&web, &exact).unwrap().as_deref(), Some(&b"PNG"[..]));
@@ -109,7 +113,7 @@ fn sealed_points_and_sessions_show_before_and_after_a_writer_enters_them() {
 }
 
 #[test]
-fn quarantine_and_the_future_decide_what_is_good() {
+fn the_last_good_point_is_neither_quarantined_nor_in_the_future() {
     let folder = tempfile::tempdir().unwrap();
     let path = init(folder.path());
     let web = machine("web01");
@@ -165,7 +169,7 @@ fn pages_go_back_from_the_newest() {
 }
 
 #[test]
-fn a_lost_point_is_named_and_the_damage_says_what_to_do() {
+fn a_lost_point_is_reported_with_the_command_to_forget_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = init(folder.path());
     let web = machine("web01");

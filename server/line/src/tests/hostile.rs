@@ -186,7 +186,7 @@ fn tls_1_2_is_refused() {
 }
 
 #[test]
-fn strangers_that_wait_or_talk_nonsense_do_not_keep_a_peer_away() {
+fn idle_and_invalid_connections_do_not_block_a_peer() {
     let sites = Sites::new();
     let target = sites.listener.local_address();
     let strangers: Vec<TcpStream> = (0..500).map(|_| stranger(target)).collect();

@@ -135,7 +135,7 @@ fn a_rate_holds_and_can_be_changed_on_a_live_line() {
 }
 
 #[test]
-fn closing_delivers_what_was_sent() {
+fn closing_delivers_all_sent_frames() {
     let sites = Sites::new();
     let (near, far) = sites.line(&LineOptions::default());
     for number in 0..500 {
@@ -231,7 +231,7 @@ fn an_identity_survives_its_bytes_and_keys_survive_their_text() {
 }
 
 #[test]
-fn an_address_that_does_not_answer_is_said() {
+fn unreachable_addresses_are_reported() {
     let sites = Sites::new();
     let address = sites.address();
     refused(

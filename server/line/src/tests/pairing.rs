@@ -32,7 +32,7 @@ fn arrived_pairing(sites: &Sites) -> Pairing {
 }
 
 #[test]
-fn both_sides_get_the_others_key_and_a_line() {
+fn pairing_exchanges_keys_and_uses_up_its_code() {
     let (sites, near, code) = invited(CODE_VALID);
     let address = sites.address();
     let paired = std::thread::scope(|scope| {

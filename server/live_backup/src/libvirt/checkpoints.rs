@@ -242,7 +242,7 @@ mod tests {
     use super::{CheckpointNames, targets};
 
     #[test]
-    fn only_own_names_are_ours() {
+    fn only_checkpoints_of_this_machine_and_repository_are_ours() {
         let names = CheckpointNames("coldrise-01234567-web-".to_owned());
         assert!(names.is_ours("coldrise-01234567-web-20261101T000000Z"));
         for other in [

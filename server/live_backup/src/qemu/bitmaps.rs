@@ -4,7 +4,7 @@
 //! another repository, another machine of the same QEMU, another assignment of disks or an
 //! older backup never match. The bitmap of the machine's latest backup is believed.
 //!
-//! At the instant of a backup that bitmap stops and the bitmap of the coming point starts. If the
+//! At the instant of a backup that bitmap stops and the bitmap of the new point starts. If the
 //! backup then fails or is killed, both together have all changes since the latest backup:
 //! the new one is merged into the old one, which counts on.
 

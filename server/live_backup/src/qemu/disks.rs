@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn floppies_and_read_only_disks_are_no_disks() {
+    fn floppies_and_read_only_disks_are_not_backed_up() {
         let disk = entry("/machine/peripheral/d0", "", "vda");
         assert!(is_writable_disk(&disk));
         let mut other = disk.clone();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_answers_are_errors() {
+    fn invalid_disk_sizes_of_qemu_are_refused() {
         let name = || DiskName::parse("vda").unwrap();
         for size in [json!(0), json!("x"), json!(u64::MAX), Value::Null] {
             let mut odd = entry("/machine/peripheral/d0", "", "vda");

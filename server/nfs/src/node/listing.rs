@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cookies_leave_out_what_nfs_uses() {
+    fn cookies_avoid_values_reserved_by_nfs() {
         assert_eq!([cookie(0), cookie(2), cookie(3)], [3, 3, 3]);
         assert_eq!(cookie(u64::MAX), u64::MAX >> 1);
     }

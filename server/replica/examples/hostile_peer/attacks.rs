@@ -355,7 +355,7 @@ fn another_disk_begun(site: &Site<'_>, talk: &Talk) -> Result<String> {
     site.offer(talk, 1, 0, &[&content])?;
     talk.bring(1, &[0], &packed(&content))?;
     talk.until_applied();
-    // Now the larger one is the one that is coming.
+    // Now the larger one is the incoming point.
     announce("vdb", 400 * site.chunk_bytes)?;
     talk.tell(&json!("abandon"))?;
     let begun = announce("vdb", 400 * site.chunk_bytes)?;

@@ -122,7 +122,7 @@ fn a_source_adds_nothing_that_was_not_asked_for() {
 }
 
 #[test]
-fn what_a_source_tells_has_to_be_true_so_far() {
+fn contradictory_reports_of_a_source_are_refused() {
     let ended = |tell: &[FetchReport]| {
         let request = FetchRequest::default();
         let tells: Vec<_> = tell.iter().map(|report| serde_json::to_vec(report).unwrap()).collect();
@@ -231,7 +231,7 @@ fn the_existence_of_a_machine_is_hidden_without_permission() {
 }
 
 #[test]
-fn first_messages_that_are_none_are_refused() {
+fn unexpected_first_messages_are_refused() {
     let opened = |first: &dyn Fn(&PairedLine)| {
         let (near, remote) = pair();
         first(&near);
@@ -253,7 +253,7 @@ fn first_messages_that_are_none_are_refused() {
 }
 
 #[test]
-fn only_who_asked_for_a_copy_limits_it() {
+fn only_the_requester_of_a_copy_can_limit_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("there");
     init(&path);

@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn places_come_back_with_what_follows() {
+    fn places_are_decoded_with_the_bytes_after_them() {
         let mut body = encode_places(9, &[1, 5, 1023]);
         body.extend_from_slice(b"rest");
         let (number, places, rest) = decode_places(&body).unwrap();

@@ -125,7 +125,7 @@ struct Receiver<'a, 'h> {
     unpacker: Unpacker,
     /// Maps that were written on this line, and the sizes of their disks.
     finished: Vec<(MapRoot, u64)>,
-    /// The point that is coming.
+    /// The point that is being received.
     incoming: Option<IncomingState>,
     fetches: Arc<Fetches>,
     /// Whether a disk was finished since the last note.

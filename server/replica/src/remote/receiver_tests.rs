@@ -217,7 +217,7 @@ fn claim(line: &PairedLine) {
 }
 
 #[test]
-fn what_has_arrived_is_kept_when_the_line_ends_before_an_answer() {
+fn received_content_survives_a_lost_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = repository(folder.path());
     let content = vec![5; CHUNK as usize];
@@ -269,7 +269,7 @@ fn an_announcement_of_a_foreign_base_or_an_unclaimed_machine_is_refused() {
 }
 
 #[test]
-fn a_version_that_is_not_understood_is_said() {
+fn unsupported_protocol_versions_are_refused() {
     let end = end_of("north-", |line| {
         let repository =
             serde_json::from_str::<RepositoryId>(&format!("\"{}\"", "07".repeat(16))).unwrap();

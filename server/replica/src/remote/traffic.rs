@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_offered_is_the_sum_of_its_parts() {
+    fn offered_bytes_are_the_sum_of_their_parts() {
         let one = Traffic {
             unchanged_bytes: 1000,
             zero_bytes: 200,

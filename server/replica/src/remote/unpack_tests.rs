@@ -70,7 +70,7 @@ pub(in crate::remote) fn plain(content: &Content) -> &[u8] {
 }
 
 #[test]
-fn a_stream_that_is_not_one_is_refused() {
+fn malformed_streams_are_refused() {
     let mut packer = Packer::new(0).unwrap();
     let good = frames(&mut packer, &wanted(1, vec![7; 8 * CHUNK], None)).remove(0);
     let places: Vec<u16> = (0..8).collect();
@@ -97,7 +97,7 @@ fn a_stream_that_is_not_one_is_refused() {
 }
 
 #[test]
-fn a_bomb_and_parts_that_wait_take_no_memory() {
+fn compression_bombs_and_waiting_parts_are_bounded() {
     // A gigabyte of zeroes in a few KiB, for one piece; and a frame that asks for a window of 2 GiB.
     let mut bomb = zstd::stream::raw::Encoder::new(1).unwrap();
     let zeroes = vec![0; 1 << 20];
@@ -126,7 +126,7 @@ fn a_bomb_and_parts_that_wait_take_no_memory() {
 }
 
 #[test]
-fn a_delta_is_as_long_as_what_changed_and_needs_its_base() {
+fn a_delta_holds_only_changed_bytes_and_needs_its_base() {
     let base = random(64 * CHUNK, 5);
     let mut now = base.clone();
     // A sixteenth of each piece.

@@ -32,7 +32,7 @@ fn shown(record: MachineRecord, days: impl IntoIterator<Item = u64>, now_ms: u64
 }
 
 #[test]
-fn what_is_newer_than_the_newest_point_there_is_behind() {
+fn points_newer_than_the_newest_copied_one_are_missing() {
     let days = |record: MachineRecord| -> Vec<u64> {
         record
             .missing(points(1..=6).iter(), false)

@@ -59,7 +59,7 @@ fn a_machine_is_there_while_its_run_lives() {
 }
 
 #[test]
-fn links_in_qemus_folder_lead_nowhere() {
+fn links_in_qemus_folder_are_not_followed() {
     let (scratch, folder, run, machine) = begun();
     let id = run.id().unwrap().clone();
     let _secret = UnixListener::bind(scratch.path().join("secret")).unwrap();
@@ -80,7 +80,7 @@ fn links_in_qemus_folder_lead_nowhere() {
 }
 
 #[test]
-fn a_damaged_record_is_no_machine() {
+fn machines_with_damaged_records_are_not_listed() {
     let (_scratch, folder, run, machine) = begun();
     let path = folder.run_path(run.id().unwrap()).join(MACHINE_RECORD);
     for content in ["", "{}", "[", &" ".repeat(1 << 20)] {

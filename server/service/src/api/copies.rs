@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use coldrise_block::{Error, ErrorKind};
-use coldrise_inventory::ComingDetails;
+use coldrise_inventory::IncomingDetails;
 use coldrise_replica::TargetCopies;
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
@@ -18,7 +18,7 @@ use crate::copies::{BehindDay, CopyRate};
 use crate::service::SharedService;
 
 pub(super) fn routes() -> OpenApiRouter<SharedService> {
-    OpenApiRouter::new().routes(routes!(copies)).routes(routes!(history)).routes(routes!(coming))
+    OpenApiRouter::new().routes(routes!(copies)).routes(routes!(history)).routes(routes!(incoming))
 }
 
 /// Show where copies are and how far behind, as `coldrise copies --json` does.
@@ -49,18 +49,18 @@ async fn copies(
 /// Show the points that are still on their way here from other sites, as `coldrise list --json` does.
 ///
 /// They can be booted and recovered by their addresses; missing parts are fetched from the other site when they are read.
-#[utoipa::path(get, path = "/coming", tag = "copies",
-    responses((status = 200, body = [ComingDetails]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+#[utoipa::path(get, path = "/coming", operation_id = "coming", tag = "copies",
+    responses((status = 200, body = [IncomingDetails]), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
-async fn coming(
+async fn incoming(
     State(service): State<SharedService>,
     Caller(caller): Caller,
-) -> Answer<Json<Vec<ComingDetails>>> {
+) -> Answer<Json<Vec<IncomingDetails>>> {
     caller.allow(Permission::View)?;
     let read = blocking(move || {
         // The reason if the repository is away.
         service.inventory()?.repository()?;
-        let all = service.copies.coming();
+        let all = service.copies.incoming();
         Ok(all.iter().filter(|one| caller.sees(&one.machine)).cloned().collect())
     });
     read.await.map(Json)

@@ -114,7 +114,7 @@ fn undo(request: &Recover, service: &Service, caller: &Identity) -> Result<Comma
 }
 
 /// A machine whose disks move to production storage while it runs.
-pub(super) fn relocate(request: Move, service: &Service, caller: &Identity) -> Result<Command> {
+pub(super) fn start_move(request: Move, service: &Service, caller: &Identity) -> Result<Command> {
     let session = session_of(&request.address)?;
     if vsphere_note_of(service, caller, &session)?.is_some() {
         return to_datastore(&request, service, caller, &session);

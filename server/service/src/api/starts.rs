@@ -95,7 +95,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
         Request::Boot(boot) => recoveries::boot(boot, service, caller),
         Request::Serve(serve) => recoveries::serve(serve, service, caller),
         Request::Recover(recover) => production::recover(recover, service, caller),
-        Request::Move(wanted) => production::relocate(wanted, service, caller),
+        Request::Move(wanted) => production::start_move(wanted, service, caller),
         Request::Rollback(rollback) => production::rollback(rollback, service, caller),
         Request::Attach(attach) => production::attach(attach, service, caller),
         Request::Detach(detach) => production::detach(detach, service, caller),

@@ -76,7 +76,7 @@ pub(crate) struct BootCheck {
     /// For jobs of kind backup.
     #[serde(default)]
     pub(crate) when: BootCheckTime,
-    /// The rung to reach; login if absent, or service with `check_port`.
+    /// The stage to reach; login if absent, or service with `check_port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections.

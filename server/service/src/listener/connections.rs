@@ -181,7 +181,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test]
-    async fn the_longest_idle_makes_room() {
+    async fn the_longest_idle_connection_is_closed_for_a_new_one() {
         let connections = Arc::new(Connections::new(2));
         let first = Arc::new(connections.take(None).unwrap());
         let second = Arc::new(connections.take(None).unwrap());

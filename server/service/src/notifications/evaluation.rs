@@ -57,7 +57,7 @@ fn is_reason(what: &What) -> bool {
     match what {
         What::Run { state, .. } => state != "running",
         What::Machine { .. } | What::Job { .. } | What::Copies { .. } | What::Settings => true,
-        What::Session { .. } | What::Coming { .. } | What::Activity(_) | What::Alarm { .. } => {
+        What::Session { .. } | What::Incoming { .. } | What::Activity(_) | What::Alarm { .. } => {
             false
         }
     }
@@ -263,9 +263,9 @@ fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
         _ => return None,
     };
     let mut condition = Condition::new(format!("boot:{name}"), Topic::Boot, severity, text);
-    condition.details = match &badge.rung {
-        Some(rung) => format!("The boot check got as far as: {rung}."),
-        None => "The boot check reached no rung.".to_owned(),
+    condition.details = match &badge.stage {
+        Some(stage) => format!("The boot check got as far as: {stage}."),
+        None => "The boot check reached no stage.".to_owned(),
     };
     if let Some(good) = &machine.last_verified_boot {
         condition.details += &format!("\nThe last point that booted: {}.", good.address);

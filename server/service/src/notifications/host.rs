@@ -44,7 +44,7 @@ mod tests {
     use super::{check_host, is_loopback, plain_host};
 
     #[test]
-    fn names_and_addresses() {
+    fn host_names_and_addresses_are_checked() {
         for host in ["mail", "mail.example", "192.0.2.1", "::1", "[2001:db8::1]", "a_b.example"] {
             check_host("host", host).unwrap();
         }

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn good_news_asks_for_nothing() {
+    fn a_cleared_alarm_is_information_without_a_command() {
         let message = message("no backup for 2 days", Occasion::Cleared);
         assert_eq!(message.subject(), "[Coldrise] cleared: no backup for 2 days");
         assert!(!message.text().contains("Command"));

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_holds_nothing_up() {
+    fn a_clock_that_was_set_back_delays_no_message() {
         let folder = tempfile::tempdir().unwrap();
         let (database, target) = with_target(folder.path());
         let later = 24 * 60 * MINUTE_MS;

@@ -68,7 +68,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn the_limits_and_the_way_back() {
+    fn severity_changes_at_the_limits_with_hysteresis() {
         let severity = |available_mib: i64, held: Option<Severity>| {
             let drive = Drive { used_bytes: 0, available_bytes: available_mib << 20 };
             condition(Path::new("/var/lib/coldrise"), drive, held).map(|found| found.severity)

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_through_the_samples_says_the_day() {
+    fn the_day_of_a_full_drive_is_extrapolated_from_samples() {
         let now_ms = 10 * DAY_MS;
         let at = full_at_ms(&growth(GIB), drive(20), now_ms).unwrap();
         assert!((at - now_ms - 20 * DAY_MS).abs() < DAY_MS / 100, "{at}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_and_the_way_back() {
+    fn severity_changes_at_the_limits_with_hysteresis() {
         let severity = |daily: i64, free: i64, held: Option<Severity>| {
             let found =
                 condition(&growth(daily), drive(free), 10, 10 * DAY_MS, Path::new("/srv"), held);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_rare_and_end() {
+    fn samples_have_a_minimum_interval_and_expire() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
         let take = |now_ms| database.change(|sql| sample(sql, drive(1), now_ms)).unwrap().len();

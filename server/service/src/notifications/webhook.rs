@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn only_safe_addresses() {
+    fn unsafe_webhook_addresses_are_refused() {
         for url in
             ["https://a.example/x", "http://127.0.0.1:80/", "http://[::1]/", "http://localhost/"]
         {

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_bounded_and_hold_what_lies_in_them() {
+    fn heat_map_regions_are_bounded_and_count_written_bytes() {
         for (size, disks, region, count) in [
             (0, 1, 4096, 0),
             (1, 1, 4096, 1),

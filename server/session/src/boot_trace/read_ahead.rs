@@ -60,7 +60,7 @@ impl TraceReadAhead {
         let index_of = |name: &DiskName| session.disks.iter().position(|disk| disk.name == *name);
         let traced = trace.disks.iter().map(|name| disks.get(index_of(name)?));
         let chunk_bytes = UNIT_BYTES.max(repository.chunk_size_bytes().into());
-        let (cut, threads) = match session.coming_created_at_ms {
+        let (cut, threads) = match session.incoming_created_at_ms {
             Some(_) => (Cut::Runs, LINE_THREADS),
             None => (Cut::Chunks { bytes: chunk_bytes }, THREADS),
         };

@@ -35,7 +35,7 @@ fn a_tree_survives_its_document() {
 }
 
 #[test]
-fn a_rename_replaces_what_has_the_name() {
+fn a_rename_replaces_an_existing_file() {
     let (tree, a, _) = sample();
     let root = FileId::ROOT;
     let (after, replaced) = tree.renamed((root, "a"), (root, "b"), 9).unwrap().unwrap();
@@ -47,7 +47,7 @@ fn a_rename_replaces_what_has_the_name() {
 }
 
 #[test]
-fn what_cannot_be_renamed_is_refused() {
+fn invalid_renames_are_refused() {
     let (tree, _, folder) = sample();
     let root = FileId::ROOT;
     let rename = |from, to| tree.renamed(from, to, 9);
@@ -64,7 +64,7 @@ fn what_cannot_be_renamed_is_refused() {
 }
 
 #[test]
-fn only_what_is_named_is_removed() {
+fn removal_checks_the_kind_and_refuses_full_folders() {
     let (tree, _, folder) = sample();
     let root = FileId::ROOT;
     let remove = |name, what| tree.without(root, name, what, 9);

@@ -28,7 +28,7 @@ pub(crate) fn arrived(
     repository: &Repository,
     session: &SessionDocument,
 ) -> Result<Option<PointDocument>> {
-    let Some(created_at_ms) = session.coming_created_at_ms else { return Ok(None) };
+    let Some(created_at_ms) = session.incoming_created_at_ms else { return Ok(None) };
     repository.catch_up()?;
     match repository.point(&session.machine, &session.point) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -46,7 +46,7 @@ pub(crate) fn finish_arrival(
     let Some(point) = arrived(repository, &document)? else { return Ok(document) };
     let _documents = FileLock::documents(repository)?;
     let Some(mut now) = SessionDocument::read(repository, place)? else { return Ok(document) };
-    if now.coming_created_at_ms.is_none() {
+    if now.incoming_created_at_ms.is_none() {
         return Ok(now);
     }
     for disk in &mut now.disks {
@@ -60,7 +60,7 @@ pub(crate) fn finish_arrival(
         };
         (disk.root, disk.layers) = (arrived.root, arrived.layers.clone());
     }
-    now.coming_created_at_ms = None;
+    now.incoming_created_at_ms = None;
     now.write(repository, place)?;
     Ok(now)
 }
@@ -68,7 +68,7 @@ pub(crate) fn finish_arrival(
 /// # Errors
 /// `Busy` while the session's point is on its way: what it captured has no whole point below it.
 pub(crate) fn check_arrived(document: &SessionDocument) -> Result<()> {
-    if document.coming_created_at_ms.is_none() {
+    if document.incoming_created_at_ms.is_none() {
         return Ok(());
     }
     let SessionDocument { name, machine, point, .. } = document;

@@ -233,7 +233,7 @@ pub(crate) fn session_base(
     session: &SessionDocument,
     described: &SessionDisk,
 ) -> Result<Arc<dyn Disk>> {
-    if session.coming_created_at_ms.is_none() {
+    if session.incoming_created_at_ms.is_none() {
         return Ok(base_disk(repository, described.root, described.size_bytes));
     }
     Ok(Arc::new(disk::IncomingDisk::open(repository, session, described)?))
@@ -249,7 +249,8 @@ pub fn incoming_sentence(
 ) -> Result<Option<String>> {
     let name: &SessionName = &session.name;
     let address = format!("{}/{}", session.machine, session.point);
-    if session.coming_created_at_ms.is_none() || arrival::arrived(repository, session)?.is_some() {
+    if session.incoming_created_at_ms.is_none() || arrival::arrived(repository, session)?.is_some()
+    {
         return Ok(None);
     }
     Ok(Some(match IncomingPoint::of_session(repository, session)? {

@@ -124,7 +124,7 @@ impl PartialCopy {
         repository: &Repository,
         session: &SessionDocument,
     ) -> Option<PathBuf> {
-        let created_at_ms = session.coming_created_at_ms?;
+        let created_at_ms = session.incoming_created_at_ms?;
         Some(path(repository, &session.machine, &session.point, created_at_ms))
     }
 
@@ -220,7 +220,7 @@ impl PartialCopy {
     fn is_published(&self, repository: &Repository) -> Result<bool> {
         let is_over = |session: &SessionDocument| {
             !session.is_ended
-                && session.coming_created_at_ms == Some(self.created_at_ms)
+                && session.incoming_created_at_ms == Some(self.created_at_ms)
                 && (&session.machine, &session.point) == (&self.machine, &self.point)
         };
         match SessionDocument::all(repository) {

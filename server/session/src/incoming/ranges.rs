@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_added_joins_what_it_touches() {
+    fn an_added_range_is_merged_with_adjacent_ranges() {
         let base = ByteRanges::union(vec![(10, 20), (30, 40), (50, 60)]);
         for (start, end, expected) in [
             (0, 5, vec![(0, 5), (10, 20), (30, 40), (50, 60)]),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_are_no_ranges() {
+    fn empty_unordered_and_overlapping_ranges_are_refused() {
         for text in ["[[4,8],[8,9]]", "[[4,4]]", "[[4,8],[1,2]]"] {
             assert!(serde_json::from_str::<ByteRanges>(text).is_err(), "{text}");
         }

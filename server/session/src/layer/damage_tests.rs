@@ -74,7 +74,7 @@ fn zeroes_that_a_crash_lost_do_not_come_back_with_the_next_crash() {
 
 /// Reuses a slot for cells. From the recovery on its record is durable.
 #[test]
-fn what_a_slot_of_cells_held_before_is_no_damage_after_the_recovery_either() {
+fn old_content_of_a_reused_cell_slot_is_not_damage_after_recovery() {
     let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; PAGE], 0).unwrap();
@@ -224,7 +224,7 @@ fn damage_to_a_session_that_was_killed_is_never_older_data() {
 
 /// Damage to the beginning of a record differs from a store that a kill interrupted.
 #[test]
-fn the_beginning_of_a_record_is_no_interrupted_store() {
+fn a_damaged_record_start_is_not_an_interrupted_store() {
     let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 2 * PAGE], 0).unwrap();
@@ -289,7 +289,7 @@ fn a_layer_is_closed_when_its_owner_has_gone() {
 
 /// A reader examines records while the writer gives back space that it never used.
 #[test]
-fn a_reader_outlives_the_giving_back_of_unused_space() {
+fn readers_survive_the_release_of_unused_space() {
     let place = SessionPaths::new();
     let (layer, disk) = place.open();
     disk.write_at(&[1; 16 * PAGE], 0).unwrap();
@@ -312,7 +312,7 @@ fn a_reader_outlives_the_giving_back_of_unused_space() {
 
 /// An access to a mapping beyond the end of its file would end this process.
 #[test]
-fn the_words_of_a_truncated_layer_are_left_alone() {
+fn a_truncated_layer_is_not_accessed_through_its_mapping() {
     let place = SessionPaths::new();
     drop(place.open());
     for bytes in [0, 1, 4095, 4096] {

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_of_killed_writers_go_and_others_stay() {
+    fn only_maps_of_killed_writers_are_removed() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let at = |name: &str| folder.path().join(name);
         for name in ["coldrise-map-killed", "coldrise-map-killed.new", "other"] {

@@ -183,8 +183,8 @@ fn read_records(
 }
 
 /// Reads the records of the segment that begins with `slot`, but not through the mapping: a writer
-/// that closes the layer gives back space that it never used. Bytes beyond the file's end are no
-/// record.
+/// that closes the layer gives back space that it never used. A record
+/// beyond the file's end is absent.
 fn read_index(layer: &LayerFile, slot: u32, index: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < index.len() {

@@ -365,7 +365,7 @@ fn rewriting_reuses_slots_once_they_are_flushed() {
 }
 
 #[test]
-fn the_disk_of_a_layer_never_shows_what_was_written() {
+fn a_layer_file_contains_no_plaintext() {
     let place = SessionPaths::new();
     let secret = b"the quick brown fox".repeat(300);
     let (layer, disk) = place.open();
@@ -456,7 +456,7 @@ fn a_kill_in_the_midst_of_a_record_loses_no_more_than_that_write() {
 /// Reuses a slot for zero cells: a power cut may keep its record and lose the clearing of its
 /// bytes.
 #[test]
-fn what_a_slot_of_zeroes_held_before_is_no_damage_until_its_record_is_durable() {
+fn old_content_of_a_reused_zero_slot_is_not_damage_before_its_record_is_durable() {
     let place = SessionPaths::new();
     let copy = place.layer.with_extension("copy");
     let (layer, disk) = place.open();

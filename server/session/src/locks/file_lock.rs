@@ -168,7 +168,7 @@ mod tests {
     use coldrise_store::lock_holder;
 
     #[test]
-    fn a_lock_is_given_back_although_a_child_has_its_file() {
+    fn a_lock_is_released_although_a_child_has_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let lock = FileLock::wait(&path).unwrap();

@@ -39,7 +39,7 @@ fn files(repository: &Repository) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_lease_names_what_is_held_as_long_as_it_is_held() {
+fn a_lease_lists_each_name_until_its_last_holder_drops_it() {
     let Fixture { repository, _directory } = fixture();
     let lease = Lease::take(&repository, "test").unwrap();
     assert_eq!(names(&repository), BTreeSet::new());
@@ -101,7 +101,7 @@ fn a_name_is_confirmed_once_for_all_its_holders() {
 }
 
 #[test]
-fn the_next_front_end_removes_what_dead_ones_left() {
+fn leases_of_dead_processes_are_removed() {
     let Fixture { repository, _directory } = fixture();
     let living = Lease::take(&repository, "living").unwrap();
     let hold = living.hold(served("kept")).unwrap();

@@ -62,8 +62,8 @@ pub struct SessionDocument {
     pub(crate) highest_number: Option<u32>,
     /// The time of the point, while its copy to this repository has not ended. The disks name no map then; see
     /// `incoming`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) coming_created_at_ms: Option<u64>,
+    #[serde(default, rename = "coming_created_at_ms", skip_serializing_if = "Option::is_none")]
+    pub(crate) incoming_created_at_ms: Option<u64>,
     /// The session was ended. The document stays only until its points are in the catalog.
     #[serde(default)]
     pub(crate) is_ended: bool,
@@ -247,8 +247,8 @@ impl SessionDocument {
     }
 
     /// True if the point had not arrived completely when a process last had the session open.
-    pub fn is_coming(&self) -> bool {
-        self.coming_created_at_ms.is_some()
+    pub fn is_incoming(&self) -> bool {
+        self.incoming_created_at_ms.is_some()
     }
 
     /// The part of this kind beside the disks.

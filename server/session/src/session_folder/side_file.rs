@@ -10,8 +10,8 @@
 //!
 //! The first such write creates the layer's file under another name (synced), renames it (synced)
 //! and then goes into it. A crash in between leaves no layer, or an empty one, which reads as if
-//! there were none. The layer handles all later writes. When the session ends, `session.json` says
-//! so before the files are removed.
+//! there were none. The layer handles all later writes. When the session ends, `session.json` is
+//! marked as ended before the files are removed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

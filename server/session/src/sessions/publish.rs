@@ -157,7 +157,7 @@ fn publish_subject(
         files: Some(SessionFiles::default()),
         sealed,
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
-        coming_created_at_ms: incoming.map(|_| point.created_at_ms),
+        incoming_created_at_ms: incoming.map(|_| point.created_at_ms),
         is_ended: false,
         revision: 0,
     };

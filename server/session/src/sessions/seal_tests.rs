@@ -97,7 +97,7 @@ fn a_disk_that_outlives_its_session_keeps_other_writers_out() {
 }
 
 #[test]
-fn a_seal_that_is_given_up_at_any_moment_does_not_happen() {
+fn a_timed_out_seal_makes_no_point() {
     let (_folder, writer, document) = published();
     let repository = writer.repository();
     let session = Session::open(repository, &document.name).unwrap();

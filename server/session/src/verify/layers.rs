@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_shared_out_once_and_ends_with_the_first_failure() {
+    fn each_item_is_processed_once_and_the_first_failure_ends_the_work() {
         for threads in [1, 4] {
             let odd = |number: u64| Ok((number % 2 == 1).then_some(number));
             let mut found = share_out(101, threads, odd).unwrap();

@@ -123,7 +123,7 @@ fn kill(session: Arc<Session>) {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_kill() {
+fn flushed_client_files_survive_a_kill() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -225,7 +225,7 @@ fn a_file_grows_into_a_layer_and_shrinks_in_it() {
 }
 
 #[test]
-fn readers_see_what_is_stable() {
+fn readers_see_flushed_content_and_renames() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -248,7 +248,7 @@ fn readers_see_what_is_stable() {
 }
 
 #[test]
-fn an_exclusive_creation_can_be_repeated_by_who_made_it() {
+fn an_exclusive_creation_can_be_repeated_by_its_client() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -265,7 +265,7 @@ fn an_exclusive_creation_can_be_repeated_by_who_made_it() {
 }
 
 #[test]
-fn a_sealed_point_carries_what_it_can() {
+fn a_sealed_point_carries_client_files_and_reports_skipped_ones() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -319,7 +319,7 @@ fn a_sealed_point_carries_what_it_can() {
 }
 
 #[test]
-fn a_repair_restores_what_a_sealed_point_carries_from_its_marker() {
+fn a_repair_restores_the_files_of_a_sealed_point_from_its_marker() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -381,7 +381,7 @@ fn a_publish_that_fails_leaves_no_marker() {
 }
 
 #[test]
-fn nothing_of_a_file_shows_on_the_disk() {
+fn names_and_contents_of_client_files_are_encrypted() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("passphrase"), "correct horse").unwrap();
     let place = place_in(folder);
@@ -414,7 +414,7 @@ fn nothing_of_a_file_shows_on_the_disk() {
 }
 
 #[test]
-fn what_is_missing_or_changed_is_damage() {
+fn missing_and_changed_client_files_are_damage() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -481,7 +481,7 @@ fn damaged_files_with_the_marker_of_a_waiting_point_are_named_and_heal() {
 
 /// A drive error during one read must not make a file shorter for its reader.
 #[test]
-fn what_cannot_be_looked_at_keeps_its_size() {
+fn an_unreadable_file_list_keeps_the_size_of_open_files() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();
@@ -500,7 +500,7 @@ fn what_cannot_be_looked_at_keeps_its_size() {
 }
 
 #[test]
-fn verify_names_what_cannot_be_read() {
+fn a_verify_reports_unreadable_client_files() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name())).unwrap();

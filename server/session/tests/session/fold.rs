@@ -90,7 +90,7 @@ fn points_and_sessions_read_as_before_and_the_layers_are_gone() {
 }
 
 #[test]
-fn what_is_stored_is_shared_with_what_was_there() {
+fn a_fold_shares_chunks_with_existing_disks() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();

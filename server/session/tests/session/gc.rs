@@ -120,7 +120,7 @@ fn read(disk: &dyn coldrise_block::Disk) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_kill_left_of_a_sessions_documents_goes() {
+fn unfinished_session_documents_are_removed() {
     let place = TestRepository::new();
     let folder = place.path.join("live").join("0123456789abcdef0123456789abcdef");
     std::fs::create_dir_all(&folder).unwrap();
@@ -132,7 +132,7 @@ fn what_a_kill_left_of_a_sessions_documents_goes() {
 }
 
 #[test]
-fn a_session_keeps_what_its_forgotten_point_held_until_it_ends() {
+fn a_session_keeps_the_data_of_its_forgotten_point_until_it_ends() {
     let place = TestRepository::new();
     let point = place.backup("20261120T100000Z", 1);
     publish(&place.reader(), &point, Some(trial())).unwrap();
@@ -159,7 +159,7 @@ fn a_session_keeps_what_its_forgotten_point_held_until_it_ends() {
 }
 
 #[test]
-fn a_lease_keeps_chunks_and_layers_of_what_is_forgotten_and_of_what_has_ended() {
+fn leases_keep_data_of_forgotten_points_and_ended_sessions() {
     let place = TestRepository::new();
     let point = place.backup("20261120T100000Z", 1);
     let repository = place.reader();

@@ -51,7 +51,7 @@ fn a_sealed_session_is_a_point_and_the_original_never_changes() {
 }
 
 #[test]
-fn what_was_captured_is_read_without_waiting() {
+fn captured_writes_are_read_without_waiting() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();
@@ -138,7 +138,7 @@ fn waiting_points_count_with_their_layers() {
 }
 
 #[test]
-fn only_one_process_writes_and_others_read_what_it_wrote() {
+fn one_process_writes_a_session_and_others_read_it() {
     let place = place();
     let repository = place.open();
     publish(&repository, &place.point, Some(name("trial"))).unwrap();

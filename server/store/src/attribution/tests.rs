@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_alone_is_what_no_other_set_holds(pages in pages(), machines in machines()) {
+    fn exclusive_content_is_in_no_other_set(pages in pages(), machines in machines()) {
         let answer = found(&pages, &machines, 60);
         for (number, (machine, holdings)) in answer.iter().zip(&machines).enumerate() {
             let all = |holdings: &Holdings| {

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_an_eighth_of_what_is_free_and_never_less_than_it_needs() {
+    fn the_window_is_a_share_of_free_memory_with_a_minimum() {
         let meminfo = "MemTotal:       24683524 kB\nMemAvailable:   16777216 kB\n";
         assert_eq!(available_bytes(meminfo), Some(16 << 30));
         assert_eq!(of_available_bytes(16 << 30), 512 << 20);

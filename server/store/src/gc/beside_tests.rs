@@ -23,7 +23,7 @@ fn wait_for(disk: &DiskWriter, chunks: u64) {
 /// At each step of the gc the disk refers to 30 more unreferenced chunks of a file that is
 /// rewritten, and to 30 new chunks.
 #[test]
-fn a_backup_finds_what_a_gc_is_taking_away_and_nothing_is_lost() {
+fn a_backup_beside_a_gc_loses_no_data() {
     let mut fixture = fixture();
     let writer = fixture.writer();
     let reachable = fixture.reachable(writer.repository());

@@ -164,7 +164,7 @@ fn count(repository: &Repository, family: Family) -> u64 {
 }
 
 #[test]
-fn what_is_of_no_use_goes_and_the_rest_stays() {
+fn gc_removes_only_unreferenced_data() {
     let fixture = fixture();
     let reader = fixture.reader();
     let estimate = reader.estimate_gc(&fixture.reachable(&reader), MaxUnused::default()).unwrap();
@@ -322,7 +322,7 @@ fn the_neighbours_of_a_damaged_file_are_rewritten() {
 }
 
 #[test]
-fn a_damaged_file_of_no_use_is_dropped_like_any_other() {
+fn unreferenced_damaged_files_are_dropped() {
     let mut fixture = fixture();
     fixture.damage(Fate::Dropped);
     let done = fixture.collect();

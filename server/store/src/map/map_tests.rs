@@ -156,7 +156,7 @@ proptest! {
     /// A chain of points, each based on the previous one, with disks that grow
     /// and shrink; no old point changes.
     #[test]
-    fn maps_are_what_a_plain_map_is(
+    fn maps_and_their_differences_match_a_model(
         steps in prop::collection::vec(
             (prop_oneof![1u64..3000, 1u64..600_000, 1u64..5_000_000], updates()),
             1..5,

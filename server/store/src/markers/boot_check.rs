@@ -24,7 +24,7 @@ const LENGTH_BYTES: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BootVerdict {
-    /// It reached the wanted rung.
+    /// It reached the wanted stage.
     Ok,
     /// It provably failed.
     Failed,
@@ -34,9 +34,10 @@ pub enum BootVerdict {
 
 /// How far a boot came, and the proof of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BootRung {
+pub struct ReachedStage {
     /// Such as `login`.
-    pub rung: String,
+    #[serde(rename = "rung")]
+    pub stage: String,
     /// Since the start of the machine, in milliseconds.
     pub after_ms: u64,
     /// In words.
@@ -50,10 +51,11 @@ pub struct BootCheckDocument {
     pub checked_at_ms: u64,
     /// The result.
     pub verdict: BootVerdict,
-    /// The rung that was to be reached.
+    /// The stage that was to be reached.
     pub until: String,
-    /// The reached rungs, from the lowest on.
-    pub rungs: Vec<BootRung>,
+    /// The reached stages, from the lowest on.
+    #[serde(rename = "rungs")]
+    pub stages: Vec<ReachedStage>,
     /// The proof of the failure.
     pub failure: Option<String>,
     /// Why a check of the user proved nothing.
@@ -62,9 +64,9 @@ pub struct BootCheckDocument {
     /// Nothing was proven, and the machine came less far than in its last good checks.
     #[serde(default)]
     pub is_worse: bool,
-    /// The highest rung of those checks. Set only if nothing was proven.
-    #[serde(default)]
-    pub usual_rung: Option<String>,
+    /// The highest stage of those checks. Set only if nothing was proven.
+    #[serde(default, rename = "usual_rung")]
+    pub usual_stage: Option<String>,
     /// The text of the screen, if it had any.
     pub screen_text: Option<String>,
     /// The last lines of the serial port.

@@ -43,7 +43,7 @@ use crate::{PointDocument, PointName, Repository};
 use coldrise_block::hex;
 
 use boot_check::BOOT_EXTENSION;
-pub use boot_check::{BootCheckDocument, BootRung, BootVerdict};
+pub use boot_check::{BootCheckDocument, BootVerdict, ReachedStage};
 use flags::{PROTECTED_EXTENSION, QUARANTINED_EXTENSION};
 pub(crate) use lost::point_of;
 

@@ -40,7 +40,7 @@ fn stored(point: &PointName) -> PointDocument {
 const OPTIONS: OpenOptions = OpenOptions { cache_bytes: 0 };
 
 #[test]
-fn a_marker_on_its_way_comes_though_a_writer_took_it_for_a_crashs() {
+fn a_pending_marker_survives_the_removal_of_unfinished_ones() {
     let (_directory, path) = made();
     let repository = Repository::open(&path, &PassphraseSource::None, &OPTIONS).unwrap();
     let pending = repository.prepare_marker("live/trial").unwrap();

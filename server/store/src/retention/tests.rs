@@ -121,7 +121,7 @@ fn spans_count_back_from_the_newest_point() {
 }
 
 #[test]
-fn what_a_wrong_clock_left_in_the_future_stays_and_is_not_counted() {
+fn points_in_the_future_are_kept_and_not_counted() {
     let points = [point("20261119T000000Z"), point("20261120T000000Z"), point("20361120T000000Z")];
     let now = points[1].name.unix_seconds();
     let span = RetentionSpan::parse("36h").unwrap();

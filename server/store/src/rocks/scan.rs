@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_rocksdb_can_tell_is_left_to_it() {
+    fn overlapping_and_deleted_ranges_are_read_by_rocksdb() {
         let mut fixture = Fixture::new();
         fixture.ingest(1..1000);
         fixture.ingest(2000..3000);

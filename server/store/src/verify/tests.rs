@@ -147,7 +147,7 @@ fn chunks_that_stand_at_each_others_places_are_damage() {
 }
 
 #[test]
-fn a_damaged_page_is_named_with_what_lies_below_it() {
+fn a_damaged_page_is_reported_with_the_affected_ranges() {
     let fixture = fixture();
     // Pages are stored from the leaves up: 1, 2, 3 and the root 4; then the second
     // map's leaves and its root.
@@ -174,7 +174,7 @@ fn a_damaged_page_is_named_with_what_lies_below_it() {
 }
 
 #[test]
-fn only_what_is_referred_to_is_read_when_asked() {
+fn a_verify_of_referenced_data_skips_the_rest() {
     let mut fixture = fixture();
     fixture.disks.truncate(1);
     // Needed only by the second point.
@@ -206,7 +206,7 @@ fn a_sample_reads_its_share_and_at_least_a_piece() {
 
 /// After years most ids are gone, and a repair skips many at once.
 #[test]
-fn what_is_not_stored_is_neither_sampled_nor_counted() {
+fn deleted_ids_are_neither_sampled_nor_counted() {
     let fixture = fixture();
     let database = fixture.writer.repository().database();
     // Files that were just written cannot be dropped.
@@ -246,7 +246,7 @@ fn what_is_not_stored_is_neither_sampled_nor_counted() {
 }
 
 #[test]
-fn a_verify_can_be_cancelled_and_tells_how_far_it_has_come() {
+fn a_verify_reports_progress_and_can_be_cancelled() {
     let fixture = fixture();
     let cancel = AtomicBool::new(false);
     let last = parking_lot::Mutex::new(VerifyProgress::default());
@@ -338,7 +338,7 @@ fn a_damaged_document_is_named_by_its_key() {
 }
 
 #[test]
-fn what_is_new_is_read_and_damage_in_it_is_named_everywhere() {
+fn a_verify_of_recent_points_names_every_affected_disk() {
     let fixture = fixture();
     let repository = fixture.writer.repository();
     let (old, new) = fixture.disks.split_at(1);

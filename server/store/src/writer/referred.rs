@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_condemned_is_not_claimed_and_what_is_claimed_is_heard_of() {
+    fn condemned_chunks_cannot_be_claimed() {
         let state = StoreState { next_chunk: 100, ..StoreState::NEW };
         let referred = Referred::new(&state);
         let claim = |mut ids: Vec<ChunkId>| {

@@ -159,7 +159,7 @@ fn truncated_and_missing_store_files_are_found() {
 
 /// A commit of another process makes the two files of the mark one after the other.
 #[test]
-fn a_mark_that_is_just_being_written_is_no_damage() {
+fn a_mark_being_written_is_not_reported_as_damaged() {
     let store = Store::new();
     write_all(&store.writer(), None, &noise(1, CHUNK));
     let path = store.path().join("high-water.2");

@@ -19,7 +19,7 @@ fn write_piece(disk: &mut DiskWriter, content: &[u8], number: usize) {
 }
 
 #[test]
-fn disks_take_turns_and_share_what_they_hold() {
+fn disks_written_together_share_equal_chunks() {
     let store = Store::new();
     let writer = store.writer();
     // Each pair of neighbours shares one half, which neither has committed yet.

@@ -10,7 +10,7 @@ use crate::common::*;
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 #[test]
-fn what_is_reachable_is_counted_once_and_the_rest_is_reclaimable() {
+fn reachable_chunks_are_counted_once_and_the_rest_is_reclaimable() {
     let store = Store::new();
     let writer = store.writer();
     // Chunks 0..2560 of one disk; the second changes 512 of them and shares the rest.
@@ -51,7 +51,7 @@ fn what_is_reachable_is_counted_once_and_the_rest_is_reclaimable() {
 }
 
 #[test]
-fn a_mark_is_cancelled_and_refuses_what_it_cannot_read() {
+fn marking_can_be_cancelled_and_fails_on_a_missing_page() {
     let store = Store::new();
     let writer = store.writer();
     let (root, _) = write_all(&writer, None, &noise(1, 2000 * CHUNK));

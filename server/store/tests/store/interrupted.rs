@@ -70,7 +70,7 @@ fn names(folder: &std::path::Path) -> std::collections::BTreeSet<std::path::Path
 /// The files of a repository as after a crash: copied while the writer works, so that they belong
 /// to no single moment.
 #[test]
-fn copies_of_a_store_at_work_open_and_hold_what_was_committed() {
+fn crash_copies_of_a_store_open_with_all_committed_data() {
     let store = Store::with(CHUNK as u32, Compression::None, false);
     let writer = store.writer();
     let committed = noise(22, 12 << 20);
@@ -149,7 +149,7 @@ fn fill_drive(writer: &RepositoryWriter, parts: usize) -> coldrise_block::Error 
 }
 
 #[test]
-fn a_full_drive_is_said_to_be_full_and_the_repository_stays_usable() {
+fn a_full_drive_is_reported_and_the_repository_stays_usable() {
     let Some(drive) = SmallDrive::mount(96 << 20) else { return };
     let path = drive.0.path().join("repo");
     let options = InitOptions {

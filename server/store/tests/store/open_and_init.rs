@@ -22,7 +22,7 @@ fn open_kind(path: &std::path::Path, source: &PassphraseSource) -> ErrorKind {
 }
 
 #[test]
-fn a_directory_without_a_repository_is_no_repository() {
+fn opening_a_directory_without_a_repository_fails() {
     let directory = tempfile::tempdir().unwrap();
     let none = PassphraseSource::None;
     assert_eq!(open_kind(directory.path(), &none), ErrorKind::NoRepository);
@@ -70,7 +70,7 @@ fn nothing_is_created_where_the_repository_no_longer_is() {
 }
 
 #[test]
-fn init_refuses_what_it_did_not_make() {
+fn init_refuses_existing_repositories_and_foreign_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("repo");
     init(&path).unwrap();

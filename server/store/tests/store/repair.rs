@@ -54,7 +54,7 @@ fn store() -> (Store, Vec<u8>, MapRoot) {
 }
 
 #[test]
-fn a_backup_heals_what_it_finds_damaged() {
+fn a_backup_heals_damaged_chunks() {
     let (store, content, root) = store();
     damage(&store, &content, &[3, 4, 700, 2303]);
     let reader = store.reader();

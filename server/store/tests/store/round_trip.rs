@@ -48,7 +48,7 @@ fn every_chunk_size_compression_and_encryption_gives_the_bytes_back() {
 }
 
 #[test]
-fn what_is_in_memory_is_read_without_waiting() {
+fn cached_chunks_are_read_without_waiting() {
     let store = Store::new();
     let content = noise(3, 400_000);
     let (root, _) = write_all(&store.writer(), None, &content);
@@ -87,7 +87,7 @@ fn reads_beyond_the_end_are_refused() {
 }
 
 #[test]
-fn extents_tell_holes_from_chunks() {
+fn extents_distinguish_holes_from_stored_chunks() {
     let store = Store::new();
     let writer = store.writer();
     let size = 3u64 << 40;
@@ -120,7 +120,7 @@ fn extents_tell_holes_from_chunks() {
 }
 
 #[test]
-fn an_incremental_keeps_what_it_does_not_mention() {
+fn an_incremental_keeps_unwritten_ranges_of_its_base() {
     let store = Store::new();
     let writer = store.writer();
     let mut content = noise(3, 40 * CHUNK);

@@ -87,7 +87,7 @@ impl Boots<'_> {
         };
         let (document, _) = trial.run(&mut signals)?;
         let answer = judge(&document, until);
-        let reached = document.rungs.last().map_or("nothing", |reached| reached.rung.as_str());
+        let reached = document.stages.last().map_or("nothing", |reached| reached.stage.as_str());
         self.tell(
             index,
             &match answer {

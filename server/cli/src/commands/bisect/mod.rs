@@ -274,7 +274,7 @@ fn text(invocation: &Invocation, bisected: &Bisected) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coldrise_store::BootRung;
+    use coldrise_store::ReachedStage;
 
     #[test]
     fn results_for_other_goals_count_where_they_prove_something() {
@@ -287,16 +287,17 @@ mod tests {
             (BootVerdict::Failed, "login", Answer::Good),
             (BootVerdict::Failed, "kernel", Answer::Bad),
         ] {
-            let stage = BootRung { rung: stage.to_owned(), after_ms: 0, evidence: String::new() };
+            let stage =
+                ReachedStage { stage: stage.to_owned(), after_ms: 0, evidence: String::new() };
             let check = BootCheckDocument {
                 checked_at_ms: 0,
                 verdict,
                 until: "login".to_owned(),
-                rungs: vec![stage],
+                stages: vec![stage],
                 failure: None,
                 note: None,
                 is_worse: false,
-                usual_rung: None,
+                usual_stage: None,
                 screen_text: None,
                 serial_tail: Vec::new(),
             };

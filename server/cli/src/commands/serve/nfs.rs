@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_lines_name_what_is_served() {
+    fn mount_lines_match_the_served_nfs_versions() {
         let options = |listen: &str, serves_v3, serves_v4| NfsOptions {
             listen: listen.parse().unwrap(),
             mount_port: 20048,

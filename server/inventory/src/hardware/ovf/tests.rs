@@ -46,7 +46,7 @@ fn disks_come_in_the_order_of_the_machine() {
 }
 
 #[test]
-fn what_no_backup_can_read_is_refused() {
+fn unsupported_ovf_descriptors_are_refused() {
     let both = hardware_of(&(disk_item("/disk/d1") + &disk_item("/disk/d2")));
     let refused = |text: &str| Envelope::parse(text).unwrap_err().full_message();
     for href in ["../a.vmdk", "/etc/a.vmdk", "http://host/a.vmdk", "x\\a.vmdk", ".."] {

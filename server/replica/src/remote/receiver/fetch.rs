@@ -1,4 +1,4 @@
-//! Pieces of the coming point that front ends read before they have arrived.
+//! Pieces of the incoming point that front ends read before they have arrived.
 //!
 //! ```text
 //!   front ends' threads ── fetch ─▶ Fetches ── READ (one thread) ─▶ line

@@ -49,7 +49,7 @@ fn asked(fetches: &Fetches, offset_bytes: u64) -> ReadAsk {
 }
 
 #[test]
-fn a_piece_is_asked_for_once_and_what_follows_is_read_ahead() {
+fn a_piece_is_requested_once_and_the_rest_is_read_ahead() {
     let fetches = fetches();
     // The rest of what differs is read ahead, in one read.
     let answer = |fetches: &Fetches| {
@@ -141,7 +141,7 @@ fn with_many_reads_under_way_nothing_is_read_ahead() {
 }
 
 #[test]
-fn what_the_source_cannot_read_is_asked_for_again() {
+fn reads_that_failed_at_the_source_are_requested_again() {
     let fetches = fetches();
     for (status, kind) in [(READ_DAMAGED, ErrorKind::Corrupt), (READ_GONE, ErrorKind::Io)] {
         let refuse = |fetches: &Fetches| {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_typed_is_named() {
+    fn characters_without_a_key_are_named_in_the_error() {
         let refused = of_text("pässword").unwrap_err().full_message();
         assert!(refused.contains("character 2, 'ä' (U+00E4)"), "{refused}");
         for text in ["\u{1b}", "\r", "\0", "", &"a".repeat(257)] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_names() {
+    fn keys_are_parsed_by_name() {
         let of = |keys: &[&str]| {
             let keys = keys.iter().map(|key| (*key).to_owned()).collect();
             Keys { text: None, keys: Some(keys) }.strokes()

@@ -236,7 +236,7 @@ mod tests {
     use super::{MachineState, meaning};
 
     #[test]
-    fn states_that_need_somebody_say_so() {
+    fn machine_states_that_need_attention_are_explained() {
         for (word, state, is_explained) in [
             ("running", MachineState::Running, false),
             ("io-error", MachineState::IoError, true),

@@ -60,7 +60,7 @@ fn files_with_data_that_the_log_still_holds_are_harmless() {
 /// Killed after a compaction was listed, before its inputs were deleted. The output of a compaction
 /// may have no sequence numbers any more, so its inputs look newer.
 #[test]
-fn what_a_killed_compaction_has_read_is_of_no_use() {
+fn inputs_of_a_killed_compaction_are_deleted() {
     let families = [Family::State, Family::Catalog, Family::Chunks, Family::Maps];
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();

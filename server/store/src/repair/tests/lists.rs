@@ -49,7 +49,7 @@ fn cut_list_everywhere(
 }
 
 #[test]
-fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
+fn a_truncated_list_deletes_no_unlisted_files() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let mut contents = Vec::new();
@@ -74,7 +74,7 @@ fn a_writer_deletes_nothing_that_a_list_cut_short_does_not_name() {
 /// Each opening started a new manifest, and the log was flushed meanwhile to files with lower
 /// numbers than the manifest.
 #[test]
-fn nor_one_of_a_database_that_was_opened_again() {
+fn a_truncated_list_deletes_no_files_after_several_openings() {
     let fixture = Fixture::new();
     let mut contents = Vec::new();
     for (seed, chunks) in [(1, 300), (2, 600), (3, 200)] {
@@ -90,7 +90,7 @@ fn nor_one_of_a_database_that_was_opened_again() {
 
 /// The output of a compaction has no sequence numbers.
 #[test]
-fn nor_counters_and_documents_that_were_compacted() {
+fn a_truncated_list_deletes_no_compacted_counters_and_documents() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let mut contents = Vec::new();
@@ -247,7 +247,7 @@ fn damaged_chunks_do_not_prevent_the_rebuild_of_a_list() {
 
 /// Overlapping files are read completely.
 #[test]
-fn nor_does_one_in_a_file_that_overlaps_another() {
+fn damage_in_overlapping_files_does_not_prevent_the_rebuild_of_a_list() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let a = content(1, 300);
@@ -364,7 +364,7 @@ fn a_rebuilt_list_counts_compacted_data_as_newer() {
 
 /// Killed in a compaction of chunks, and one of its input files is lost.
 #[test]
-fn what_a_killed_compaction_has_written_is_kept_where_its_source_is_lost() {
+fn output_of_a_killed_compaction_is_used_if_an_input_is_lost() {
     let fixture = Fixture::new();
     let writer = fixture.open().unwrap();
     let root = write(&writer, &content(1, 300));

@@ -397,7 +397,7 @@ fn damage_that_a_compaction_is_about_to_meet_is_mended() {
 
 /// A backup was killed, and then the drive failed at its chunks.
 #[test]
-fn damage_in_what_was_not_committed_goes_with_it() {
+fn damage_in_uncommitted_data_is_dropped_with_it() {
     for is_in_one_file in [false, true] {
         let fixture = Fixture::new();
         let (a, b) = (content(1, 600), content(2, 600));

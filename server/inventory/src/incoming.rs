@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// A point on its way from another site: it can be booted before all of it is here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct ComingDetails {
+#[schema(as = ComingDetails)]
+pub struct IncomingDetails {
     /// MACHINE/POINT, as it will be.
     pub address: String,
     /// The name of its machine here.
@@ -28,18 +29,18 @@ pub struct ComingDetails {
     pub disk_sizes_bytes: Vec<u64>,
 }
 
-impl ComingDetails {
+impl IncomingDetails {
     /// Describes one point.
-    pub fn new(repository: &Repository, coming: &IncomingPoint) -> ComingDetails {
-        let document = &coming.point.document;
-        ComingDetails {
+    pub fn new(repository: &Repository, incoming: &IncomingPoint) -> IncomingDetails {
+        let document = &incoming.point.document;
+        IncomingDetails {
             address: format!("{}/{}", document.machine, document.point),
             machine: document.machine.to_string(),
             created_at_ms: document.created_at_ms,
-            size_bytes: coming.size_bytes(),
-            missing_bytes: coming.missing_bytes(),
-            percent_here: coming.percent_here(),
-            is_reachable: coming.is_reachable(repository),
+            size_bytes: incoming.size_bytes(),
+            missing_bytes: incoming.missing_bytes(),
+            percent_here: incoming.percent_here(),
+            is_reachable: incoming.is_reachable(repository),
             disks: document.disks.iter().map(|disk| disk.name.to_string()).collect(),
             disk_sizes_bytes: document.disks.iter().map(|disk| disk.size_bytes).collect(),
         }
@@ -48,10 +49,10 @@ impl ComingDetails {
     /// What a selector means among `all`, which are sorted: the newest of the machine for `latest`, as with
     /// [`IncomingPoint::find`].
     pub fn find<'a>(
-        all: &'a [ComingDetails],
+        all: &'a [IncomingDetails],
         machine: &MachineName,
         selector: &PointSelector,
-    ) -> Option<&'a ComingDetails> {
+    ) -> Option<&'a IncomingDetails> {
         let address = format!("{machine}/{selector}");
         let mut of_machine = all.iter().filter(|one| one.machine == machine.as_str());
         match selector {
@@ -68,11 +69,12 @@ impl ComingDetails {
     pub fn all(
         repository: &Repository,
         machine: Option<&MachineName>,
-    ) -> Result<Vec<ComingDetails>> {
+    ) -> Result<Vec<IncomingDetails>> {
         let all = IncomingPoint::all(repository)?;
-        let is_meant =
-            |coming: &&IncomingPoint| machine.is_none_or(|name| coming.partial.machine == *name);
-        Ok(all.iter().filter(is_meant).map(|one| ComingDetails::new(repository, one)).collect())
+        let is_meant = |incoming: &&IncomingPoint| {
+            machine.is_none_or(|name| incoming.partial.machine == *name)
+        };
+        Ok(all.iter().filter(is_meant).map(|one| IncomingDetails::new(repository, one)).collect())
     }
 }
 
@@ -80,8 +82,8 @@ impl ComingDetails {
 mod tests {
     use super::*;
 
-    fn details(machine: &str, point: &str) -> ComingDetails {
-        ComingDetails {
+    fn details(machine: &str, point: &str) -> IncomingDetails {
+        IncomingDetails {
             address: format!("{machine}/{point}"),
             machine: machine.to_owned(),
             created_at_ms: 0,
@@ -103,7 +105,7 @@ mod tests {
         ];
         let found = |machine: &str, selector: &str| {
             let selector = PointSelector::parse(selector).unwrap();
-            let found = ComingDetails::find(&all, &machine.parse().unwrap(), &selector);
+            let found = IncomingDetails::find(&all, &machine.parse().unwrap(), &selector);
             found.map(|one| one.address.as_str())
         };
         assert_eq!(found("web01", "latest"), Some("web01/20261102T100000Z"));

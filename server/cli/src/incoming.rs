@@ -1,20 +1,20 @@
 //! Points that are still on their way to this repository, for people and for programs.
 
-use coldrise_inventory::ComingDetails;
+use coldrise_inventory::IncomingDetails;
 use serde::Serialize;
 
 use crate::report::Report;
 use crate::units::{show_moment, show_size};
 
 /// A row of the list of points.
-pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
+pub(crate) fn row(incoming: &IncomingDetails) -> Vec<String> {
     vec![
-        coming.address.clone(),
+        incoming.address.clone(),
         String::new(),
         "coming".to_owned(),
-        format!("{} % here", coming.percent_here),
-        coming.disks.join(" "),
-        show_size(coming.size_bytes),
+        format!("{} % here", incoming.percent_here),
+        incoming.disks.join(" "),
+        show_size(incoming.size_bytes),
         "-".to_owned(),
         String::new(),
         String::new(),
@@ -24,12 +24,12 @@ pub(crate) fn row(coming: &ComingDetails) -> Vec<String> {
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
-    details: &'a ComingDetails,
+    details: &'a IncomingDetails,
     kind: &'static str,
 }
 
 /// One point on its way.
-pub(crate) fn report(details: &ComingDetails) -> Report {
+pub(crate) fn report(details: &IncomingDetails) -> Report {
     let address = &details.address;
     let mut text = format!(
         "point        {address}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
