@@ -162,11 +162,11 @@ def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host
 
 
 def test_a_machine_of_a_host_that_forbids_forwarding(coldrise, host, recover, grows, address):
-    assert "makes no sockets" not in coldrise.run("host", "check", "hv1").stdout
+    assert "does not forward sockets" not in coldrise.run("host", "check", "hv1").stdout
     host.stop()
     host.start("DisableForwarding yes")
     checked = coldrise.run("host", "check", "hv1")
-    assert checked.returncode == 0 and "makes no sockets" in checked.stdout and "AllowTcpForwarding yes" in checked.stdout
+    assert checked.returncode == 0 and "does not forward sockets" in checked.stdout and "AllowTcpForwarding yes" in checked.stdout
     running = recover(address, "--on", "hv1")
     grows()
     host.stop()

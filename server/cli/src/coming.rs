@@ -42,7 +42,7 @@ pub(crate) fn report(details: &ComingDetails) -> Report {
     let how = match details.is_reachable {
         true => "fetched from the other site when they are read",
         false => {
-            "the other site is not connected: reading them gives I/O errors (coldrise forget gives the point up)"
+            "the other site is not connected: reading them gives I/O errors (coldrise forget drops the point)"
         }
     };
     text.push_str(&format!("missing      {}: {how}\n", show_size(details.missing_bytes)));

@@ -245,7 +245,7 @@ impl Location {
         }
         let format = format.or_else(|| ImageFormat::from_extension(&path)).ok_or_else(|| {
             invalid(format!(
-                "'{}': the file's name does not tell its format: put raw:, qcow2:, vmdk:, vhd: \
+                "'{}': the format cannot be determined from the file's name: put raw:, qcow2:, vmdk:, vhd: \
                  or vhdx: in front",
                 path.display()
             ))

@@ -43,7 +43,7 @@ pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) ->
 
 fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
     if !request.hosts.is_empty() {
-        return Err(invalid("hosts: goes with vcenter and esxi; on names a host of libvirt"));
+        return Err(invalid("hosts: only for vcenter and esxi; on names a host of libvirt"));
     }
     let connect = request.connect.as_deref().unwrap_or(CONNECTIONS[0]);
     if request.on.is_some() && !connect.contains(":///system") {
@@ -196,7 +196,7 @@ pub(super) fn attach(request: Attach, service: &Service, caller: &Identity) -> R
     Command::new("attach", machine, &request)
 }
 
-/// An attached disk that is taken away.
+/// An attached disk to detach.
 pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> Result<Command> {
     caller.allow_all(Permission::Administer)?;
     attach::check_name(&request.name)?;

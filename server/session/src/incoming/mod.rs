@@ -190,7 +190,7 @@ impl IncomingPoint {
         );
         Error::new(ErrorKind::NotFound, text).advise(format!(
             "wait for the end of the copy; coldrise list shows how much has arrived. \
-             publish, boot and recover do not wait for it. If it comes no more: coldrise forget {}/{}",
+             publish, boot and recover do not wait for it. If the copy will not continue: coldrise forget {}/{}",
             self.partial.machine, self.partial.point
         ))
     }
@@ -202,7 +202,7 @@ impl IncomingPoint {
             Some(_) => Ok(()),
             None => {
                 let text = format!(
-                    "{}/{} is not on its way any more: see coldrise list",
+                    "{}/{} is no longer being copied: see coldrise list",
                     self.partial.machine, self.partial.point
                 );
                 Err(Error::new(ErrorKind::NotFound, text))
@@ -255,7 +255,7 @@ pub fn incoming_sentence(
     Ok(Some(match IncomingPoint::of_session(repository, session)? {
         Some(incoming) => format!("session {name}: {}", incoming.sentence(repository)),
         None => format!(
-            "session {name}: the note about the copy of {address} is gone or damaged: what has not been read is missing"
+            "session {name}: the note about the copy of {address} is gone or damaged: data that was not fetched yet is missing"
         ),
     }))
 }
