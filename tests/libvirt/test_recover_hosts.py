@@ -152,7 +152,7 @@ def test_what_cannot_work_is_refused_before_anything_is_published(coldrise, host
         (["--on", "hv9"], "there is no host hv9"),
         (["--on", "hv1", "--connect", "qemu:///session"], "qemu:///system"),
         (["--on", "hv1", "--socket-owner", "no-such-user"], "host hv1: there is no user"),
-        (["--on", "hv1", "--socket", "/tmp/a b.nbd"], "no spaces and colons"),
+        (["--on", "hv1", "--socket", "/tmp/a b.nbd"], "cannot contain spaces or colons"),
         (["--on", "hv1", "--network", "lost"], "virsh net-list"),
         (["--host", "esx1"], "--on"),
     ):

@@ -85,7 +85,7 @@ fn socket_on(
         path.to_string_lossy().contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())
     };
     if host.name().is_some() && chosen.is_some_and(is_odd) {
-        let text = "a socket on another host has no spaces and colons in its path: SSH takes none";
+        let text = "the path of a socket on another host cannot contain spaces or colons: SSH does not accept them";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     host.socket_path(chosen.unwrap_or(Path::new(&name)))

@@ -270,7 +270,7 @@ fn check_hosts(
         Some(error) if checked.len() == 1 => Err(error),
         Some(error) => {
             texts.iter().for_each(|text| invocation.remark(text));
-            Err(Error::new(error.kind(), "not every host works"))
+            Err(Error::new(error.kind(), "some hosts do not work"))
         }
         None => Ok(Report::done(&json!({ "hosts": checked }), texts.join("\n"))),
     }

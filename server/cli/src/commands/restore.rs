@@ -170,7 +170,7 @@ pub(crate) fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result
         return Ok(());
     }
     let message = format!(
-        "{target} is in the folder of the repository, which only Coldrise's own files belong into: \
+        "{target} is in the folder of the repository, which is reserved for Coldrise's own files: \
          name a file elsewhere"
     );
     Err(Error::new(ErrorKind::InvalidInput, message))

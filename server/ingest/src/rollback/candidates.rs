@@ -65,7 +65,7 @@ impl Bitmap {
         Err(Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "bitmap {} cannot be believed: its name does not say that it counts from {since}, \
+                "bitmap {} cannot be trusted: its name does not show that it counts from {since}, \
                  and {machine}/{since} is not the last backup",
                 self.name
             ),

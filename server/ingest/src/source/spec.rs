@@ -163,8 +163,8 @@ impl SourceSpec {
         }
         let Some((disk, source)) = text.split_once('=') else {
             return Err(invalid(format!(
-                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2. Only a whole \
-                 machine, an .ova or .ovf file, stands alone"
+                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2. Only an \
+                 .ova or .ovf file, which is a whole machine, has no DISK="
             )));
         };
         let disk = DiskName::parse(disk)?;

@@ -71,8 +71,7 @@ pub(crate) fn url_of(place: &Path) -> Option<String> {
 /// The argument BUCKET.
 fn parse_url(text: &str) -> Result<String> {
     url_of(Path::new(text)).ok_or_else(|| {
-        let text =
-            format!("{text} is not a bucket: it looks like s3://BUCKET or s3://BUCKET/PREFIX");
+        let text = format!("{text} is not a bucket: write s3://BUCKET or s3://BUCKET/PREFIX");
         Error::new(ErrorKind::InvalidInput, text)
     })
 }

@@ -81,7 +81,7 @@ impl Server<'_> {
                     // Links that cannot be read get no access.
                     self.known.clear();
                     self.listener.set_peers([]);
-                    tracing::error!("no site gets in: {}", error.full_message());
+                    tracing::error!("no site can connect: {}", error.full_message());
                 }
                 match self.listener.accept(INTERVAL) {
                     Ok(Arrival::Nothing) => {}
