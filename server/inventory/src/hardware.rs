@@ -73,8 +73,8 @@ pub enum Network {
     /// Access to the outside through this host's connections; no incoming
     /// connections.
     User,
-    /// A network card that leads nowhere: DHCP is answered, nothing else. Many systems start faster
-    /// with it than with none.
+    /// A network card without a connection to any network: only DHCP is answered. Many systems start
+    /// faster with it than with none.
     Isolated,
     /// No network.
     None,

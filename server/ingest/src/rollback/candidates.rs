@@ -37,7 +37,9 @@ impl Bitmap {
         if name.starts_with(PREFIX) && is_other {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("bitmap {name} does not count from {since}: its name says another point"),
+                format!(
+                    "bitmap {name} does not count from {since}: its name contains another point"
+                ),
             ));
         }
         Ok(Bitmap { name, since })
