@@ -198,7 +198,7 @@ def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, libvirt
     done = coldrise.run("--json", "move", "live/web01-1", libvirt.images, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
-    assert "stands still" in done.stderr and moved["held_ms"] < 10000
+    assert "is paused for the last" in done.stderr and moved["held_ms"] < 10000
     assert all(disk["is_moved"] for disk in moved["disks"]) and busy.end()["state"] == "moved"
     assert libvirt.state("web01").startswith("running")
     target = libvirt.images / "web01-vda.qcow2"

@@ -426,7 +426,7 @@ fn with_advice(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> 
     copied.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
-            "cancelled: complete points stay; run the command again to continue",
+            "cancelled: complete points stay; run it again to continue",
         ),
         ErrorKind::NoSpace => error.context(path.display()),
         _ => error,
