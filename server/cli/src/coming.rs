@@ -32,7 +32,7 @@ struct Shown<'a> {
 pub(crate) fn report(details: &ComingDetails) -> Report {
     let address = &details.address;
     let mut text = format!(
-        "point        {address}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
+        "point        {address}\nkind         coming: {} % has arrived\nstored at    {} (at the other site)\n",
         details.percent_here,
         show_moment(details.created_at_ms)
     );

@@ -136,7 +136,7 @@ fn text(host: &Host, session: &SessionName, done: &MoveReport) -> String {
     if note.phase == MovePhase::Copying {
         return format!(
             "the interrupted move was undone: its copies were stopped and removed, and session {session} has all \
-             writes of the machine. If it stands still (coldrise sessions), serve the session again"
+             writes of the machine. If it is paused (coldrise sessions), serve the session again"
         );
     }
     let mut text = note.sentence(session, false);

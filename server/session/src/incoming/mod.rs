@@ -183,7 +183,7 @@ impl IncomingPoint {
     /// The error of everything that needs a restore point: `NotFound`.
     pub(crate) fn not_complete(&self) -> Error {
         let text = format!(
-            "{}/{} is incomplete: {} % of what differs is here",
+            "{}/{} is incomplete: {} % of the differing data has arrived",
             self.partial.machine,
             self.partial.point,
             self.percent_here()
@@ -265,7 +265,7 @@ impl IncomingPoint {
     pub fn sentence(&self, repository: &Repository) -> String {
         let missing_mib = self.missing_bytes().div_ceil(1 << 20);
         let here = format!(
-            "{}/{} is still on its way here: {} % of what differs is here, {missing_mib} MiB are missing",
+            "{}/{} is still being copied here: {} % of the differing data has arrived, {missing_mib} MiB are missing",
             self.partial.machine,
             self.partial.point,
             self.percent_here()
