@@ -71,7 +71,7 @@ pub(super) fn report(
     };
     let text = match state {
         "stalled" => format!(
-            "the NFS server has ended: the disks of {} stand still; nothing is lost if they come back within two \
+            "the NFS server has ended: I/O to the disks of {} is blocked; nothing is lost if the server is back within two \
              minutes\n  continue  coldrise recover live/{session} --to vcenter:{}\n  end it    coldrise recover \
              live/{session} --undo",
             note.name, note.access.server
