@@ -135,7 +135,7 @@ fn text(host: &Host, session: &SessionName, done: &MoveReport) -> String {
     let note = &done.note;
     if note.phase == MovePhase::Copying {
         return format!(
-            "the interrupted move was undone: its copies were stopped and removed, and session {session} has all \
+            "the interrupted move was withdrawn: its copies were stopped and removed, and session {session} has all \
              writes of the machine. If it is paused (coldrise sessions), serve the session again"
         );
     }
