@@ -69,7 +69,7 @@ def test_conditional_requests_are_not_needed(bucket, coldrise, tmp_path, status,
     bucket.server.proxy.dialect = dialect
     use_all_of_it(bucket, coldrise, tmp_path)
     again = bucket.program.run("bucket", "init", bucket.url)
-    assert again.returncode == FAILED and "a repository, or what is left of one, is there already" in again.stderr, again
+    assert again.returncode == FAILED and "a repository, or the remains of one, is there already" in again.stderr, again
     assert bucket.json("verify")["damaged"] == []
 
 

@@ -125,7 +125,7 @@ def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, s
     assert "coming" in far.program.run("list").stdout
     assert far.program.run("restore", f"{ADDRESS}/vda", tmp_path / "no").returncode != 0
     published = far.program.run("publish", "web01/latest", "--name", "early")
-    assert published.returncode == 0 and "is still on its way" in published.stderr, published.stderr
+    assert published.returncode == 0 and "is still being copied" in published.stderr, published.stderr
     assert "rerror=stop" in published.stdout
     server = served(far.program)
     with server.connect("live/early/vda") as handle:
@@ -179,7 +179,7 @@ def test_commands_report_that_a_point_is_incomplete(coldrise, far, tmp_path):
     # Other points, and machines without incoming data, are neither here nor in transit.
     for address in (f"web01/{unknown}", "web01/latest~1", f"web03/{unknown}"):
         refused = far.program.run("protect", address)
-        assert refused.returncode == 1 and "on its way" not in refused.stderr, refused.stderr
+        assert refused.returncode == 1 and "being copied" not in refused.stderr, refused.stderr
     assert shown(far.program)["percent_here"] < 100
 
 
@@ -398,7 +398,7 @@ def test_a_machine_is_recovered_from_an_incomplete_point_and_waits_for_missing_d
         try:
             event = recovery.stdout.readline()
             said.seek(0)
-            assert event and "is still on its way" in said.read()
+            assert event and "is still being copied" in said.read()
             session = json.loads(event)["session"]
             begun = reads()
             wait_until(lambda: reads() > begun, "what is missing is fetched")

@@ -178,7 +178,7 @@ def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, busy, t
     done = coldrise.run("--json", "move", "live/rescue", *words(targets), "--qmp", busy.qmp, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
-    assert "stands still" in done.stderr and moved["held_ms"] < 10000
+    assert "is paused for the last" in done.stderr and moved["held_ms"] < 10000
     assert all(disk["is_moved"] for disk in moved["disks"]) and all("/dev/fdset/" in file for file in busy.files()[-2:])
     # It runs on, and writes to the targets.
     assert busy.monitor.execute("query-status")["status"] == "running"

@@ -158,7 +158,7 @@ def test_a_bitmap_of_another_point_is_ignored(coldrise, tmp_path):
         for options, reason in [
             (("--since", later), "no dirty bitmap"),
             (("--since", later, "--bitmap", f"coldrise-{since}"), "another point"),
-            (("--since", since, "--bitmap", "daily"), "cannot be believed"),
+            (("--since", since, "--bitmap", "daily"), "cannot be trusted"),
             (("--since", since, "--bitmap", f"coldrise-00000000/web01/vda/{since}"), "another disk"),
             (("--bitmap", "daily"), "--since"),
         ]:

@@ -133,7 +133,7 @@ def test_a_boot_check_follows_the_backup_and_raises_the_alarm(service, inbox, tm
     assert silent.returncode == 14 and "worse" in silent.stdout + silent.stderr
     worse = inbox.message()
     assert (worse["key"], worse["occasion"], worse["severity"]) == ("boot:web01", "raised", "warn")
-    assert "gets less far" in worse["summary"] and worse["machine"] == "web01"
+    assert "reaches an earlier stage" in worse["summary"] and worse["machine"] == "web01"
     [point] = [p for p in service.get("machines/web01/points")["points"] if p.get("boot")][1:]
     assert (point["boot"], point["is_boot_worse"]) == ("not_proven", True)
     # One that fails is worse than that.

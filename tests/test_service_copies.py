@@ -299,7 +299,7 @@ def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_pa
         shown = printed(far.program, *remote, "show", address)
         assert f"{address}/vda  16.0 MiB" in shown and "the other site is not connected" in shown, shown
         unknown = far.program.run(*remote, "show", "web01/20200101T000000Z")
-        assert unknown.returncode == 1 and "on its way" not in unknown.stderr, unknown.stderr
+        assert unknown.returncode == 1 and "being copied" not in unknown.stderr, unknown.stderr
         coldrise.json("copy", "--to", "far")
         wait_until(lambda: there.get("coming") == [], "the end of the copy")
         assert metrics(there) == {}

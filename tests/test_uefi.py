@@ -21,7 +21,7 @@ def test_boot_starts_a_loader_without_a_boot_variable(coldrise, acme):
     first = coldrise.run("boot", acme(), "--name", "one")
     assert first.returncode == 0 and "acme login" in first.stdout, first.stderr
     assert r"the machine starts \EFI\acme\grubx64.efi of vda" in first.stderr
-    assert "TPM is in no backup" in first.stderr
+    assert "TPM is not in the backup" in first.stderr
     # It keeps the variables that the firmware had then.
     second = coldrise.run("boot", "live/one")
     assert second.returncode == 0 and "acme login" in second.stdout, second.stderr

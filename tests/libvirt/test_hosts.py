@@ -100,7 +100,7 @@ def test_another_key_of_the_host_is_refused(host, refused):
     host.new_key()
     host.start()
     code, said = refused("backup", "web01", "--from", "libvirt", "--on", "hv1")
-    assert code == 1 and "its SSH key is another one than at host add: nothing was sent to it" in said
+    assert code == 1 and "its SSH key differs from the one at host add: nothing was sent to it" in said
     assert not host.cache.exists() or not host.sessions()
 
 

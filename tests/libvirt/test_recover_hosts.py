@@ -152,7 +152,7 @@ def test_invalid_options_are_refused_before_anything_is_published(coldrise, host
         (["--on", "hv9"], "there is no host hv9"),
         (["--on", "hv1", "--connect", "qemu:///session"], "qemu:///system"),
         (["--on", "hv1", "--socket-owner", "no-such-user"], "host hv1: there is no user"),
-        (["--on", "hv1", "--socket", "/tmp/a b.nbd"], "no spaces and colons"),
+        (["--on", "hv1", "--socket", "/tmp/a b.nbd"], "cannot contain spaces or colons"),
         (["--on", "hv1", "--network", "lost"], "virsh net-list"),
         (["--host", "esx1"], "--on"),
     ):
@@ -162,11 +162,11 @@ def test_invalid_options_are_refused_before_anything_is_published(coldrise, host
 
 
 def test_a_machine_of_a_host_that_forbids_forwarding(coldrise, host, recover, grows, address):
-    assert "makes no sockets" not in coldrise.run("host", "check", "hv1").stdout
+    assert "does not forward sockets" not in coldrise.run("host", "check", "hv1").stdout
     host.stop()
     host.start("DisableForwarding yes")
     checked = coldrise.run("host", "check", "hv1")
-    assert checked.returncode == 0 and "makes no sockets" in checked.stdout and "AllowTcpForwarding yes" in checked.stdout
+    assert checked.returncode == 0 and "does not forward sockets" in checked.stdout and "AllowTcpForwarding yes" in checked.stdout
     running = recover(address, "--on", "hv1")
     grows()
     host.stop()

@@ -97,16 +97,16 @@ def test_a_moved_machine_that_could_not_be_resumed_is_named(coldrise, libvirt, r
     refuse = f"{on(' resume ', f': > {away}')}\nif [ -e {away} ]; then {skip(clock, 12)}; {AWAY}; fi"
     with clock.of(coldrise), changed_virsh(tmp_path, refuse):
         moved = coldrise.run("move", "live/web01-1", libvirt.images)
-    assert moved.returncode == 3 and "may stand still" in moved.stdout, (moved.returncode, moved.stdout, moved.stderr)
+    assert moved.returncode == 3 and "may be suspended" in moved.stdout, (moved.returncode, moved.stdout, moved.stderr)
     assert libvirt.state("web01").startswith("paused")
     for command in ("sessions", "doctor"):
-        assert "coldrise move live/web01-1 lets it run on" in coldrise.run(command).stdout, command
+        assert "coldrise move live/web01-1 resumes it" in coldrise.run(command).stdout, command
     # Only the session knows of it.
     refused = coldrise.run("unpublish", "web01-1")
-    assert refused.returncode == 11 and "coldrise move live/web01-1 lets it run on" in refused.stderr, refused.stderr
+    assert refused.returncode == 11 and "coldrise move live/web01-1 resumes it" in refused.stderr, refused.stderr
     coldrise.json("move", "live/web01-1")
     assert libvirt.state("web01").startswith("running")
-    assert "may stand still" not in coldrise.run("doctor").stdout
+    assert "may be suspended" not in coldrise.run("doctor").stdout
 
 
 def test_an_undo_ends_a_move_that_copies(coldrise, libvirt, recover, slow_move, clock):
@@ -198,7 +198,7 @@ def test_a_machine_that_writes_too_fast_is_paused_for_the_rest(coldrise, libvirt
     done = coldrise.run("--json", "move", "live/web01-1", libvirt.images, "--rate", SLOW)
     assert done.returncode == 0, done.stderr
     moved = json.loads(done.stdout.splitlines()[-1])
-    assert "stands still" in done.stderr and moved["held_ms"] < 10000
+    assert "is paused for the last" in done.stderr and moved["held_ms"] < 10000
     assert all(disk["is_moved"] for disk in moved["disks"]) and busy.end()["state"] == "moved"
     assert libvirt.state("web01").startswith("running")
     target = libvirt.images / "web01-vda.qcow2"
@@ -212,7 +212,7 @@ def test_a_move_killed_while_it_holds_the_machine_is_settled(coldrise, libvirt, 
     # Immediately: QEMU still copies the rest for some seconds.
     shown = libvirt.virsh("dumpxml", "web01")
     assert killed.returncode == -signal.SIGKILL
-    assert libvirt.state("web01") == "paused (user)" and "may stand still" in coldrise.run("sessions").stdout
+    assert libvirt.state("web01") == "paused (user)" and "may be suspended" in coldrise.run("sessions").stdout
     # It was not yet switched: suspended for the rest of the copy.
     assert "ready='yes'" not in shown.partition("<mirror")[2].partition("</disk>")[0]
     withdrawn = coldrise.json("move", "live/web01-1")

@@ -106,7 +106,7 @@ def test_recover_requires_permission(service):
     refused(service, own, 422, "/nonexistent/libvirt-sock is missing")
     assert service.get("host")["libvirt_missing"] is None
     refused(service, {"kind": "recover", "address": service.address}, 400, "to: name the hypervisor")
-    refused(service, {"kind": "recover", "address": service.address, "to": "vcenter:vc1", "on": "hv1"}, 400, "on: goes with libvirt")
+    refused(service, {"kind": "recover", "address": service.address, "to": "vcenter:vc1", "on": "hv1"}, 400, "on: only for libvirt")
     refused(service, {**body, "on": "hv1", "connect": "qemu:///session"}, 400, "qemu:///system")
     refused(service, {**own, "network": "a\nb"}, 400, "control characters")
     refused(service, {"kind": "recover", "address": service.address, "undo": True}, 400, "give live/SESSION")

@@ -58,7 +58,7 @@ def test_a_recovered_machine_never_opens_the_variables_of_the_original(coldrise,
             before = original.stat()
         running = recover(address, *options, clock=clock)
         assert r"starts \EFI\acme\grubx64.efi of vda" in running.said()
-        assert "TPM is in no backup: keys that it holds do not open BitLocker or LUKS disks" in running.said()
+        assert "TPM is not in the backup: its keys cannot unlock BitLocker or LUKS disks" in running.said()
         [own] = own_files()
         assert users(libvirt, f"{NVRAM}/{own.name}") == {f"guest={name},debug-threads=on"}
         assert users(libvirt, f"{NVRAM}/acme_VARS.fd") == ({"guest=acme,debug-threads=on"} if name == "beside" else set())

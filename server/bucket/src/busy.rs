@@ -110,7 +110,7 @@ impl Busy {
             };
             let what = match found {
                 Role::Writer => "a copy writes to it",
-                Role::Compactor => "space in it is being returned",
+                Role::Compactor => "a prune or forget frees space in it",
                 Role::Founder => "another coldrise bucket init makes a repository in it",
             };
             let minutes = FORGOTTEN.as_secs() / 60;
@@ -160,7 +160,7 @@ impl Busy {
     fn late(&self) -> Error {
         let text = format!("{} was out of reach for too long", self.objects.place());
         Error::new(ErrorKind::Incomplete, text)
-            .advise("run it again: what is there is not sent again")
+            .advise("run it again: data that is already stored is not sent again")
     }
 }
 

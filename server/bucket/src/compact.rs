@@ -66,7 +66,7 @@ impl BucketRepository {
         if let Some((name, why)) = self.damaged_points().first_key_value() {
             let text = format!("{}: {name} cannot be read: {why}", self.place());
             return Err(Error::new(ErrorKind::Corrupt, text).advise(
-                "nothing is removed, because its data may be needed: get the object back, or give the point up with coldrise \
+                "nothing is removed, because its data may be needed: get the object back, or remove the point with coldrise \
                  bucket forget --damaged",
             ));
         }

@@ -88,7 +88,7 @@ impl BucketRepository {
             Error::new(ErrorKind::AlreadyExists, text).advise("choose another bucket or prefix")
         };
         if !objects.list(pack::FOLDER)?.is_empty() || !objects.list(points::FOLDER)?.is_empty() {
-            return Err(there("a repository, or what is left of one,"));
+            return Err(there("a repository, or the remains of one,"));
         }
         let config = RepositoryConfig::create(
             options.chunk_size_bytes,
@@ -127,7 +127,7 @@ impl BucketRepository {
         let (keys, lost_configuration) = opened.map_err(|error| error.context(objects.place()))?;
         if let Some(name) = lost_configuration {
             tracing::warn!(
-                "{}: {name} is damaged or missing, the other one is used",
+                "{}: {name} is damaged or missing; the other copy is used",
                 objects.place()
             );
         }
@@ -178,7 +178,7 @@ fn configuration(objects: &dyn Objects) -> Result<(RepositoryConfig, Option<&'st
     let is_lost = |error: &Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
     let failed = match (read(CONFIG), read(CONFIG_COPY)) {
         (Ok(first), Ok(copy)) if first.id != copy.id => {
-            let text = format!("{CONFIG} and {CONFIG_COPY} are of two repositories");
+            let text = format!("{CONFIG} and {CONFIG_COPY} belong to different repositories");
             return Err(Error::new(ErrorKind::Corrupt, text).advise("put the right one back"));
         }
         (Ok(first), copy) => {

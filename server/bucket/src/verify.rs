@@ -124,12 +124,9 @@ impl BucketRepository {
             address: object_name(**pack),
             reason: "its list of names cannot be read; no point needs it, but copies find nothing in this pack".to_owned(),
         }));
-        report.damaged.extend(self.lost_configuration.map(|name| {
-            BucketDamage {
-                address: name.to_owned(),
-                reason: "it is missing or cannot be read; the same is there once more, and is used"
-                    .to_owned(),
-            }
+        report.damaged.extend(self.lost_configuration.map(|name| BucketDamage {
+            address: name.to_owned(),
+            reason: "it is missing or cannot be read; its second copy is used".to_owned(),
         }));
         report.damaged.sort_by(|a, b| a.address.cmp(&b.address));
         if let Some(busy) = busy {

@@ -27,7 +27,7 @@ pub(crate) struct GoalOptions {
 
     /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
     ///
-    /// During the check a port of this host's loopback leads to it.
+    /// During the check, a port on this host's loopback address is forwarded to it.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     check_port: Option<u16>,
 
@@ -40,8 +40,8 @@ pub(crate) struct GoalOptions {
 pub(crate) struct JudgeOptions {
     /// Time for the boot, such as 90s, 15m or 1h.
     ///
-    /// Default: 10 minutes, without KVM 20. Once the kernel lives, at least 20 times the time to
-    /// that, and at most an hour.
+    /// Default: 10 minutes, or 20 without KVM. Once the kernel runs, the limit is raised to 20 times
+    /// the time it took to get there if that is longer, up to an hour.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     time_limit: Option<Duration>,
 

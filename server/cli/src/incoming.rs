@@ -32,7 +32,7 @@ struct Shown<'a> {
 pub(crate) fn report(details: &IncomingDetails) -> Report {
     let address = &details.address;
     let mut text = format!(
-        "point        {address}\nkind         coming: {} % of it is here\nstored at    {} (at the other site)\n",
+        "point        {address}\nkind         coming: {} % has arrived\nstored at    {} (at the other site)\n",
         details.percent_here,
         show_moment(details.created_at_ms)
     );
@@ -42,7 +42,7 @@ pub(crate) fn report(details: &IncomingDetails) -> Report {
     let how = match details.is_reachable {
         true => "fetched from the other site when they are read",
         false => {
-            "the other site is not connected: reading them gives I/O errors (coldrise forget gives the point up)"
+            "the other site is not connected: reading them gives I/O errors (coldrise forget drops the point)"
         }
     };
     text.push_str(&format!("missing      {}: {how}\n", show_size(details.missing_bytes)));

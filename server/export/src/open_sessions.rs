@@ -137,7 +137,7 @@ fn stopped(name: &SessionName) -> Error {
         ErrorKind::Internal,
         format!(
             "session {name} stopped after a defect inside Coldrise; what was flushed is safe, \
-             restart the front end to go on"
+             restart the front end to continue"
         ),
     )
 }

@@ -323,7 +323,7 @@ impl ExportTree {
 fn no_live_image(session: &SessionName, disk: &DiskName, file: &str, part: ImagePart) -> Error {
     let what = match part.format.access() {
         Access::Streamed => "is compressed and can only be restored to a file",
-        _ => "would leave out what the session's machine writes from now on",
+        _ => "would not contain later writes of the session's machine",
     };
     let there: Vec<_> = Format::ALL
         .into_iter()

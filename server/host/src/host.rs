@@ -509,6 +509,6 @@ fn content(answer: Answer) -> Result<Vec<u8>> {
 fn odd() -> Error {
     Error::new(
         ErrorKind::ToolFailed,
-        "the program on the host answers something else than was asked",
+        "the program on the host did not answer the request that was sent",
     )
 }

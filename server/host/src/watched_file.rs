@@ -109,7 +109,7 @@ fn device_writes(
     let numbers: Vec<&str> = text.split_whitespace().collect();
     let count = |at: &usize| numbers.get(*at).and_then(|number| number.parse().ok());
     let counts = WRITE_COUNTS.iter().map(count).collect::<Option<_>>();
-    counts.ok_or_else(|| invalid("the kernel does not tell what was written"))
+    counts.ok_or_else(|| invalid("the kernel does not report what was written"))
 }
 
 #[cfg(test)]

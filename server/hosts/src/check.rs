@@ -101,7 +101,7 @@ fn lacks_forwarding(space: &ScratchSpace, ssh: &SshFolder) -> Option<String> {
         Err(error) => {
             tracing::debug!("no forwarding: {}", error.full_message());
             Some(
-                "its sshd makes no sockets: recover, attach and check-boot --on need a session of SSH for each connection to a \
+                "its sshd does not forward sockets: recover, attach and check-boot --on need a session of SSH for each connection to a \
                  disk (MaxSessions); its sshd_config can allow them: AllowStreamLocalForwarding yes, AllowTcpForwarding yes, \
                  DisableForwarding no"
                     .to_owned(),
@@ -126,7 +126,7 @@ fn shortcomings(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     if !facts.is_root {
         found.push(
-            "its user is not root: what only root may read, such as firmware variables and the state of a TPM, is in no backup"
+            "its user is not root: what only root may read, such as firmware variables and the state of a TPM, is not in backups"
                 .to_owned(),
         );
         let is_in = |group: &&str| facts.groups.iter().any(|own| own == group);

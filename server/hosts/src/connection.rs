@@ -123,7 +123,9 @@ fn first_contact(
         (Some(key), Ok(_)) => Ok((key, None)),
         (Some(key), Err(error)) => Ok((key, Some(error))),
         (None, Err(error)) => Err(error),
-        (None, Ok(_)) => Err(Error::new(ErrorKind::ToolFailed, "ssh does not tell the host's key")),
+        (None, Ok(_)) => {
+            Err(Error::new(ErrorKind::ToolFailed, "ssh did not report the host's key"))
+        }
     }
 }
 
@@ -435,7 +437,7 @@ fn greet(
         }
         bytes += 1;
         if bytes > MAX_BANNER_BYTES {
-            let text = "its login shell writes too much before the program starts";
+            let text = "its login shell prints too much before the program starts";
             return Err(Error::new(ErrorKind::ToolFailed, text));
         }
         if byte[0] != b'\n' {
@@ -447,7 +449,7 @@ fn greet(
             Some(Step::Absent(processor)) if processor != ARCH => {
                 let own = ARCH;
                 let text = format!(
-                    "its processor is {processor}, and this server has the program for {own} only"
+                    "its processor is {processor}, but this server has the program for {own} only"
                 );
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
@@ -459,7 +461,7 @@ fn greet(
             Some(Step::Failed(what, path)) => {
                 let text = format!("it cannot {what} {path}");
                 return Err(Error::new(ErrorKind::Unsupported, text).advise(
-                    "its user's home must have 2 MiB free, allow programs (mount option noexec) and be writable for no other user; XDG_CACHE_HOME there names another folder",
+                    "its user's home must have 2 MiB free, allow programs (mount option noexec) and not be writable by other users; XDG_CACHE_HOME there names another folder",
                 ));
             }
         }

@@ -82,8 +82,8 @@ pub fn parse_host_name(text: &str) -> Result<MachineName> {
     MachineName::parse(text).map_err(|error| {
         let shown: String = text.chars().take(80).collect();
         let text = format!(
-            "{shown:?} is not a host's name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
-             take neither live nor latest"
+            "{shown:?} is not a host's name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit; \
+             live and latest are reserved"
         );
         Error::new(error.kind(), text)
     })

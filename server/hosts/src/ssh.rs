@@ -207,7 +207,7 @@ pub(crate) fn shown(messages: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
-pub(crate) const SESSIONS_ADVICE: &str = "sshd there allows no further session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
+pub(crate) const SESSIONS_ADVICE: &str = "sshd there does not allow another session in one connection: raise MaxSessions in its sshd_config (10 is enough), or allow \
      AllowStreamLocalForwarding";
 
 /// Whether ssh says that MaxSessions is reached.
@@ -227,8 +227,8 @@ pub(crate) fn login_error(
     if messages.contains("IDENTIFICATION HAS CHANGED")
         || messages.contains("Host key verification failed")
     {
-        return error(ErrorKind::Forbidden, "its SSH key is another one than at host add: nothing was sent to it").advise(
-            "if the host was installed again, remove and add it: coldrise host remove, coldrise host add; otherwise somebody stands between",
+        return error(ErrorKind::Forbidden, "its SSH key differs from the one at host add: nothing was sent to it").advise(
+            "if the host was reinstalled, remove and add it: coldrise host remove, coldrise host add; otherwise the connection may be intercepted",
         );
     }
     if messages.contains("Permission denied") {
@@ -238,7 +238,7 @@ pub(crate) fn login_error(
     }
     if messages.contains("kex_exchange_identification") {
         return error(ErrorKind::ToolFailed, &format!("it ended the connection before the login: {}", shown(messages))).advise(
-            "its sshd may have too many connections before their login: wait, or raise MaxStartups in its sshd_config; its log says more",
+            "its sshd may have too many connections before their login: wait, or raise MaxStartups in its sshd_config; see its log",
         );
     }
     let said = Some(said).filter(|said| !said.is_empty());

@@ -23,8 +23,8 @@ const MAX_XML_NODES: u32 = 100_000;
 pub const QEMU_BYTES: u64 = 128 << 20;
 
 /// What it means for a machine that had a TPM.
-pub const LOST_TPM: &str = "the machine's TPM is in no backup: keys that it holds do not open BitLocker or LUKS disks, so \
-                            have the recovery key at hand";
+pub const LOST_TPM: &str = "the machine's TPM is not in the backup: its keys cannot unlock BitLocker or LUKS disks, so \
+                            have the recovery key ready";
 
 /// Whether the machine of a stored configuration has a TPM. False for a broken configuration.
 pub fn has_tpm(configuration: &Configuration) -> bool {
@@ -73,8 +73,8 @@ pub enum Network {
     /// Access to the outside through this host's connections; no incoming
     /// connections.
     User,
-    /// A network card that leads nowhere: DHCP is answered, nothing else. Many systems start faster
-    /// with it than with none.
+    /// A network card without a connection to any network: only DHCP is answered. Many systems start
+    /// faster with it than with none.
     Isolated,
     /// No network.
     None,

@@ -129,7 +129,7 @@ pub fn pair_with(address: &str, identity: &Identity, code: &PairingCode) -> Resu
         // Without an invitation, it lets in no new key.
         text if text.contains(REFUSES_KEY) => {
             let text = "it has no open code: it was used, has expired, or was not seen yet";
-            let advice = "make a code at the other site, while its server runs, and try again after a second";
+            let advice = "create a code at the other site while its server runs, and try again after a second";
             Error::new(ErrorKind::Forbidden, text).advise(advice)
         }
         _ => error,
@@ -147,7 +147,7 @@ fn pair_at(address: &str, identity: &Identity, code: &PairingCode) -> Result<Pee
     match ask(&stream, &hello, PAIRING_LIMIT)? {
         Welcome::Paired { proof } if code.is_far_proof(&keys, &proof) => Ok(far),
         Welcome::Paired { .. } => {
-            let text = "who answers there does not know the code";
+            let text = "the host that answers there does not know the code";
             let advice = "find out who answers at this address; make a new code at the other site";
             Err(Error::new(ErrorKind::Forbidden, text).advise(advice))
         }

@@ -142,7 +142,7 @@ impl Refusal {
             Refusal::UnknownSession => (
                 ErrorKind::Io,
                 KNOWS_NO_LINE,
-                "try again; if it stays so, look at the log of the other site",
+                "try again; if the error persists, look at the log of the other site",
             ),
             Refusal::WrongCode => (
                 ErrorKind::Forbidden,

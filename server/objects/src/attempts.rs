@@ -94,7 +94,7 @@ impl Attempts {
             sleep(jittered(pause).min(left)).await;
             pause = (pause * 2).min(MOST_PAUSE);
         }
-        Err(call.error(ErrorKind::Io, "it was tried too often".to_owned()))
+        Err(call.error(ErrorKind::Io, "too many attempts".to_owned()))
     }
 
     async fn limited(&self) -> Duration {

@@ -125,7 +125,7 @@ impl Call<'_> {
                 "the credentials are no longer valid: get new ones, and set AWS_SESSION_TOKEN, too"
                     .to_owned()
             }
-            Cause::Clock => "this machine's clock and the server's differ: set the wrong one \
+            Cause::Clock => "this machine's clock and the server's differ: correct the wrong one \
                              (timedatectl)"
                 .to_owned(),
             Cause::Region => match &refusal.region {

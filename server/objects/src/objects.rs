@@ -54,7 +54,7 @@ pub trait Objects: Send + Sync {
     /// Errors of reaching the store, and its refusals.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// [`Objects::put`] of an object that says what this process does: some seconds long, and also once calls are cancelled.
+    /// [`Objects::put`] of a heartbeat object: with a time limit of some seconds, and also after calls were cancelled.
     ///
     /// # Errors
     /// As for [`Objects::put`].

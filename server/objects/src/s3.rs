@@ -28,7 +28,7 @@ const MOST_ANSWER_BYTES: u64 = 16 << 20;
 /// A server that lists more does not come to an end.
 const MOST_LISTED: usize = 20_000_000;
 
-/// How long a call may take that says what this process does. The last one comes after the signal to end.
+/// Time limit for heartbeat objects. The last one is put after the signal to end.
 const SIGN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A bucket, or a prefix of one.
@@ -37,7 +37,7 @@ pub(crate) struct S3 {
     address: Address,
     endpoint: String,
     attempts: Attempts,
-    /// For the calls that say what this process does.
+    /// For calls that put heartbeat objects.
     sign_attempts: Attempts,
     /// Always there until the drop.
     runtime: Option<Runtime>,

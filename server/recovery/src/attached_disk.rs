@@ -93,7 +93,7 @@ impl AttachedDiskServer {
                     Err(error) if !was_refused => {
                         was_refused = true;
                         caller.remark(&format!(
-                            "{}; the disk is still served: Ctrl-C again tries again and then ends anyway",
+                            "{}; the disk is still served: press Ctrl-C again to retry and then end anyway",
                             error.full_message()
                         ));
                     }

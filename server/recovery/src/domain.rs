@@ -23,10 +23,11 @@ use coldrise_store::{
 
 /// What to do about another machine of the name.
 pub(crate) const BESIDE: &str =
-    "end it first; or recover beside it with --new-uuid, and --name if you like";
+    "end it first; or recover beside it with --new-uuid, optionally with --name";
 
 /// About a machine beside the original.
-const TWO_TPMS: &str = "the machine has a copy of the original's TPM: whatever its keys open or prove, both machines do";
+const TWO_TPMS: &str =
+    "the machine has a copy of the original's TPM: both machines hold the same keys";
 
 /// How a point is recovered under libvirt.
 pub struct DomainRequest<'a> {
@@ -84,7 +85,7 @@ fn socket_on(
         path.to_string_lossy().contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())
     };
     if host.name().is_some() && chosen.is_some_and(is_odd) {
-        let text = "a socket on another host has no spaces and colons in its path: SSH takes none";
+        let text = "the path of a socket on another host cannot contain spaces or colons: SSH does not accept them";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     host.socket_path(chosen.unwrap_or(Path::new(&name)))
@@ -247,7 +248,7 @@ fn domain(
     let stored = point.configuration.as_ref().filter(|_| !request.has_default_hardware);
     match stored.filter(|stored| stored.format == LIBVIRT_XML) {
         Some(stored) => rewrite(&stored.text, &options).map_err(|error| {
-            error.advise("start it with plain hardware in place of the stored: --default-hardware")
+            error.advise("to start it with plain hardware instead of the stored configuration: --default-hardware")
         }),
         None => {
             let mut hardware = Hardware::of(stored).unwrap_or_default();

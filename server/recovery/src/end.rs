@@ -55,7 +55,7 @@ pub(crate) fn check_can_seal(repository: &Arc<Repository>, session: &SessionName
     match incoming_sentence(repository, &document)? {
         None => Ok(()),
         Some(sentence) => Err(Error::new(ErrorKind::Busy, sentence).advise(format!(
-            "wait for the end of the copy, or throw the machine's writes away: coldrise recover live/{session} --undo --discard"
+            "wait for the end of the copy, or discard the machine's writes: coldrise recover live/{session} --undo --discard"
         ))),
     }
 }
@@ -81,7 +81,7 @@ fn warn_unless_kept(caller: &Caller, kept: Result<()>) {
     if let Err(error) = kept {
         let why = error.full_message();
         caller.remark(&format!(
-            "warning: the machine's firmware variables or its TPM are stored as they were before: {why}"
+            "warning: the machine's firmware variables or its TPM could not be read and are stored in their earlier state: {why}"
         ));
     }
 }
@@ -98,7 +98,9 @@ pub(crate) fn remove_parts(
     warn_unless_kept(caller, note.keep_parts(host, repository, session));
     if let Err(error) = note.remove_parts(host) {
         let text = error.full_message();
-        caller.remark(&format!("warning: the machine's firmware variables or TPM stay: {text}"));
+        caller.remark(&format!(
+            "warning: the machine's firmware variables or TPM state could not be removed: {text}"
+        ));
     }
 }
 
@@ -184,7 +186,7 @@ fn check_no_domain_uses(
         Ok((Some(_), _)) => {
             let text = format!("the domain {} of libvirt runs on session {session}", note.name);
             Err(Error::new(ErrorKind::Busy, text).advise(format!(
-                "go on with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
+                "continue with it: coldrise recover live/{session} --to libvirt; or end both: coldrise recover \
                  live/{session} --undo"
             )))
         }
@@ -200,7 +202,7 @@ fn check_no_domain_uses(
         }
         Err(error) => {
             caller.remark(&format!(
-                "warning: it is not known whether the domain {} still runs on the session: {}",
+                "warning: cannot determine whether the domain {} still runs on the session: {}",
                 note.name,
                 error.full_message()
             ));

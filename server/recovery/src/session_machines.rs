@@ -52,7 +52,7 @@ pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<
         return Ok((!is_moved).then(|| {
             format!(
                 "nothing serves the disks of {machine}, so it is paused if it is on (host {host}): coldrise recover \
-                 live/{name} --to libvirt serves them, and it runs on; coldrise recover live/{name} --undo ends it"
+                 live/{name} --to libvirt serves them and resumes it; coldrise recover live/{name} --undo ends it"
             )
         }));
     }
@@ -67,7 +67,7 @@ pub fn unserved(repository: &Arc<Repository>, session: &SessionState) -> Result<
         Some(DomainState::Running | DomainState::DiskError | DomainState::Paused(_)) => {
             Some(format!(
                 "nothing serves the disks of {machine}, so it is paused: coldrise recover live/{name} --to libvirt \
-                 serves them, and it goes on; coldrise recover live/{name} --undo ends it"
+                 serves them and resumes it; coldrise recover live/{name} --undo ends it"
             ))
         }
     })

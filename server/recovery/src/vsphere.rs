@@ -315,7 +315,7 @@ fn nfs_host(chosen: Option<IpAddr>, hosts: &ChosenHosts) -> Result<IpAddr> {
         return Ok(address);
     }
     let unknown = || {
-        let text = "it is not known by which address the hosts reach this machine";
+        let text = "cannot determine the address by which the hosts reach this machine";
         Error::new(ErrorKind::InvalidInput, text).advise("give --nfs-server ADDRESS")
     };
     let first = *hosts.addresses.first().ok_or_else(unknown)?;

@@ -101,7 +101,7 @@ impl Remote for BucketRemote {
         let is_whole = found.as_ref().map(|found| self.writer.is_whole(found)).transpose()?;
         if is_whole == Some(false) {
             tracing::warn!(
-                "{}: {}/{} is damaged, and no base: coldrise bucket verify shows what is",
+                "{}: {}/{} is damaged and cannot be a base: coldrise bucket verify shows the damage",
                 self.writer.repository().place(),
                 base.machine,
                 base.point
@@ -182,7 +182,7 @@ impl CopySource for Arc<BucketRepository> {
     fn hold(&self, point: &mut PointDocument) -> Result<Box<dyn Any>> {
         let found = self.point(&point.machine, &point.point)?;
         *point = found.ok_or_else(|| {
-            let text = format!("{}/{} is not there any more", point.machine, point.point);
+            let text = format!("{}/{} no longer exists", point.machine, point.point);
             Error::new(ErrorKind::NotFound, text)
         })?;
         Ok(Box::new(()))

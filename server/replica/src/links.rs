@@ -91,8 +91,8 @@ impl Right {
 pub fn parse_link_name(text: &str) -> Result<MachineName> {
     MachineName::parse(text).map_err(|error| {
         let text = format!(
-            "{} is not a link name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit, and \
-             take neither live nor latest",
+            "{} is not a link name: use 1 to {MAX_NAME_BYTES} of a-z 0-9 . _ -, start with a letter or digit; \
+             live and latest are reserved",
             shown(text)
         );
         Error::new(error.kind(), text)

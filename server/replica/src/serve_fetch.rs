@@ -74,13 +74,13 @@ fn wanted(
     }
     match request.machines.iter().find(|machine| !there.contains(machine)) {
         None if request.rename.is_some() && request.machines.len() != 1 => {
-            Err(Error::new(ErrorKind::InvalidInput, "another name is for one machine"))
+            Err(Error::new(ErrorKind::InvalidInput, "another name requires exactly one machine"))
         }
         None => Ok(request.machines.clone()),
         Some(machine) => {
             let text = format!("there is no machine {machine} that may be fetched from there");
             Err(Error::new(ErrorKind::Forbidden, text)
-                .advise("which machines may be fetched is said there: coldrise link list"))
+                .advise("coldrise link list at that site shows which machines may be fetched"))
         }
     }
 }

@@ -26,25 +26,25 @@ pub struct CopyOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     pub to_passphrase_file: Option<PathBuf>,
 
-    /// Let the names of the machines begin with this there, such as site-b-.
+    /// Add this prefix to the machines' names there, such as site-b-.
     #[arg(long, value_name = "TEXT", value_parser = parse_prefix, display_order = 100)]
     pub prefix: Option<String>,
 
-    /// Of the points that are missing there, copy only the newest N of each machine.
+    /// Copy only the newest N of each machine's points that are missing there.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), display_order = 100)]
     pub last: Option<u32>,
 
-    /// Copy all points that are missing there, also those that are older than the youngest one that is there.
+    /// Copy all points that are missing there, including those older than the newest point there.
     #[arg(long, display_order = 100)]
     pub all: bool,
 
-    /// Read at most this many bytes per second, such as 20M. Over a link: the most to send.
+    /// Read at most this many bytes per second, such as 20M. Over a link, this limits the bytes sent.
     #[arg(long, value_name = "BYTES", value_parser = text(str::parse::<Rate>), display_order = 100)]
     pub rate: Option<String>,
 
     /// Limit the rate during this weekly window, in bytes per second (5M), or stop (off): mon-fri
-    /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be given several times; where windows overlap, the least holds, and
-    /// outside of all of them --rate. Times are this host's local time.
+    /// 08:00-18:00=5M, sat,sun=off, 22:00-06:00=off. Can be repeated. Where windows overlap, the lowest rate
+    /// applies; outside all windows, --rate applies. Times are in this host's local time.
     #[arg(long, value_name = "WINDOW=RATE", value_parser = text(str::parse::<RateWindow>), display_order = 100)]
     pub window: Vec<String>,
 }

@@ -80,9 +80,9 @@ pub enum Request {
     Forget(Forget),
     /// Keep points: neither prune nor forget removes them.
     Protect(Protect),
-    /// Take the protection off points.
+    /// Remove the protection of points.
     Unprotect(Protect),
-    /// Serve points no longer, and count them in no rule.
+    /// Set untrusted points aside: they are not served, and no rule of prune counts them.
     Quarantine(Quarantine),
     /// Take points out of quarantine.
     Release(Release),

@@ -10,10 +10,10 @@ use crate::CommandLine;
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// A network card that leads nowhere.
+    /// A network card without a connection to any network.
     #[default]
     Isolated,
-    /// The host's network, for connections that the machine makes.
+    /// The host's network, for outgoing connections only.
     Connected,
     /// No network card.
     None,
@@ -28,7 +28,7 @@ pub enum AtEnd {
     Keep,
     /// It becomes a restore point.
     Seal,
-    /// It goes, with all that the machine has written.
+    /// It is removed, with everything that the machine has written.
     Discard,
 }
 
@@ -38,7 +38,7 @@ pub enum AtEnd {
 pub struct Boot {
     /// MACHINE/POINT, which is published first, or live/SESSION.
     pub address: String,
-    /// Name of the new session; one is made up if absent. GET /runs/{id} shows it as machine.session.
+    /// Name of the new session; generated if absent. GET /runs/{id} shows it as machine.session.
     pub session: Option<String>,
     /// As in the point's configuration, or 2048.
     #[schema(minimum = 16, maximum = 16777216)]
@@ -102,8 +102,8 @@ pub enum Protocol {
 pub struct Serve {
     /// NBD or NFS.
     pub protocol: Protocol,
-    /// IP address and port, from 1024; 127.0.0.1 and the protocol's port if absent. Others than loopback are
-    /// for administrators.
+    /// IP address and port, from 1024; 127.0.0.1 and the protocol's port if absent. Only
+    /// administrators may use addresses other than loopback.
     pub listen: Option<String>,
     /// Serve sessions read-only, too.
     #[serde(default)]

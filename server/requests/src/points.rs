@@ -27,10 +27,10 @@ pub struct Backup {
     /// web-server-01, and the name is kept as the display name.
     #[arg(value_name = "MACHINE", value_parser = text(parse_backup_machine))]
     pub machine: String,
-    /// What people call the machine, if that differs from MACHINE: any printable text of at most 255
-    /// characters. Lists show it, and searches and jobs find it. Default: the title or name in
+    /// Display name of the machine, if it differs from MACHINE: printable text of at most 255
+    /// characters. Lists show it; searches and jobs accept it. Default: the title or name in
     /// libvirt's configuration, displayName in a .vmx file, display_name in Coldrise's own; else that
-    /// of the latest point. MACHINE itself removes it, until a configuration names it again.
+    /// of the latest point. Give MACHINE itself to remove it, until a configuration sets it again.
     #[arg(long, value_name = "NAME", value_parser = text(DisplayName::parse))]
     pub display_name: Option<String>,
     /// A disk's name and its source: an image file or an NBD URI.
@@ -49,8 +49,8 @@ pub struct Backup {
     pub disks: Vec<String>,
     /// Read at most this many bytes per second from the sources, such as 20M.
     ///
-    /// All disks share the rate. Only data that is read counts: neither holes nor, with --bitmap,
-    /// unchanged data. The reads of 100 ms at a time are even. At least 64K.
+    /// All disks share the rate. Only data that is read counts; holes and, with --bitmap, unchanged
+    /// data do not. At most the bytes of 100 ms are read at once. The minimum is 64K.
     #[arg(long = "rate", value_name = "BYTES", value_parser = parse_rate, display_order = 100)]
     #[schema(minimum = 65536)]
     pub rate_bytes_per_second: Option<u64>,
@@ -62,13 +62,13 @@ pub struct BackupOptions {
     /// Back up a machine while it runs: libvirt, libvirt:DOMAIN, or qmp:SOCKET with the monitor of its
     /// QEMU (-qmp unix:SOCKET,...). Default for DOMAIN: MACHINE.
     ///
-    /// All writable disks are backed up as they are at one instant. What the machine overwrites meanwhile is
-    /// saved in scratch files. Checkpoints or dirty bitmaps are made and named for the point that they
-    /// count from: the next backup reads only what has changed. See docs/recovery.md.
+    /// All writable disks are backed up as of one instant. Data that the machine overwrites during the
+    /// backup is first saved in scratch files. Each backup creates checkpoints or dirty bitmaps that are
+    /// named after its point, so that the next one reads only what has changed. See docs/recovery.md.
     #[arg(long, value_name = "SOURCE")]
     pub from: Option<String>,
-    /// With --from libvirt: the hosts on which the machine may be, as coldrise host add has named them. It is backed up
-    /// where it runs. Default: this host.
+    /// With --from libvirt: the hosts on which to look for the machine, by their names from coldrise host add. It is
+    /// backed up on the host where it runs. Default: this host.
     #[arg(long, value_name = "HOST", requires = "from", value_delimiter = ',')]
     #[arg(value_parser = text(parse_host_name))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -80,13 +80,13 @@ pub struct BackupOptions {
     /// With --from: QEMU copies the disks, or what has changed, into scratch files before they are
     /// read.
     ///
-    /// For disks with an iothread in a QEMU before 9.0, and for disks that are much slower to read
-    /// over a longer time. The scratch files need as much space as is copied, which is allocated first.
-    /// Meanwhile the machine's writes can wait for the scratch files.
+    /// For disks with an iothread in a QEMU before 9.0, and if reading for a long time would slow the
+    /// machine down. The scratch files need as much space as is copied; it is allocated first. During
+    /// the copy, the machine's writes can wait for the scratch files.
     #[arg(long, requires = "from")]
     pub push: bool,
-    /// With --from: freeze the guest's file systems for the instant, through its agent; at most
-    /// 10 s. If the agent does not answer, the backup is made without.
+    /// With --from: freeze the guest's file systems for the instant through the guest agent, for at
+    /// most 10 s. If the agent does not answer, the backup continues without the freeze.
     #[arg(long, requires = "from")]
     pub quiesce: bool,
     /// With --quiesce and qmp: the socket of the guest agent's port. libvirt knows its own.
@@ -115,7 +115,7 @@ pub struct CheckBoot {
     pub until: Option<BootStage>,
     /// A TCP port of the machine that has to accept connections. The machine has to use DHCP.
     ///
-    /// During the check a port of this host's loopback leads to it.
+    /// During the check, a port on this host's loopback address is forwarded to it.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     #[schema(minimum = 1)]
     pub check_port: Option<u16>,

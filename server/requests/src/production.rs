@@ -30,7 +30,7 @@ pub struct Recover {
     #[arg(long, value_name = "HYPERVISOR", value_parser = text(Hypervisor::from_str))]
     #[arg(help = "For a point: libvirt; vcenter:HOST or esxi:HOST, with a port if it is not 443")]
     pub to: Option<String>,
-    /// End the machine of live/SESSION at once, and its session. Its writes become a restore point,
+    /// Stop the machine of live/SESSION immediately, and end its session. Its writes become a restore point,
     /// unless --discard is given.
     #[arg(long, conflicts_with_all = ["to", "name", "new_uuid", "network", "connect"])]
     #[serde(default)]
@@ -57,8 +57,8 @@ pub struct Recover {
     /// Network cards: none (no link), same (as stored), or the name of a network of libvirt.
     #[arg(long, value_name = "none|same|NETWORK", default_value = "none", value_parser = text(parse_network))]
     pub network: Option<String>,
-    /// Host that runs the machine, by its name in the inventory. Further ones get the datastore, too. Not
-    /// needed if there is one host only.
+    /// Host that runs the machine, by its name in the inventory. Can be repeated: the first host runs the
+    /// machine, the others mount the datastore, too. Not needed if there is only one host.
     #[arg(long = "host", value_name = "NAME", help_heading = "vCenter and ESXi")]
     #[serde(default)]
     #[schema(max_items = 64)]
@@ -84,7 +84,7 @@ pub struct VsphereLogin {
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
     /// Trust exactly the certificate of vCenter or ESXi with this SHA-256 thumbprint, as its console shows it: 32
-    /// bytes in hexadecimal, with or without colons. Its names and dates do not matter then.
+    /// bytes in hexadecimal, with or without colons. Its names and validity dates are then not checked.
     #[arg(long, value_name = "SHA256", conflicts_with = "certificate")]
     pub thumbprint: Option<Thumbprint>,
     /// Address of this machine by which the hosts reach it. Default: the one on the route to the first host.
@@ -111,8 +111,8 @@ pub struct Move {
     #[arg(long, value_name = "DATASTORE")]
     #[arg(conflicts_with_all = ["targets", "rate_bytes_per_second", "replace"])]
     pub to: Option<String>,
-    /// Copy at most this many bytes per second, such as 50M, all disks together. Without it the copy leaves a
-    /// machine that works with its disks most of their time.
+    /// Copy at most this many bytes per second, such as 50M, all disks together. Without it, the
+    /// copy yields to guest I/O.
     #[arg(long = "rate", value_name = "BYTES", value_parser = parse_size, display_order = 10)]
     #[schema(minimum = 65536)]
     pub rate_bytes_per_second: Option<u64>,
@@ -150,7 +150,7 @@ pub struct Rollback {
     /// The bitmap's name. Default: coldrise-POINT, with the point of --since.
     #[arg(long, value_name = "NAME", requires = "since")]
     pub bitmap: Option<String>,
-    /// Say how much differs, in how many ranges, and write nothing.
+    /// Show how much differs and in how many ranges; write nothing.
     #[arg(long)]
     #[serde(default)]
     pub dry_run: bool,
@@ -158,7 +158,7 @@ pub struct Rollback {
     #[arg(long)]
     #[serde(default)]
     pub no_safety_point: bool,
-    /// Read the whole disks at the end and compare them with the point, not only what was written.
+    /// At the end, compare the whole disks with the point, not only the ranges that were written.
     #[arg(long, conflicts_with = "dry_run")]
     #[serde(default)]
     pub verify: bool,
@@ -184,8 +184,8 @@ pub struct Attach {
     /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: String,
-    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor, to which no other program may
-    /// be connected at the same moment.
+    /// The machine: libvirt:DOMAIN, or qmp:SOCKET with the socket of QEMU's monitor. No other program may be
+    /// connected to the monitor at the same time.
     #[arg(long, value_name = "MACHINE", value_parser = text(Machine::from_str))]
     pub to: String,
     /// Name of the disk: up to 20 letters, digits and '-', '_', '.'. Default: MACHINE-DISK or
@@ -200,7 +200,7 @@ pub struct Attach {
     pub device: Option<AttachedAs>,
 }
 
-/// An attached disk that is taken away. Administrators of all machines only.
+/// An attached disk to detach. Administrators of all machines only.
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Detach {

@@ -176,7 +176,7 @@ pub struct MachineRecord {
     pub memory_mib: u64,
     /// Its processors.
     pub cpus: u32,
-    /// `none`, `isolated` (leads nowhere) or `connected`.
+    /// `none`, `isolated` (not connected to any network) or `connected`.
     pub network: String,
     /// Whether it has a screen.
     pub has_screen: bool,

@@ -45,7 +45,7 @@ impl Housekeeping {
             tracing::warn!("the space of the repository: {}", error.full_message());
         }
         if let Err(error) = copies::sample(service) {
-            tracing::warn!("how far behind copies are: {}", error.full_message());
+            tracing::warn!("recording how far copies are behind: {}", error.full_message());
         }
     }
 

@@ -166,7 +166,7 @@ fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<
         let count = found.iter().filter(|alarm| alarm.condition.severity == severity).count();
         (vec![("severity", severity.word().to_owned())], count as f64)
     });
-    out.gauge("coldrise_alarms", "Alarms that hold", values);
+    out.gauge("coldrise_alarms", "Active alarms", values);
     Ok(())
 }
 
@@ -195,44 +195,48 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
     let seconds = |ms: Option<u64>| ms.map(|ms| ms / 1000);
     of_each(
         "coldrise_copy_points_behind",
-        "Points here that are wanted at the target and are not there",
+        "Points that are still to be copied to the target",
         &|copies| copies.points_behind,
     );
-    of_each("coldrise_copy_bytes_behind", "What a copy of these points has to read", &|copies| {
-        copies.bytes_behind
-    });
+    of_each(
+        "coldrise_copy_bytes_behind",
+        "Bytes that a copy of these points has to read",
+        &|copies| copies.bytes_behind,
+    );
     of_each(
         "coldrise_copy_behind_since_timestamp_seconds",
-        "Time of the oldest point that is not there; absent if none is missing",
+        "Time of the oldest point that is missing at the target; absent if none is missing",
         &|copies| seconds(copies.behind_since_ms),
     );
     of_each(
         "coldrise_copy_last_cut_timestamp_seconds",
-        "Time of the newest point that is there",
+        "Time of the newest point at the target",
         &|copies| seconds(copies.last_cut.as_ref().map(|cut| cut.created_at_ms)),
     );
     of_each(
         "coldrise_copy_last_success_timestamp_seconds",
-        "When everything that was wanted was there last",
+        "Time when no wanted point was missing at the target for the last time",
         &|copies| seconds(copies.succeeded_at_ms),
     );
     of_each("coldrise_copy_failing", "1 if the last copy failed, else 0", &|copies| {
         Some(u64::from(copies.failure.is_some()))
     });
-    of_each("coldrise_copy_read_bytes", "What all copies read here", &|copies| {
+    of_each("coldrise_copy_read_bytes", "Bytes that all copies have read here", &|copies| {
         Some(copies.total.read_bytes)
     });
-    of_each("coldrise_copy_sent_bytes", "What all copies sent over the line", &|copies| {
-        Some(copies.total.line?.sent_bytes)
-    });
+    of_each(
+        "coldrise_copy_sent_bytes",
+        "Bytes that all copies have sent over the line",
+        &|copies| Some(copies.total.line?.sent_bytes),
+    );
     of_each(
         "coldrise_copy_bytes_per_second",
-        "Rate of the copy that runs, of content",
+        "Rate of the running copy, in bytes of content",
         &|copies| Some(copies.running.as_ref().map_or(0, |running| running.bytes_per_second)),
     );
     of_each(
         "coldrise_copy_sent_bytes_per_second",
-        "Rate of the copy that runs, on the line",
+        "Rate of the running copy, in bytes sent over the line",
         &|copies| Some(copies.running.as_ref()?.sent_bytes_per_second.unwrap_or(0)),
     );
     let saved = all.iter().filter_map(|(target, copies)| {
@@ -248,7 +252,7 @@ fn copies(out: &mut Exposition, service: &Service, caller: &Identity) {
             (copy_labels(target, copies).into_iter().chain(by).collect(), bytes as f64)
         }))
     });
-    let help = "What the line did not have to carry, by what saved it";
+    let help = "Bytes that were not sent over the line, by the method that saved them";
     out.gauge("coldrise_copy_saved_bytes", help, saved.flatten().collect::<Vec<_>>());
 }
 
@@ -265,12 +269,12 @@ fn incoming(out: &mut Exposition, service: &Service, caller: &Identity) {
     };
     of_each(
         "coldrise_coming_points",
-        "Points that are still on their way here from another site",
+        "Incomplete points that are being copied from another site",
         &|points| points.len() as u64,
     );
     of_each(
         "coldrise_coming_missing_bytes",
-        "What of these points has not arrived yet",
+        "Bytes of these points that have not arrived yet",
         &|points| points.iter().map(|one| one.missing_bytes).sum(),
     );
     // A point whose copy was abandoned for another one stays for its session, and no site sends it.
@@ -292,7 +296,7 @@ fn site(out: &mut Exposition, service: &Service) -> Result<()> {
     let waiting = rows.iter().filter(|row| row.state == RowState::Waiting).count() as f64;
     out.gauge(
         "coldrise_queue_waiting",
-        "Runs that wait for their turn",
+        "Runs that are waiting in the queue",
         [(Labels::new(), waiting)],
     );
     if let Some(drive) = service.options.repo.as_deref().and_then(|path| Drive::of(path).ok()) {
@@ -306,7 +310,7 @@ fn site(out: &mut Exposition, service: &Service) -> Result<()> {
         out.gauge("coldrise_repository_bytes", help, values);
     }
     if let Ok(drive) = Drive::of(&service.options.state) {
-        let help = "Space that is free for the service's own folder";
+        let help = "Free space for the service's own folder";
         let bytes = drive.available_bytes as f64;
         out.gauge("coldrise_service_folder_available_bytes", help, [(Labels::new(), bytes)]);
     }
@@ -319,7 +323,7 @@ fn site(out: &mut Exposition, service: &Service) -> Result<()> {
     if let Ok(listing) = inventory.sessions() {
         let sessions = listing.sessions.into_iter();
         let values = sessions.map(|s| (vec![("session", s.session)], s.captured_bytes as f64));
-        let help = "Space of the writes of a session since its last seal";
+        let help = "Space of a session's captured writes since its last seal";
         out.gauge("coldrise_session_captured_bytes", help, values);
     }
     Ok(())

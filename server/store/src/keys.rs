@@ -105,8 +105,8 @@ impl GuessCost {
         Err(Error::new(
             ErrorKind::Corrupt,
             format!(
-                "repository.json asks for Argon2id with {} KiB, {} passes, {} lanes, which is \
-                 outside of what Coldrise ever writes: the file was changed; restore it from a copy",
+                "repository.json asks for Argon2id with {} KiB, {} passes, {} lanes, which \
+                 Coldrise never writes: the file was changed; restore it from a copy",
                 self.memory_kib, self.passes, self.lanes
             ),
         ))

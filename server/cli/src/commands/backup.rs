@@ -210,8 +210,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: BackupArguments) -> Result
     let (summary, chunk_size_bytes) = made.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
-            "cancelled: no restore point was made; what is stored already is used when the \
-             backup is run again",
+            "cancelled: no restore point was made; the next run reuses the data that is \
+             already stored",
         ),
         _ => error,
     })?;
@@ -247,8 +247,8 @@ fn store_with(
     let chunk_size_bytes = u64::from(writer.chunk_size_bytes());
     let tell_restart = || {
         invocation.remark(
-            "the process that wrote the repository has ended unexpectedly: starting again, with what is \
-             stored already",
+            "the process that wrote the repository has ended unexpectedly: starting again; data that is \
+             already stored is reused",
         );
     };
     let progress = || ProgressView::new(invocation);

@@ -350,8 +350,8 @@ fn hardware(
     hardware.network = arguments.network.unwrap_or(hardware.network);
     if is_alone && hardware.network == Network::User {
         invocation.remark(
-            "warning: over NFS the machine has no network but its server's; give --network user \
-             for the host's",
+            "warning: over NFS the machine's only network is the one to its server; give --network user \
+             to use the host's",
         );
         hardware.network = Network::None;
     }
@@ -451,7 +451,7 @@ fn finish(
         (None, false, false) => format!(
             "the machine is off; session {session} holds what it wrote\n  boot it again            \
              coldrise boot live/{session}\n  make a restore point     coldrise unpublish {session}\
-             \n  throw it away            coldrise unpublish {session} --discard"
+             \n  discard its writes       coldrise unpublish {session} --discard"
         ),
     };
     Ok(Report::done(&booted, text))

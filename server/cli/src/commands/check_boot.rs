@@ -26,7 +26,7 @@ use coldrise_hosting::tell_newer;
 ///
 /// The point is published as a session MACHINE-check-boot-throwaway, which is discarded at the end;
 /// after a kill, the next check or gc removes it. The machine runs in QEMU without a
-/// display. Its network answers DHCP and leads nowhere.
+/// display. Its network only answers DHCP and has no connection to any other network.
 ///
 /// The check looks at the screen, the serial port, the disks, the network and QEMU's events, and
 /// prints each stage with its proof: started, firmware (it found a system), kernel, userspace,

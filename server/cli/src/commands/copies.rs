@@ -18,8 +18,8 @@ use crate::units::{now_ms, show_age, show_count, show_duration, show_size};
 
 /// Show where copies of this repository's points are, and how far behind they are.
 ///
-/// For each link, directory and bucket to which points were copied: the points that are not there yet and what a copy of them
-/// has to read, the age of the newest point that is there, the rates of a copy that runs, and why the last one failed.
+/// For each link, directory and bucket to which points were copied: the points that are missing there and the bytes that a copy
+/// of them has to read, the age of the newest point there, the rates of a running copy, and why the last one failed.
 /// It compares what the last copy saw there with the points that are here now, and makes no network request.
 #[derive(Debug, Args)]
 pub(crate) struct CopiesArguments {
@@ -27,8 +27,8 @@ pub(crate) struct CopiesArguments {
     #[arg(value_name = "DIR|LINK|BUCKET")]
     target: Option<PathBuf>,
 
-    /// Forget what is on record of this target. A directory is shown no more, until points are copied there again. The
-    /// copies themselves stay.
+    /// Delete the records of copies to this target. A directory is then not shown until points are copied there again.
+    /// The copies themselves stay.
     #[arg(long, requires = "target")]
     forget: bool,
 }
@@ -80,7 +80,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CopiesArguments) -> Resul
         false => place,
     };
     CopyRecords::of(&repository).forget(&target)?;
-    let text = format!("forgot what was copied to {target}; the copies themselves stay");
+    let text = format!("deleted the records of copies to {target}; the copies themselves stay");
     Ok(Report::done(&serde_json::json!({ "target": target.to_string() }), text))
 }
 

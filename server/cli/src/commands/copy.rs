@@ -31,22 +31,22 @@ use coldrise_replica::{Attempts, Site, Way, copy_over as copy_over_line, paced};
 
 /// Copy restore points to another repository, or from one, on this host or at another site.
 ///
-/// The repository that gets them stores them in its own way: with its passphrase, chunk size and compression. So
-/// this is also how these are changed. Each point appears there when it is complete; what differs from a
-/// point that both have is all that is read. A copy can be interrupted at any time and run again.
+/// The repository that gets them stores them in its own way: with its passphrase, chunk size and compression. A
+/// copy is therefore also the way to change these. Each point appears there when it is complete. Only data that differs
+/// from a point that both repositories have is read. A copy can be interrupted at any time and run again.
 ///
-/// Copies are points like all others: they can be booted, restored and copied back. Protection and the
-/// rules of retention are the receiving repository's own, and nothing is ever removed there. What was pruned
-/// there is not copied again, unless --all is given. Points in quarantine are not copied.
+/// Copies are points like all others: they can be booted, restored and copied back. The receiving
+/// repository has its own protection and retention rules; a copy never removes anything there. Points that were
+/// pruned there are not copied again unless --all is given. Points in quarantine are not copied.
 ///
-/// With --from, this repository receives, and "there" in the options below is here.
+/// With --from, this repository is the receiving one, and "there" in the options below means this repository.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("place").required(true).args(["to", "from"])))]
 pub(crate) struct CopyArguments {
     #[command(flatten)]
     options: CopyOptions,
 
-    /// Copy from there to here: the directory of the other repository, or a bucket, or the name of a link. The other site has to
+    /// Copy into this repository from the directory of another one, a bucket, or the link of this name. The other site must
     /// allow it: coldrise link invite --may fetch.
     #[arg(long, value_name = "DIR|LINK|BUCKET")]
     from: Option<PathBuf>,
@@ -67,8 +67,8 @@ pub(crate) struct CopyArguments {
     #[arg(long = "as", value_name = "NAME", conflicts_with = "prefix", display_order = 100)]
     rename: Option<MachineName>,
 
-    /// Over a link: reconnect when the line breaks; give up after this long without progress. 0s: do not reconnect. A site that
-    /// is not reached at first is not waited for. With a bucket: how long a request that fails is tried again.
+    /// Over a link: reconnect when the line breaks; give up after this long without progress. 0s: do not reconnect. The
+    /// first connection is not retried. With a bucket: how long to retry a failed request.
     #[arg(long, value_name = "DURATION", value_parser = parse_retry, default_value = "10m", display_order = 101)]
     retry: Duration,
 }
@@ -426,7 +426,7 @@ fn with_advice(copied: Result<CopySummary>, path: &Path) -> Result<CopySummary> 
     copied.map_err(|error| match error.kind() {
         ErrorKind::Interrupted => Error::new(
             ErrorKind::Interrupted,
-            "cancelled: the points that are complete stay; run it again to continue",
+            "cancelled: complete points stay; run it again to continue",
         ),
         ErrorKind::NoSpace => error.context(path.display()),
         _ => error,
@@ -498,7 +498,7 @@ fn text(invocation: &Invocation, copied: &Copied) -> String {
         };
         say(
             machine.passed_over.len(),
-            "not there and not copied, because younger ones are there: --all copies them",
+            "missing there but older than the newest point there, so not copied: --all copies them",
         );
         say(machine.quarantined.len(), "in quarantine not copied");
         if let Some(error) = &machine.error {

@@ -92,7 +92,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     check_confinement(&mut found);
     check_tool(&mut found, qemu::PROGRAM, "qemu-system-x86", "coldrise boot");
     check_kvm(&mut found);
-    check_tool(&mut found, "fusermount3", "fuse3", "coldrise mount by others than root");
+    check_tool(&mut found, "fusermount3", "fuse3", "coldrise mount for users other than root");
     nfs::check(&mut found);
     check_tool(&mut found, "smbd", "samba", "coldrise serve smb");
     check_tool(&mut found, "tgtd", "tgt", "coldrise serve iscsi");
@@ -101,7 +101,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         Err(_) => found.add(
             "repository",
             Status::Warn,
-            "none was named, so none was checked".to_owned(),
+            "no repository is named, so none was checked".to_owned(),
             "give --repo DIR, or set COLDRISE_REPO",
         ),
         Ok(path) => match invocation.open_for_disks() {
@@ -211,9 +211,9 @@ fn check_confinement(found: &mut Findings) {
             Some(missing) => found.add(
                 CHECK,
                 Status::Warn,
-                format!("{missing}: a hostile image could reach more than itself"),
-                "boot with lsm= naming landlock (Linux 5.13 and later), or import images that \
-                 you trust only",
+                format!("{missing}: a hostile image could access other files"),
+                "boot with lsm= naming landlock (Linux 5.13 and later), or import only \
+                 images that you trust",
             ),
         },
     }
@@ -414,7 +414,7 @@ fn check_leftovers(found: &mut Findings, repository: &Arc<Repository>) {
     if found.findings.iter().any(|finding| {
         finding.status == Status::Fail && ["restore points", "sessions"].contains(&finding.check)
     }) {
-        let message = "not counted: what is lost above may still need them".to_owned();
+        let message = "not counted: the lost items above may still need them".to_owned();
         return found.add(CHECK, Status::Warn, message, "");
     }
     match count_leftovers(repository) {

@@ -22,8 +22,8 @@ use coldrise_hosting::signals::cancel_flag;
 /// other point and no session depends on a removed point. A program that is reading one can
 /// continue. coldrise gc frees the space. Published and protected points are refused.
 ///
-/// A point that was on its way from another site and comes no more can be named, too, and --all includes it: what has arrived of it is
-/// forgotten.
+/// Also removes an incomplete point, and the data that has arrived, if its copy from another site will not continue. --all includes such
+/// points.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
     #[command(flatten)]

@@ -48,7 +48,7 @@ enum Action {
     },
     /// Show the hosts.
     List,
-    /// Connect to a host and say what works there.
+    /// Connect to a host and report what works there.
     Check {
         /// The host. Default: all.
         #[arg(value_parser = parse_host_name)]
@@ -61,7 +61,7 @@ enum Action {
         /// The host.
         #[arg(value_parser = parse_host_name)]
         name: MachineName,
-        /// Also if recovered machines run there, to add it again with its new key: their commands then connect again.
+        /// Remove it even if recovered machines run there, to add it again with a new key. Their commands then reconnect.
         #[arg(long)]
         force: bool,
     },
@@ -150,7 +150,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: HostArguments) -> Result<R
             }
             hosts.remove(&name)?;
             let text = format!(
-                "removed {name}; jobs that name it fail now. There: delete the line of coldrise from ~/.ssh/authorized_keys"
+                "removed {name}; jobs that name it now fail. On the host, delete the coldrise line from ~/.ssh/authorized_keys"
             );
             Ok(Report::done(&json!({ "name": name }), text))
         }
@@ -270,7 +270,7 @@ fn check_hosts(
         Some(error) if checked.len() == 1 => Err(error),
         Some(error) => {
             texts.iter().for_each(|text| invocation.remark(text));
-            Err(Error::new(error.kind(), "not every host works"))
+            Err(Error::new(error.kind(), "some hosts do not work"))
         }
         None => Ok(Report::done(&json!({ "hosts": checked }), texts.join("\n"))),
     }

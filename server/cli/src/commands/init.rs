@@ -85,7 +85,7 @@ impl NewRepository {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "a repository is encrypted, so give a passphrase: --passphrase-file FILE or \
-                 --passphrase-command COMMAND; or say --no-encryption",
+                 --passphrase-command COMMAND; or give --no-encryption",
             ));
         }
         let options = InitOptions {

@@ -36,16 +36,17 @@ enum Action {
         /// The name of the other site here.
         #[arg(value_parser = parse_link_name)]
         name: MachineName,
-        /// What it may do here: send restore points (and read none), or fetch them (and add none). A site that is to do
-        /// both gets two links; a newer one of the same kind takes the place of the older.
+        /// What the other site may do here: send restore points (but not read any), or fetch them (but not add any). A site
+        /// that needs both gets two links. A new link of the same kind replaces the old one.
         #[arg(long, value_name = "RIGHT", default_value = "send")]
         may: RightWord,
 
-        /// With --may send: the names of its machines begin with this here, and it sees no others. Without it, it sees all.
+        /// With --may send: add this prefix to its machines' names here. It sees only machines with this prefix; without
+        /// the option, it sees all.
         #[arg(long, value_name = "TEXT", value_parser = parse_prefix)]
         prefix: Option<String>,
 
-        /// With --may fetch: only points of these machines, such as web* or db0?. Default: all machines.
+        /// With --may fetch: let it fetch only points of these machines, such as web* or db0?. Default: all machines.
         #[arg(long, value_name = "PATTERN", num_args = 1..)]
         machines: Vec<MachinePattern>,
     },
@@ -63,7 +64,7 @@ enum Action {
     },
     /// Show the links.
     List,
-    /// End a link. The other site has no access any more, within a second.
+    /// Remove a link. The other site loses its access within a second.
     Remove {
         /// The link.
         #[arg(value_parser = parse_link_name)]
@@ -81,13 +82,13 @@ enum RightWord {
 impl RightWord {
     fn right(self, prefix: Option<&str>, machines: Vec<MachinePattern>) -> Result<Right> {
         let refused = |option: &str, word: &str| {
-            let text = format!("{option} goes with --may {word}");
+            let text = format!("{option} requires --may {word}");
             Err(Error::new(ErrorKind::InvalidInput, text))
         };
         match self {
             // Such as of a variable that is not set.
             RightWord::Send if prefix == Some("") => {
-                let text = "--prefix '' would let it see all machines: leave it out for that";
+                let text = "--prefix is empty: leave it out to let the other site see all machines";
                 Err(Error::new(ErrorKind::InvalidInput, text))
             }
             RightWord::Send if !machines.is_empty() => refused("--machines", "fetch"),
@@ -163,7 +164,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
             );
             if !others.is_empty() {
                 text.push_str(&format!(
-                    "\nit is also the site of {}: for it, the newest invitation of each kind counts",
+                    "\nthe site is also linked as {}: there, only the newest invitation of each kind is valid",
                     others.join(", ")
                 ));
             }
@@ -173,7 +174,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: LinkArguments) -> Result<R
         Action::Remove { name } => {
             links.remove(&name)?;
             CopyRecords::of(&repository).forget(&CopyTarget::Link(name.clone()))?;
-            let text = format!("removed {name}. At the other site: coldrise link remove");
+            let text = format!(
+                "removed {name}. Remove the link at the other site, too: coldrise link remove"
+            );
             Ok(Report::done(&json!({ "name": name }), text))
         }
     }

@@ -20,15 +20,15 @@ use crate::units::{show_moment, show_size};
 ///
 /// NAME is the machine's display name: see backup. BOOT is the result of the point's last check-boot:
 /// ok, failed or not proven; worse if the machine's last good checks reached more. A point that is
-/// still on its way from another site is not a restore point yet: its kind is coming.
+/// still being copied from another site has the kind "coming": it is incomplete.
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
     /// List only this machine.
     #[arg(value_name = "MACHINE")]
     machine: Option<MachineName>,
 
-    /// List instead what the points hold beside their disks and configuration: firmware variables and the state of a
-    /// TPM. Points without these are left out.
+    /// List only the parts that points have in addition to their disks and configuration: firmware variables and TPM
+    /// state. Points without such parts are left out.
     #[arg(long)]
     parts: bool,
 }
@@ -100,7 +100,7 @@ fn parts(repository: &Arc<Repository>, machine: Option<&MachineName>) -> Result<
     };
     let rows: Vec<_> = listed.iter().map(row).collect();
     let text = match rows.is_empty() {
-        true => "no point holds anything beside its disks and configuration".to_owned(),
+        true => "no point has parts in addition to its disks and configuration".to_owned(),
         false => table(&["ADDRESS", "PART", ">SIZE", "FORMAT", "SHA-256"], &rows),
     };
     Ok(Report::answer(&json!({ "parts": listed }), text))

@@ -31,7 +31,7 @@ use coldrise_hosting::signals::cancel_flag;
 
 /// Move the disks of a running machine from its session to production storage.
 ///
-/// The machine runs on meanwhile. QEMU copies the disks, holes stay holes. When all copies are
+/// The machine keeps running meanwhile. QEMU copies the disks; holes stay holes. When all copies are
 /// complete, the machine's writes wait for some milliseconds, all disks switch together, and the
 /// session's last state becomes a restore point. Until the switch, cancelling or any crash leaves
 /// the machine on the session, and nothing is lost.
@@ -126,7 +126,7 @@ fn ended(repository: &Arc<Repository>, session: &SessionName) -> Option<Error> {
     is_gone.then(|| {
         let text =
             format!("not moved: session {session} was ended meanwhile");
-        let advice = "its writes, and its machine if that runs on, are where the command that ended it has said";
+        let advice = "the command that ended the session has reported where its writes are, and its machine if it still runs";
         Error::new(ErrorKind::NotFound, text).advise(advice)
     })
 }
@@ -135,8 +135,8 @@ fn text(host: &Host, session: &SessionName, done: &MoveReport) -> String {
     let note = &done.note;
     if note.phase == MovePhase::Copying {
         return format!(
-            "the interrupted move was withdrawn: its copies are ended and removed, and session {session} has all \
-             writes of the machine. If it stands still (coldrise sessions), serve the session again"
+            "the interrupted move was withdrawn: its copies were stopped and removed, and session {session} has all \
+             writes of the machine. If it is paused (coldrise sessions), serve the session again"
         );
     }
     let mut text = note.sentence(session, false);

@@ -36,7 +36,8 @@ pub(super) fn write(
     if path == Path::new("-") {
         let mut stdout = std::io::stdout().lock();
         if stdout.is_terminal() {
-            let error = Error::new(ErrorKind::InvalidInput, "a picture is not for a terminal");
+            let error =
+                Error::new(ErrorKind::InvalidInput, "a picture cannot be written to a terminal");
             return Err(error.advise("redirect stdout, or name a file"));
         }
         let written = stdout.write_all(&picture).and_then(|()| stdout.flush());

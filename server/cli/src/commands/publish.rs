@@ -21,7 +21,7 @@ use coldrise_hosting::ganesha::PATH as NFS_PATH;
 /// separately; the point never changes. The session survives crashes and restarts, until
 /// coldrise unpublish ends it. Front ends serve it: see coldrise serve.
 ///
-/// A point that is still on its way from another site can be published, too: what is missing is fetched when it is read.
+/// A point that is still being copied from another site can be published, too: missing data is fetched when it is read.
 #[derive(Debug, Args)]
 pub(crate) struct PublishArguments {
     #[command(flatten)]

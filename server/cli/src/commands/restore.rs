@@ -38,8 +38,8 @@ pub(crate) struct RestoreArguments {
     #[command(flatten)]
     request: Restore,
 
-    /// Write what MACHINE/POINT holds beside its disks into the folder TARGET: the configuration, and if they are
-    /// stored, firmware variables and the state of a TPM. The folder is new or empty; list --parts shows what there is.
+    /// Write the parts of MACHINE/POINT other than its disks into the folder TARGET: the configuration and, if stored,
+    /// firmware variables and TPM state. The folder must be new or empty. list --parts shows the stored parts.
     #[arg(long, conflicts_with_all = ["format", "replace"])]
     parts: bool,
 }
@@ -170,7 +170,7 @@ pub(crate) fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result
         return Ok(());
     }
     let message = format!(
-        "{target} is in the folder of the repository, which only Coldrise's own files belong into: \
+        "{target} is in the folder of the repository, which is reserved for Coldrise's own files: \
          name a file elsewhere"
     );
     Err(Error::new(ErrorKind::InvalidInput, message))

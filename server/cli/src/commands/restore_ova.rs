@@ -43,7 +43,8 @@ pub(super) fn run(
     cancel: &AtomicBool,
 ) -> Result<Report> {
     if matches!(target, RestoreTarget::Path(path) if path.as_os_str() == "-") {
-        let text = "an OVA is not written to standard output: its beginning is known at its end";
+        let text =
+            "an OVA cannot be written to standard output: its start is known only at the end";
         return Err(Error::new(ErrorKind::InvalidInput, text).advise("name a file: x.ova"));
     }
     let state = match address {

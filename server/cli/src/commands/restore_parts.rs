@@ -78,7 +78,8 @@ fn files(point: &PointDocument) -> Result<Vec<(String, Vec<u8>)>> {
     }
     match files.is_empty() {
         true => {
-            let text = format!("{}/{} has nothing beside its disks", point.machine, point.point);
+            let text =
+                format!("{}/{} has nothing in addition to its disks", point.machine, point.point);
             Err(Error::new(ErrorKind::NotFound, text))
         }
         false => Ok(files),

@@ -40,7 +40,7 @@ pub(crate) struct RunsArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Show a run: what was asked, its result, the last lines of its log.
+    /// Show a run: its command, its result and the last lines of its log.
     Show {
         /// The run, as coldrise runs lists it.
         #[arg(value_name = "ID")]

@@ -27,7 +27,7 @@ pub(crate) struct SealArguments {
     request: Seal,
 
     /// Give up (exit code 11) if the process that serves the session has not begun the commit
-    /// after this many seconds. A seal that was cancelled or has given up never happens.
+    /// after this many seconds. A seal that was cancelled or has timed out never happens later.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     wait: u32,

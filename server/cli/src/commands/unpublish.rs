@@ -15,8 +15,8 @@ use coldrise_hosting::leftovers;
 
 /// End a session. Its captured writes become a restore point, unless --discard is given.
 ///
-/// No point is made if nothing was captured since the last seal and no file in the session's
-/// folder changed that a point carries. Points sealed earlier always stay. A session in use is
+/// No point is made if nothing was captured since the last seal and none of the files in the
+/// session's folder that a point carries has changed. Points sealed earlier always stay. A session in use is
 /// refused.
 #[derive(Debug, Args)]
 pub(crate) struct UnpublishArguments {

@@ -99,7 +99,7 @@ impl Client {
             let body = if body.is_empty() { b"null".to_vec() } else { body };
             return serde_json::from_slice(&body).map_err(|error| {
                 let text =
-                    format!("{} answered something else than this version expects", self.base);
+                    format!("{} sent an answer that this version does not expect", self.base);
                 Error::with_source(ErrorKind::Unsupported, text, error)
             });
         }
@@ -174,7 +174,7 @@ fn serving(id: &RunId, run: &Value) -> Option<Report> {
             // Of vCenter and ESXi.
             let target = word("datastore").map_or("FOLDER", |_| "--to DATASTORE");
             format!(
-                "{domain} runs there as session {session}\n  when calm   coldrise move live/{session} {target}\n  \
+                "{domain} runs there as session {session}\n  keep it     coldrise move live/{session} {target}\n  \
                  undo        coldrise recover live/{session} --undo"
             )
         }

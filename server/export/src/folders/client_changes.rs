@@ -142,7 +142,7 @@ pub(super) fn fixed(node: &Node) -> Error {
             Content::Image { .. } => "it is the session's disk: it cannot be removed or renamed",
             Content::Configuration => "it is the stored configuration: it cannot be removed",
         },
-        _ => "clients keep files in the folder of a session, and nowhere else",
+        _ => "clients can create files only in the folder of a session",
     };
     Error::new(ErrorKind::ReadOnly, format!("{}: {what}", node.path()))
 }

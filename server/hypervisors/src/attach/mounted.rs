@@ -10,7 +10,7 @@ use serde_json::Value;
 /// `Busy`, with the places where they are mounted; `ToolFailed` for an odd answer.
 pub(super) fn check_unmounted(systems: &Value, name: &str) -> Result<()> {
     let Some(systems) = systems.as_array() else {
-        let text = "the guest agent answers guest-get-fsinfo oddly";
+        let text = "the guest agent's answer to guest-get-fsinfo is not understood";
         return Err(Error::new(ErrorKind::ToolFailed, text));
     };
     let places: Vec<String> = systems

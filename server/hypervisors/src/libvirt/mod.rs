@@ -248,9 +248,9 @@ impl Domain {
             } else if message.contains("already defined with uuid") {
                 "the original is defined on this host: recover the machine under its name, or with --new-uuid"
             } else if message.contains("etwork not found") || message.contains("interface MTU on") {
-                "the host has not that network: choose another one, or none (virsh net-list --all shows those of libvirt)"
+                "the host does not have that network: choose another one, or none (virsh net-list --all shows those of libvirt)"
             } else {
-                "to start it with plain hardware in place of the stored: --default-hardware"
+                "to start it with plain hardware instead of the stored configuration: --default-hardware"
             };
             error.advise(advice)
         })

@@ -60,7 +60,7 @@ impl PartFiles {
             (None | Some("file"), Some(path)) => self.variables = Some(path.into()),
             (kind, _) => self.lacking.push(format!(
                 "firmware variables in a {}, which is not read",
-                kind.unwrap_or("place that libvirt does not tell")
+                kind.unwrap_or("place that libvirt does not report")
             )),
         }
     }
@@ -82,7 +82,9 @@ impl PartFiles {
                 "the state of its TPM {}: only 2.0 is read",
                 version.unwrap_or_default()
             )),
-            _ => self.lacking.push("the state of its TPM, which is one of the host".to_owned()),
+            _ => {
+                self.lacking.push("the state of its TPM, which is a device of the host".to_owned())
+            }
         }
         if backend.is_some_and(|backend| child(backend, "encryption").is_some()) {
             self.lacking.push(

@@ -337,7 +337,7 @@ pub(super) fn release(domain: &Domain, note: &mut MoveNote) {
             }
             Err(error) if started.elapsed() >= RELEASE_PATIENCE => {
                 return tracing::warn!(
-                    "{} may stay suspended: {}; when libvirt answers, coldrise move of its session lets it run on",
+                    "{} may stay suspended: {}; when libvirt answers, coldrise move of its session resumes it",
                     domain.name,
                     error.full_message()
                 );

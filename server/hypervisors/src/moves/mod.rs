@@ -200,7 +200,7 @@ fn move_qemu(
     targets: Vec<Target>,
 ) -> Result<MoveReport> {
     let socket = request.monitor.clone().or_else(|| notes.monitor()).ok_or_else(|| {
-        let text = format!("it is not known which QEMU runs on session {}", session.name);
+        let text = format!("cannot determine which QEMU runs on session {}", session.name);
         Error::new(ErrorKind::NotFound, text).advise(
             "start QEMU with -qmp unix:SOCKET,server=on,wait=off, and give --qmp SOCKET; \
              coldrise boot does this by itself",

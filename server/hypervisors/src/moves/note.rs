@@ -130,7 +130,7 @@ impl MoveNote {
                 "a move of session {session} ({}) was interrupted: the session counts, the targets are \
                  incomplete; {}repeat the move, or clean up with coldrise move live/{session}",
                 targets(false),
-                if self.is_held { "the machine may stand still until then; " } else { "" }
+                if self.is_held { "the machine may be suspended until then; " } else { "" }
             ),
             (MovePhase::Switching, true) => {
                 format!("session {session} is being switched ({})", targets(false))
@@ -154,7 +154,7 @@ impl MoveNote {
                 };
                 let held = match self.is_held {
                     true => {
-                        format!("; it may stand still: coldrise move live/{session} lets it run on")
+                        format!("; it may be suspended: coldrise move live/{session} resumes it")
                     }
                     false => String::new(),
                 };

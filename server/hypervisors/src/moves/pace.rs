@@ -76,7 +76,7 @@ impl Pace {
             if now - since < SWITCH_PATIENCE {
                 return Ok(false);
             }
-            let text = "the rest of the copy took too long while the machine stood still";
+            let text = "the rest of the copy took too long while the machine was paused";
             return Err(Error::new(ErrorKind::Incomplete, text)
                 .advise("move again when the machine writes less"));
         }
@@ -91,7 +91,7 @@ impl Pace {
 /// Reported when the machine is stopped.
 pub(super) fn sentence(left_bytes: u64) -> String {
     format!(
-        "the machine writes faster than the copy follows: it stands still for the last {} MiB",
+        "the machine writes faster than the copy follows: it is paused for the last {} MiB",
         left_bytes >> 20
     )
 }

@@ -29,7 +29,7 @@ pub(super) fn settle(
     mut note: MoveNote,
 ) -> Result<Option<MoveNote>> {
     if note.phase != MovePhase::Settled {
-        (request.tell)("an earlier move was interrupted: settling it");
+        (request.tell)("an earlier move was interrupted: completing or undoing it");
     }
     let recovered = RecoveryNote::read(notes)?.filter(|_| note.monitor.is_none());
     if let (Some(recovered), true) = (&recovered, note.phase != MovePhase::Settled) {

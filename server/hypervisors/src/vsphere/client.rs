@@ -70,10 +70,7 @@ impl AccessOptions {
     /// `InvalidInput` without a user.
     pub fn access(&self, server: &str) -> Result<VsphereAccess> {
         let user = self.user.clone().ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!("who logs in to {server}? Give --user USER"),
-            )
+            Error::new(ErrorKind::InvalidInput, format!("no user for {server}: give --user USER"))
         })?;
         let mut access = VsphereAccess {
             server: server.to_owned(),
@@ -291,7 +288,7 @@ impl<'a> Client<'a> {
             if cancelled.get_or_insert_with(Instant::now).elapsed() >= CANCELLED_TIMEOUT {
                 self.is_silent.set(true);
                 let text = format!(
-                    "cancelled, and {} does not answer {method}: it may still do it",
+                    "cancelled, and {} does not answer {method}: it may still be carried out",
                     self.server
                 );
                 return Err(Error::new(ErrorKind::Io, text));
@@ -315,7 +312,7 @@ impl<'a> Client<'a> {
         match is_about_trust {
             true => error.advise(
                 "compare the thumbprint on the server's console and give it with --thumbprint; or name the \
-                 certificate of the server's authority with --certificate FILE, and the server as its own does",
+                 certificate of the server's authority with --certificate FILE, and address the server by a name in its certificate",
             ),
             false => error,
         }

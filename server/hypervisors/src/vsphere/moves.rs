@@ -95,7 +95,7 @@ impl MoveRun<'_> {
         let running = task::running(self.client(), &machine.reference, ".relocate")?;
         match (running.first(), is_here(&machine)) {
             (Some(running), _) => {
-                (self.request.tell)("the machine is being moved already: following that");
+                (self.request.tell)("the machine is already being moved: following that task");
                 self.follow(running)?;
             }
             (None, true) => self.begin(&machine)?,
@@ -139,8 +139,9 @@ impl MoveRun<'_> {
                 self.set_phase(VspherePhase::Running)?;
             }
             let text = format!("{} runs on session {}", machine.name, self.request.session);
-            return Err(Error::new(ErrorKind::InvalidInput, text)
-                .advise("say where to move it: --to DATASTORE"));
+            return Err(
+                Error::new(ErrorKind::InvalidInput, text).advise("give the target: --to DATASTORE")
+            );
         };
         if !self.client().is_vcenter {
             let text = "a single ESXi does not move a machine while it runs: that needs vCenter and vMotion";

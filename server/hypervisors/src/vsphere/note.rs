@@ -112,7 +112,7 @@ impl VsphereNote {
         match &self.phase {
             VspherePhase::Starting => format!(
                 "the recovery of {name} at {server} on session {session} was not completed (datastore {datastore} on \
-                 {hosts}): go on with coldrise recover live/{session} --to vcenter:{server}, or clean up with \
+                 {hosts}): continue with coldrise recover live/{session} --to vcenter:{server}, or clean up with \
                  coldrise recover live/{session} --undo"
             ),
             VspherePhase::Running => format!(

@@ -333,7 +333,7 @@ fn check_bitmap(
     match distrust(repository, base)? {
         Some(why) => {
             let text = format!(
-                "bitmap '{bitmap}' tells what has changed since the last backup of {}, {why}: run \
+                "bitmap '{bitmap}' records the changes since the last backup of {}, {why}: run \
                  once without --bitmap",
                 request.machine
             );
@@ -443,7 +443,7 @@ impl Base {
             return Ok(());
         }
         let text = format!(
-            "{location}: what has changed is known since {}, which is no longer the latest backup",
+            "{location}: changes are known only since {}, which is no longer the latest backup",
             bitmap.since
         );
         Err(Error::new(ErrorKind::Incomplete, text).advise("run the backup again"))
@@ -473,7 +473,7 @@ impl Base {
             (None, Some(bitmap)) => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "{disk}: bitmap '{bitmap}' tells what has changed since the machine's latest \
+                    "{disk}: bitmap '{bitmap}' records the changes since the machine's latest \
                      backup, but there is none with this disk: run once without --bitmap"
                 ),
             )),

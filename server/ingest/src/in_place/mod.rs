@@ -93,7 +93,7 @@ impl<'c> ExistingDisk<'c> {
                 ErrorKind::InvalidInput,
                 format!("{name} has {target_bytes} bytes, and the disk {size_bytes}"),
             )
-            .advise("a rollback needs the same disk; a new disk takes coldrise restore"));
+            .advise("a rollback needs the same disk; for a new disk use coldrise restore"));
         }
         Ok(ExistingDisk { target: opened, name, cancel })
     }

@@ -91,7 +91,7 @@ pub(super) fn target_format(target: &RestoreTarget, asked: Option<Format>) -> Re
         Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "'{target}': the file's name does not tell its format: use --format raw, qcow2, \
+                "'{target}': the format cannot be determined from the file's name: use --format raw, qcow2, \
                  vmdk, vhd or vhdx"
             ),
         )

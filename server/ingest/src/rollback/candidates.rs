@@ -37,7 +37,9 @@ impl Bitmap {
         if name.starts_with(PREFIX) && is_other {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("bitmap {name} does not count from {since}: its name says another point"),
+                format!(
+                    "bitmap {name} does not count from {since}: its name contains another point"
+                ),
             ));
         }
         Ok(Bitmap { name, since })
@@ -65,7 +67,7 @@ impl Bitmap {
         Err(Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "bitmap {} cannot be believed: its name does not say that it counts from {since}, \
+                "bitmap {} cannot be trusted: its name does not show that it counts from {since}, \
                  and {machine}/{since} is not the last backup",
                 self.name
             ),

@@ -178,7 +178,7 @@ fn inspect_one(
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{} is an overlay over {}: if that file belongs to the disk, say \
+                    "{} is an overlay over {}: if that file belongs to the disk, give \
                      --follow-backing",
                     path.display(),
                     backing.display()

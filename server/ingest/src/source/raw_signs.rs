@@ -47,8 +47,8 @@ pub(super) fn remark_on_start(file: &File, path: &Path) -> Result<Option<String>
     let format = STARTS.iter().find(|(sign, _)| start[..read].starts_with(sign));
     Ok(format.map(|(_, word)| {
         format!(
-            "{0} begins as a {word} image does; it was read as the raw disk that it was said to \
-             be. If it is an image, say {word}:{0}",
+            "{0} begins as a {word} image does; it was read as a raw disk, as requested. If it \
+             is an image, write {word}:{0}",
             path.display()
         )
     }))

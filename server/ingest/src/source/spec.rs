@@ -163,8 +163,8 @@ impl SourceSpec {
         }
         let Some((disk, source)) = text.split_once('=') else {
             return Err(invalid(format!(
-                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2. Only a whole \
-                 machine, an .ova or .ovf file, stands alone"
+                "'{text}' names no disk: write DISK=[FORMAT:]SOURCE, such as vda=disk.qcow2. Only an \
+                 .ova or .ovf file, which is a whole machine, has no DISK="
             )));
         };
         let disk = DiskName::parse(disk)?;
@@ -245,7 +245,7 @@ impl Location {
         }
         let format = format.or_else(|| ImageFormat::from_extension(&path)).ok_or_else(|| {
             invalid(format!(
-                "'{}': the file's name does not tell its format: put raw:, qcow2:, vmdk:, vhd: \
+                "'{}': the format cannot be determined from the file's name: put raw:, qcow2:, vmdk:, vhd: \
                  or vhdx: in front",
                 path.display()
             ))

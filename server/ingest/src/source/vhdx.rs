@@ -205,7 +205,7 @@ impl Tables<'_> {
     fn damaged(&self, why: &str) -> Error {
         Error::new(
             ErrorKind::Io,
-            format!("{} is damaged, truncated, or no VHDX: {why}", self.path.display()),
+            format!("{} is damaged, truncated, or not a VHDX: {why}", self.path.display()),
         )
     }
 

@@ -109,7 +109,7 @@ fn sizes_bytes(virsh: &Virsh, uuid: &str, targets: Vec<&str>) -> Result<Vec<u64>
             Some(size) if size > 0 && size <= MAX_DISK_SIZE_BYTES => Ok(size),
             _ => {
                 let text =
-                    format!("libvirt does not tell the size of {target}, or it is out of range");
+                    format!("libvirt does not report the size of {target}, or it is out of range");
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
         }

@@ -174,7 +174,7 @@ impl LiveMachine for RunningDomain {
             // Also if libvirt does not know the machine any more.
             Ok(false) | Err(_) => Some((
                 "libvirt's backup job ended before everything was read".to_owned(),
-                "the machine was shut off, or somebody ended the job (virsh domjobabort): back up again",
+                "the machine was shut off, or another program ended the job (such as virsh domjobabort): back up again",
             )),
         }
     }

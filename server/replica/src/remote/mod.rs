@@ -183,7 +183,7 @@ impl Remote for SharedWriter<'_> {
             return Ok(false);
         }
         tracing::warn!(
-            "the process that wrote the other repository has ended unexpectedly: going on"
+            "the process that wrote the other repository has ended unexpectedly: starting again"
         );
         self.join_again().map(|()| true)
     }

@@ -140,7 +140,10 @@ impl<'h> Receiver<'_, 'h> {
     fn run(mut self, cancel: &AtomicBool) -> Result<()> {
         let done = self.converse(cancel);
         if let Err(error) = self.note() {
-            tracing::warn!("what has arrived is not kept: {}", error.full_message());
+            tracing::warn!(
+                "data that has arrived of the point cannot be kept: {}",
+                error.full_message()
+            );
         }
         done
     }

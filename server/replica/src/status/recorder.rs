@@ -462,7 +462,7 @@ impl Shared {
             kept.added = kept.added.plus(added);
         }
         if !std::mem::replace(&mut state.has_warned, true) {
-            tracing::warn!("how far the copy is cannot be recorded: {}", error.full_message());
+            tracing::warn!("the progress of the copy cannot be recorded: {}", error.full_message());
         }
     }
 }

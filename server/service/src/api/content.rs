@@ -130,7 +130,7 @@ async fn disk(
         Wanted::All => (0, size, StatusCode::OK),
         Wanted::Part(first, last) => (first, last - first + 1, StatusCode::PARTIAL_CONTENT),
         Wanted::Outside => {
-            let text = format!("the range begins behind the end: the file has {size} bytes");
+            let text = format!("the range begins after the end: the file has {size} bytes");
             let problem =
                 Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, ErrorKind::OutOfRange, text);
             let range = [(header::CONTENT_RANGE, format!("bytes */{size}"))];

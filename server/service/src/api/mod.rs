@@ -73,7 +73,7 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 #[openapi(
     info(
         title = "Coldrise",
-        description = "Protects virtual machines and recovers them at once. All times are \
+        description = "Protects virtual machines and recovers them instantly. All times are \
             milliseconds since 1970, all sizes bytes."
     ),
     modifiers(&Security),

@@ -29,12 +29,12 @@ pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) ->
         return undo(&request, service, caller);
     }
     if request.discard || request.without_server {
-        return Err(invalid("discard, without_server: go with undo"));
+        return Err(invalid("discard, without_server: only with undo"));
     }
     match request.to.as_deref().map(|to| to.split_once(':').unwrap_or((to, ""))) {
         Some(("libvirt", "")) => under_libvirt(&request, service, caller),
         Some(("vcenter" | "esxi", _)) if request.on.is_some() => {
-            Err(invalid("on: goes with libvirt; hosts names those of vcenter and esxi"))
+            Err(invalid("on: only for libvirt; hosts names those of vcenter and esxi"))
         }
         Some(("vcenter" | "esxi", _)) => under_vsphere(request, service, caller),
         _ => Err(invalid("to: name the hypervisor: libvirt, vcenter:NAME or esxi:NAME")),
@@ -43,7 +43,7 @@ pub(super) fn recover(request: Recover, service: &Service, caller: &Identity) ->
 
 fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
     if !request.hosts.is_empty() {
-        return Err(invalid("hosts: goes with vcenter and esxi; on names a host of libvirt"));
+        return Err(invalid("hosts: only for vcenter and esxi; on names a host of libvirt"));
     }
     let connect = request.connect.as_deref().unwrap_or(CONNECTIONS[0]);
     if request.on.is_some() && !connect.contains(":///system") {
@@ -94,7 +94,7 @@ pub(super) fn subject(request: &Recover, service: &Service, caller: &Identity) -
 fn undo(request: &Recover, service: &Service, caller: &Identity) -> Result<Command> {
     let has_choices = request.to.is_some() || request.name.is_some() || request.network.is_some();
     if has_choices || request.new_uuid || request.on.is_some() || !request.hosts.is_empty() {
-        return Err(invalid("undo: goes with address, discard and without_server only"));
+        return Err(invalid("undo: only with address, discard and without_server"));
     }
     // What a session has captured exists nowhere else.
     let permission = match request.discard || request.without_server {
@@ -196,7 +196,7 @@ pub(super) fn attach(request: Attach, service: &Service, caller: &Identity) -> R
     Command::new("attach", machine, &request)
 }
 
-/// An attached disk that is taken away.
+/// An attached disk to detach.
 pub(super) fn detach(request: Detach, service: &Service, caller: &Identity) -> Result<Command> {
     caller.allow_all(Permission::Administer)?;
     attach::check_name(&request.name)?;

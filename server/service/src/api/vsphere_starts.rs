@@ -33,7 +33,7 @@ pub(super) fn under_vsphere(
     }
     request.to = Some(format!("{known}:{}", hypervisor.settings.address));
     if request.connect.is_some() || request.on.is_some() {
-        return Err(invalid("connect, on: go with libvirt"));
+        return Err(invalid("connect, on: only for libvirt"));
     }
     if request.network.as_deref().is_some_and(|network| !["none", "same"].contains(&network)) {
         return Err(invalid("network: give none or same; choose networks in the vSphere client"));

@@ -118,7 +118,7 @@ pub(crate) fn conditions(
                     "the last good backup of {machine} is {age_hours} h old; the limit is {hours} h"
                 ),
                 None => format!(
-                    "{machine} has no good backup; its job exists for {age_hours} h, the limit is {hours} h"
+                    "{machine} has no good backup; its job has existed for {age_hours} h; the limit is {hours} h"
                 ),
             };
             let key = format!("age {machine}");

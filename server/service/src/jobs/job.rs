@@ -58,7 +58,7 @@ pub(crate) enum BootCheckTime {
     Weekly,
 }
 
-/// What starts copies beside the schedule.
+/// What starts copies in addition to the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CopyFollows {
@@ -127,15 +127,15 @@ pub(crate) struct Job {
     /// have patterns, such as `web*`: every domain that matches, running or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
-    /// With `from` and libvirt: the hosts on which the machines are, as `coldrise host add` has named them; this host if absent.
-    /// Each machine is backed up where it runs.
+    /// With `from` and libvirt: the hosts on which to look for the machines, by their names from `coldrise host add`; this host if absent.
+    /// Each machine is backed up on the host where it runs.
     #[serde(deserialize_with = "some_hosts", default, skip_serializing_if = "Vec::is_empty")]
     #[schema(min_items = 1, max_items = 64)]
     pub(crate) hosts: Vec<String>,
     /// With `from`: QEMU copies the disks into scratch files first, as `coldrise backup --push` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) push: bool,
-    /// With `from` and libvirt: freeze the guest's file systems for the instant, through its agent.
+    /// With `from` and libvirt: freeze the guest's file systems for the instant through the guest agent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) quiesce: bool,
     /// With `from` and qmp: the absolute path of the guest agent's socket, to freeze the file systems for the
@@ -154,23 +154,23 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
-    /// Copy: where to: the name of a link, the absolute path of a repository on this host, or a bucket, s3://BUCKET/PREFIX.
+    /// Copy: the target: the name of a link, the absolute path of a repository on this host, or a bucket, s3://BUCKET/PREFIX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<String>,
     /// Copy: the file with the passphrase of a repository on this host; that of the service's repository if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to_passphrase_file: Option<String>,
-    /// Copy: what the names of machines begin with there.
+    /// Copy: the prefix that is added to the machines' names there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) prefix: Option<String>,
-    /// Copy: of the points that are missing there only the newest of each machine.
+    /// Copy: only this many of the newest points of each machine that are missing there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub(crate) last: Option<u32>,
-    /// Copy: also points that are older than the youngest one that is there.
+    /// Copy: also points that are older than the newest one there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) all: bool,
-    /// Copy: what starts it beside the schedule.
+    /// Copy: what starts it in addition to the schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) follows: Option<CopyFollows>,
     /// Copy: rates by the time of day, as `coldrise copy --window` takes them, such as `Mon..Fri 08:00-18:00=5M`.
@@ -181,8 +181,8 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 527040)]
     pub(crate) behind_limit_minutes: Option<u32>,
-    /// Backup: bytes per second that each of its runs reads from the sources at most; no limit if
-    /// absent. Copy: bytes per second that each of its runs sends, or reads if the other repository is on this host.
+    /// Backup: maximum bytes per second that each of its runs reads from the sources; no limit if
+    /// absent. Copy: maximum bytes per second that each of its runs sends, or reads if the other repository is on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 65536)]
     pub(crate) rate_bytes_per_second: Option<u64>,

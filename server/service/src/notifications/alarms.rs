@@ -219,7 +219,7 @@ pub(crate) fn all_alarms(service: &Service) -> Result<Vec<Alarm>> {
 /// The answer for an alarm that does not hold, or that the caller may not see.
 pub(crate) fn no_alarm(key: &str) -> Error {
     let shown: String = key.chars().take(100).collect();
-    Error::new(ErrorKind::NotFound, format!("no alarm {shown} holds"))
+    Error::new(ErrorKind::NotFound, format!("there is no active alarm {shown}"))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(crate) enum Topic {
     RunSucceeded,
     /// The last good point of a machine is older than its limit.
     Age,
-    /// A restore point does not boot, or gets less far than usual.
+    /// A restore point does not boot, or reaches an earlier stage than usual.
     Boot,
     /// Restore points or sessions are lost or damaged.
     Damage,

@@ -74,10 +74,14 @@ fn condition(
     let limit = shown_minutes(i64::from(stored.job.behind_limit_minutes.unwrap_or(0)));
     let points = copies.and_then(|copies| copies.points_behind);
     let text = match (copies.and_then(|copies| copies.last_cut.as_ref()), points) {
-        (None, _) => format!("{machine} was never copied to {target}, for {age} of job {job}"),
-        (_, None) => format!("how far the copies of {machine} at {target} are is unknown"),
-        (_, Some(1)) => format!("a point of {machine} is not at {target}, for {age}"),
-        (_, Some(points)) => format!("{points} points of {machine} are not at {target}, for {age}"),
+        (None, _) => format!(
+            "{machine} was never copied to {target}, and has been waiting for job {job} for {age}"
+        ),
+        (_, None) => format!("the state of the copies of {machine} at {target} is unknown"),
+        (_, Some(1)) => format!("a point of {machine} has been missing at {target} for {age}"),
+        (_, Some(points)) => {
+            format!("{points} points of {machine} are missing at {target}, the oldest for {age}")
+        }
     };
     let key = format!("copies:{job}:{machine}");
     let mut found = Condition::new(key, Topic::Copies, Severity::Fail, text);
@@ -90,7 +94,7 @@ fn condition(
     let command = format!("coldrise copies {target}");
     found
         .of_machine(machine)
-        .advise("see whether copies run and how fast the line is", Some(command))
+        .advise("check whether copies run and how fast the line is", Some(command))
 }
 
 fn shown_minutes(minutes: i64) -> String {

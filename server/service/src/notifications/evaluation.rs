@@ -250,21 +250,22 @@ fn repository_conditions(service: &Service, inventory: &Inventory, findings: &mu
     }
 }
 
-/// The newest checked point does not boot, or gets less far than points before it. An unchecked newer point
+/// The newest checked point does not boot, or reaches an earlier stage than points before it. An unchecked newer point
 /// proves nothing else.
 fn boot_condition(machine: &MachineSummary) -> Option<Condition> {
     let badge = machine.last_boot_check.as_ref()?;
     let (name, address) = (&machine.machine, &badge.address);
     let (severity, text) = match badge.verdict {
         BootVerdict::Failed => (Severity::Fail, format!("{address} does not boot")),
-        _ if badge.is_worse => {
-            (Severity::Warn, format!("{address} gets less far in its boot check than usual"))
-        }
+        _ if badge.is_worse => (
+            Severity::Warn,
+            format!("{address} reaches an earlier stage than usual in its boot check"),
+        ),
         _ => return None,
     };
     let mut condition = Condition::new(format!("boot:{name}"), Topic::Boot, severity, text);
     condition.details = match &badge.stage {
-        Some(stage) => format!("The boot check got as far as: {stage}."),
+        Some(stage) => format!("The boot check reached the stage {stage}."),
         None => "The boot check reached no stage.".to_owned(),
     };
     if let Some(good) = &machine.last_verified_boot {

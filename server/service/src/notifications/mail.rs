@@ -113,7 +113,9 @@ fn mail(message: &Message, from: &str, to: &[String]) -> Result<lettre::Message>
         .header(ContentType::TEXT_PLAIN)
         .header(ContentTransferEncoding::QuotedPrintable)
         .body(message.text());
-    builder.singlepart(text).map_err(|error| invalid(format!("the mail cannot be made: {error}")))
+    builder
+        .singlepart(text)
+        .map_err(|error| invalid(format!("the mail cannot be composed: {error}")))
 }
 
 impl SmtpTarget {

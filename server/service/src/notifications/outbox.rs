@@ -147,7 +147,7 @@ pub(super) fn failed(
     )?;
     let text = match given_up {
         0 => error.to_owned(),
-        _ => format!("{error} ({given_up} messages were given up after a day)"),
+        _ => format!("{error} ({given_up} messages were dropped after a day)"),
     };
     sql.execute(
         "UPDATE targets SET given_up = given_up + ?2 WHERE id = ?1",
@@ -238,7 +238,7 @@ mod tests {
         assert!((MAX_AGE_MS..MAX_AGE_MS + 61 * MINUTE_MS).contains(&waited), "{waited}");
         let shown = serde_json::to_value(&database.targets().unwrap()[0]).unwrap();
         assert_eq!((&shown["given_up"], &shown["waiting"]), (&1.into(), &0.into()));
-        assert!(shown["last_result"]["text"].as_str().unwrap().contains("given up after a day"));
+        assert!(shown["last_result"]["text"].as_str().unwrap().contains("dropped after a day"));
         let left: i64 = database
             .read(|sql| sql.query_row("SELECT count(*) FROM messages", [], |row| row.get(0)))
             .unwrap();

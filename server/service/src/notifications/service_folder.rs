@@ -28,7 +28,7 @@ fn alarm(folder: &Path, severity: Severity, what: &str) -> Condition {
     let text = format!("the drive of the service's folder {} is {what}", folder.display());
     let mut condition = Condition::new(KEY, Topic::Space, severity, text);
     condition.details =
-        "On a full drive nobody can log in, and no change, run or message is stored. Backups that \
+        "On a full drive users cannot log in, and no change, run or message is stored. Backups that \
         are due wait."
             .to_owned();
     condition.advise(FREE_SPACE, Some(format!("df -h {}", folder.display())))

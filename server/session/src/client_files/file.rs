@@ -290,7 +290,7 @@ pub(super) fn length_over(disk: &Arc<dyn Disk>) -> Length {
 }
 
 fn too_large(size_bytes: u64) -> Error {
-    let text = format!("{size_bytes} bytes: a file becomes no larger than {MAX_LARGE_BYTES}");
+    let text = format!("{size_bytes} bytes: a file can have at most {MAX_LARGE_BYTES}");
     Error::new(ErrorKind::OutOfRange, text)
 }
 

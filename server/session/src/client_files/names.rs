@@ -12,7 +12,7 @@ pub(super) fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME_BYTES {
         return Err(Error::new(
             ErrorKind::NameTooLong,
-            format!("a name of {} bytes: at most {MAX_NAME_BYTES} are possible", name.len()),
+            format!("a name of {} bytes: at most {MAX_NAME_BYTES} are allowed", name.len()),
         ));
     }
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
@@ -38,6 +38,6 @@ pub(super) fn not_empty(name: &str) -> Error {
 }
 
 pub(super) fn too_deep() -> Error {
-    let text = format!("folders lie within each other at most {MAX_DEPTH} deep");
+    let text = format!("folders can be nested at most {MAX_DEPTH} deep");
     Error::new(ErrorKind::NameTooLong, text)
 }

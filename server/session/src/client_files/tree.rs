@@ -297,7 +297,7 @@ impl FileTree {
         if self.len() >= MAX_CLIENT_FILES {
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                format!("the session holds {MAX_CLIENT_FILES} files already, and no more can be"),
+                format!("the session already has {MAX_CLIENT_FILES} files, which is the maximum"),
             ));
         }
         let id = self.free_id()?;

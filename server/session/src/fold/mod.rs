@@ -239,7 +239,7 @@ fn allocated_bytes(path: &std::path::Path) -> u64 {
 }
 
 fn cancelled() -> Error {
-    let what = "cancelled: the restore point is as it was; run it again to go on";
+    let what = "cancelled: the restore point is unchanged; run it again to continue";
     Error::new(ErrorKind::Interrupted, what)
 }
 

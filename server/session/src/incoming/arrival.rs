@@ -76,7 +76,7 @@ pub(crate) fn check_arrived(document: &SessionDocument) -> Result<()> {
         "the copy of {machine}/{point} has not ended: session {name} cannot become a restore point before"
     );
     let advice = format!(
-        "wait for the copy (coldrise show {machine}/{point}), or throw the writes away: \
+        "wait for the copy (coldrise show {machine}/{point}), or discard the writes: \
          coldrise unpublish {name} --discard"
     );
     Err(Error::new(ErrorKind::Busy, text).advise(advice))

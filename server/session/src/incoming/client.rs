@@ -135,7 +135,7 @@ fn connect(folder: &Path, name: &str, key: &[u8; 32]) -> Result<Option<UnixStrea
         .map_err(|error| Error::with_source(ErrorKind::Io, what(), error))?;
     if !is_proof(welcome.proof, proof(key, OF_RECEIVER, &own, &welcome.nonce)) {
         let text = format!(
-            "who listens at {} does not know the key of the repository",
+            "the process that listens at {} does not have the repository key",
             folder.join(name).display()
         );
         return Err(Error::new(ErrorKind::WrongPassphrase, text));

@@ -231,7 +231,7 @@ impl IncomingDisk {
     fn away(&self, at: u64) -> Error {
         let SessionDocument { name, machine, point, .. } = &self.session;
         let text = format!(
-            "session {name}, disk {}: the bytes at {at} are not here yet, and nobody fetches them: no copy of \
+            "session {name}, disk {}: the bytes at {at} have not arrived, and nothing fetches them: no copy of \
              {machine}/{point} is running, or the other site cannot be reached",
             self.described.name
         );

@@ -183,14 +183,14 @@ impl IncomingPoint {
     /// The error of everything that needs a restore point: `NotFound`.
     pub(crate) fn not_complete(&self) -> Error {
         let text = format!(
-            "{}/{} is incomplete: {} % of what differs is here",
+            "{}/{} is incomplete: {} % of the differing data has arrived",
             self.partial.machine,
             self.partial.point,
             self.percent_here()
         );
         Error::new(ErrorKind::NotFound, text).advise(format!(
             "wait for the end of the copy; coldrise list shows how much has arrived. \
-             publish, boot and recover do not wait for it. If it comes no more: coldrise forget {}/{}",
+             publish, boot and recover do not wait for it. If the copy will not continue: coldrise forget {}/{}",
             self.partial.machine, self.partial.point
         ))
     }
@@ -202,7 +202,7 @@ impl IncomingPoint {
             Some(_) => Ok(()),
             None => {
                 let text = format!(
-                    "{}/{} is not on its way any more: see coldrise list",
+                    "{}/{} is no longer being copied: see coldrise list",
                     self.partial.machine, self.partial.point
                 );
                 Err(Error::new(ErrorKind::NotFound, text))
@@ -256,7 +256,7 @@ pub fn incoming_sentence(
     Ok(Some(match IncomingPoint::of_session(repository, session)? {
         Some(incoming) => format!("session {name}: {}", incoming.sentence(repository)),
         None => format!(
-            "session {name}: the note about the copy of {address} is gone or damaged: what has not been read is missing"
+            "session {name}: the note about the copy of {address} is gone or damaged: data that was not fetched yet is missing"
         ),
     }))
 }
@@ -266,7 +266,7 @@ impl IncomingPoint {
     pub fn sentence(&self, repository: &Repository) -> String {
         let missing_mib = self.missing_bytes().div_ceil(1 << 20);
         let here = format!(
-            "{}/{} is still on its way here: {} % of what differs is here, {missing_mib} MiB are missing",
+            "{}/{} is still being copied here: {} % of the differing data has arrived, {missing_mib} MiB are missing",
             self.partial.machine,
             self.partial.point,
             self.percent_here()

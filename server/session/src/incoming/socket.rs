@@ -175,7 +175,7 @@ fn serve(
     let mut given = [0; 32];
     stream.read_exact(&mut given).context(what)?;
     if !is_proof(given, proof(key, OF_FRONT_END, &greeting.nonce, &own)) {
-        return Err(Error::new(ErrorKind::WrongPassphrase, "it does not know the key"));
+        return Err(Error::new(ErrorKind::WrongPassphrase, "it does not have the repository key"));
     }
     stream.set_read_timeout(None).context(what)?;
     let mut request = [0; 14];

@@ -405,7 +405,7 @@ fn change_head(path: &Path, change: impl FnOnce(&SharedWords)) {
     match opened.context(|| missing(path)).and_then(|file| Windows::new(&file, 1, true)) {
         Ok(windows) => change(windows.head()),
         Err(error) => {
-            tracing::warn!(layer = %path.display(), error = %error.full_message(), "readers of the session may go on with what it was");
+            tracing::warn!(layer = %path.display(), error = %error.full_message(), "readers of the session may keep seeing its earlier state");
         }
     }
 }

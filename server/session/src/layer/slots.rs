@@ -193,7 +193,7 @@ impl Slots {
         if wanted > max_slots {
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                "the session's layer is full; seal the session to go on in a new layer",
+                "the session's layer is full; seal the session to continue in a new layer",
             ));
         }
         // A bounded layer takes no space that it does not use.

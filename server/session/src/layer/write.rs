@@ -296,7 +296,7 @@ impl LayerFile {
         if first + count > MAX_SEQUENCE - KEPT_SEQUENCES {
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                "the session's layer has taken its largest number of writes; seal the session to go on",
+                "the session's layer has reached its maximum number of writes; seal the session to continue",
             ));
         }
         Ok(Sequences { first, durable: writer.durable_sequence.load(Ordering::Relaxed) })

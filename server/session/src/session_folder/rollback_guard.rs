@@ -160,7 +160,7 @@ pub(crate) fn check_not_older(repository: &Repository, document: &SessionDocumen
     };
     let message = format!(
         "session {name} is older than it was: {machine}/{point} was sealed from a later version of \
-         it. Put back a newer copy of its files, or {first}give it up with coldrise unpublish \
+         it. Put back a newer copy of its files, or {first}discard it with coldrise unpublish \
          {name} --discard and publish that point",
         name = document.name,
         point = later.point

@@ -153,7 +153,7 @@ fn failed(error: &Error) -> Answer {
 /// `Interrupted` if the asker has left.
 fn check_asker(stream: &UnixStream) -> Result<()> {
     if has_left(stream)? {
-        Err(Error::new(ErrorKind::Interrupted, "the request was given up: nothing was changed"))
+        Err(Error::new(ErrorKind::Interrupted, "the request was cancelled: nothing was changed"))
     } else {
         Ok(())
     }
@@ -215,9 +215,9 @@ pub(crate) fn ask_for_seal(
             }
             Ok(None) if cancelled.is_some() => {
                 let message = format!(
-                    "session {name}: {} did not answer within {} s, so the seal was given up and \
-                     will not happen: look whether that process is stopped or its disk is slow, \
-                     and try again, with --wait SECONDS for longer",
+                    "session {name}: {} did not answer within {} s, so the seal was cancelled and \
+                     will not happen: check whether that process is stopped or its disk is slow, \
+                     and try again, with --wait SECONDS to wait longer",
                     server(),
                     patience.as_secs()
                 );

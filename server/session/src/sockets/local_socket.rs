@@ -240,8 +240,12 @@ impl PendingAnswers {
         if line.is_empty() {
             std::mem::replace(&mut self.sent, Ok(()))?;
         }
-        serde_json::from_slice(&line)
-            .map(Some)
-            .map_err(|error| Error::with_source(ErrorKind::Io, "who was asked went away", error))
+        serde_json::from_slice(&line).map(Some).map_err(|error| {
+            Error::with_source(
+                ErrorKind::Io,
+                "the process that was asked has ended, or its answer is invalid",
+                error,
+            )
+        })
     }
 }

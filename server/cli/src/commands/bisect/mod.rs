@@ -34,7 +34,7 @@ const MAX_PARALLEL: usize = 16;
 /// and a neighbour is booted in its place. Each boot stores its result with the point. Stored
 /// results count, too, so an interrupted search continues where it ended.
 ///
-/// A point that boots counts as good though an older one does not. The exit code is 0 if a good
+/// A point that boots counts as good even if an older one does not. The exit code is 0 if a good
 /// point and the first bad one after it are found, and 14 if nothing good or nothing bad is found.
 #[derive(Debug, Args)]
 pub(crate) struct BisectArguments {
@@ -50,7 +50,7 @@ pub(crate) struct BisectArguments {
     #[arg(long, value_name = "POINT", value_parser = PointSelector::parse)]
     bad: Option<PointSelector>,
 
-    /// Number of machines that boot at once. Default: as many as processors and memory carry.
+    /// Number of machines that boot at once. Default: as many as the processors and the memory allow.
     #[arg(long, value_name = "NUMBER")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=MAX_PARALLEL as i64))]
     parallel: Option<u16>,
@@ -59,7 +59,7 @@ pub(crate) struct BisectArguments {
     #[arg(long, value_name = "HOST")]
     on: Option<String>,
 
-    /// Boot points again that have a stored result. Always with --check and --check-port.
+    /// Boot points even if they have a stored result. Implied by --check and --check-port.
     #[arg(long)]
     again: bool,
 

@@ -18,7 +18,7 @@ use crate::invocation::Invocation;
 use crate::report::Report;
 use crate::units::{show_count, show_size};
 
-/// Remove restore points from a bucket, and return the space that no other one needs.
+/// Remove restore points from a bucket, and free the space that no other point needs.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
     /// The bucket: s3://BUCKET/PREFIX.
@@ -29,14 +29,14 @@ pub(crate) struct ForgetArguments {
     #[arg(value_name = "MACHINE/POINT", required_unless_present = "damaged", value_parser = parse_target)]
     points: Vec<Target>,
 
-    /// Give up the points that cannot be read any more. Nothing says what they needed.
+    /// Remove the points that can no longer be read, and the data that only they may have needed.
     #[arg(long)]
     damaged: bool,
 }
 
-/// Remove restore points from a bucket by rules, as coldrise prune does, and return the space that no other one needs.
+/// Remove restore points from a bucket by rules, as coldrise prune does, and free the space that no other point needs.
 ///
-/// A copy that runs refuses this, and so does one that was killed in the last quarter of an hour.
+/// Refused while a copy to the bucket is running, and for 15 minutes after one was killed.
 #[derive(Debug, Args)]
 pub(crate) struct PruneArguments {
     /// The bucket: s3://BUCKET/PREFIX.

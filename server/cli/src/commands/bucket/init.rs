@@ -16,7 +16,7 @@ use crate::units::show_size;
 
 /// Create a repository in a bucket.
 ///
-/// The bucket has to exist; with a prefix it can have other objects, too. As with coldrise init, keep a copy of the passphrase elsewhere:
+/// The bucket must exist; with a prefix it can contain other objects, too. As with coldrise init, keep a copy of the passphrase elsewhere:
 /// nothing can be read without it.
 #[derive(Debug, Args)]
 pub(crate) struct InitArguments {

@@ -27,11 +27,11 @@ const SCHEME: &str = "s3://";
 /// How long a request that fails is tried again.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Keep copies in an object store (S3), where no server of Coldrise runs.
+/// Keep copies in an object store (S3), without a Coldrise server there.
 ///
-/// coldrise copy --to s3://BUCKET/PREFIX adds points, coldrise copy --from s3://BUCKET/PREFIX brings them back into a repository, and
-/// coldrise bucket restore writes a disk without one. The key, the endpoint and the region come from the usual variables:
-/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION. The passphrase is the bucket's own.
+/// coldrise copy --to s3://BUCKET/PREFIX adds points, coldrise copy --from s3://BUCKET/PREFIX copies them back into a repository, and
+/// coldrise bucket restore writes a disk without a repository. The key, the endpoint and the region come from the usual variables:
+/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION. The bucket has its own passphrase.
 #[derive(Debug, Args)]
 pub(crate) struct BucketArguments {
     #[command(subcommand)]
@@ -71,8 +71,7 @@ pub(crate) fn url_of(place: &Path) -> Option<String> {
 /// The argument BUCKET.
 fn parse_url(text: &str) -> Result<String> {
     url_of(Path::new(text)).ok_or_else(|| {
-        let text =
-            format!("{text} is not a bucket: it looks like s3://BUCKET or s3://BUCKET/PREFIX");
+        let text = format!("{text} is not a bucket: write s3://BUCKET or s3://BUCKET/PREFIX");
         Error::new(ErrorKind::InvalidInput, text)
     })
 }
@@ -136,7 +135,7 @@ pub(crate) fn tell_damaged(bucket: &BucketRepository) -> String {
         text.push_str(&format!("\na point of {} cannot be read: {name}: {why}", bucket.place()));
     }
     text.push_str(
-        "\nget these objects back if the bucket keeps versions of them; else coldrise bucket forget --damaged gives the points up",
+        "\nget these objects back if the bucket keeps versions of them; else coldrise bucket forget --damaged removes the points",
     );
     text
 }

@@ -15,7 +15,7 @@ use crate::report::Report;
 
 /// Write a disk of a restore point in a bucket to a file, a device or an NBD server.
 ///
-/// As coldrise restore, without a repository on this host: it needs the bucket's keys and its passphrase only.
+/// As coldrise restore, without a repository on this host: it needs only the bucket's access keys and passphrase.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
     /// The bucket: s3://BUCKET/PREFIX.

@@ -22,12 +22,12 @@ pub(crate) struct VerifyArguments {
     #[arg(value_name = "BUCKET", value_parser = parse_url)]
     bucket: String,
 
-    /// Read only where everything lies: that all of it is there, not that it is whole.
+    /// Check only that nothing is missing: read the maps and the packs' tables, but no content.
     #[arg(long)]
     quick: bool,
 
-    /// Then remove what is damaged. The points that need it stay damaged; what they share with others is stored again by the
-    /// next copy. Does not run beside a copy.
+    /// Then remove damaged data. The points that need it stay damaged; the next copy stores the data again if it still
+    /// contains it. Refused while a copy to the bucket is running.
     #[arg(long, conflicts_with = "quick")]
     mend: bool,
 }
@@ -68,14 +68,14 @@ pub(super) fn run(
     if report.other_packs > 0 {
         let packs = show_count(report.other_packs, "pack");
         text.push_str(&format!(
-            "\n{packs} more, which no point needs: of a copy that did not end, or of points that are gone"
+            "\n{packs} more that no point needs: left by an unfinished copy or by removed points"
         ));
     }
     if !report.damaged.is_empty() && arguments.mend {
         text.push_str(&mended(&report));
     } else if !report.damaged.is_empty() {
         text.push_str(
-            "\nget the objects back if the bucket keeps versions of them; else --mend removes what is damaged, and the next copy \
+            "\nget the objects back if the bucket keeps versions of them; else --mend removes the damaged data, and the next copy \
              stores it again",
         );
     }
@@ -111,13 +111,13 @@ fn mended(report: &BucketVerifyReport) -> String {
     if report.mended_packs > 0 {
         let packs = show_count(report.mended_packs, "pack");
         text.push_str(&format!(
-            "\nremoved what is damaged in {packs}: the next copy stores it again"
+            "\nremoved damaged data from {packs}: the next copy stores it again"
         ));
     }
     if text.is_empty() {
         text.push_str(
-            "\nno pack had anything to mend: damaged points stay so; forget them, and coldrise copy --all copies them again, \
-             if the source has them",
+            "\nno pack could be mended: damaged points stay damaged; forget them, and coldrise copy --all copies them again if \
+             the source still has them",
         );
     }
     text

@@ -116,7 +116,7 @@ fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, Stri
         let message = format!(
             "a backup of {machine} was killed: its QEMU may still copy into scratch files, which take space"
         );
-        (message, format!("coldrise backup {machine} --from …: the next backup clears that away"))
+        (message, format!("coldrise backup {machine} --from …: the next backup removes them"))
     })
 }
 

@@ -25,21 +25,21 @@ use coldrise_hosting::signals::ChildSignals;
 
 /// Copy a file out of a restore point, or a folder as a tar or zip file.
 ///
-/// The archive can be extracted without harm: it has no absolute names and no `..`. Left out are devices,
-/// links that lead out of the folder, and set-user-ID bits. Extended attributes and ACLs are not kept.
+/// The archive can be extracted without harm: it has no absolute names and no `..`. Devices,
+/// links that lead out of the folder, and set-user-ID bits are left out. Extended attributes and ACLs are not kept.
 #[derive(Debug, Args)]
 pub(crate) struct GetArguments {
     /// MACHINE/POINT[/DISK[,DISK...]]:[FILE-SYSTEM]/PATH.
     #[arg(value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(address))]
     address: FilesAddress,
 
-    /// A new file, a folder for it, or - for stdout. The name of an archive ends with .tar, .tar.zst or .zip;
-    /// else it is a tar file. A file with such a name is put
-    /// into an archive, unless it is one. The name is there when all is written.
+    /// A new file, a folder to put it in, or - for stdout. A name that ends in .tar, .tar.zst or .zip selects an
+    /// archive of that format; a folder under any other name becomes a tar file. A single file is put into such an
+    /// archive, unless it is one itself. The target appears under its name when it is complete.
     #[arg(value_name = "TARGET")]
     target: PathBuf,
 
-    /// The archive's format; without it, that of the target's name.
+    /// Format of the archive. Default: from the target's name.
     #[arg(long, value_name = "FORMAT", value_enum)]
     format: Option<FormatArgument>,
 
@@ -52,7 +52,7 @@ pub(crate) struct GetArguments {
     #[arg(long)]
     exact: bool,
 
-    /// Copy at most this much, such as 2T; without it, as much as the point's disks are large.
+    /// Copy at most this much, such as 2T. Default: the total size of the point's disks.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_size: Option<u64>,
 
@@ -93,7 +93,7 @@ impl GetArguments {
         match other_archive(name) {
             Some(end) if other_archive(original) != Some(end) => {
                 let text =
-                    format!("{}: archives of the kind {end} are not made", self.target.display());
+                    format!("{}: archives of type {end} are not supported", self.target.display());
                 Err(Error::new(ErrorKind::InvalidInput, text)
                     .advise("name it .tar.zst, .tar or .zip"))
             }
@@ -333,10 +333,11 @@ impl<'a> Copy<'a> {
             return match (std::io::stdout().is_terminal(), self.format.is_some()) {
                 (false, _) => Ok(Output::Stdout),
                 (true, false) => Ok(Output::Terminal),
-                (true, true) => {
-                    Err(Error::new(ErrorKind::InvalidInput, "an archive is not for a terminal")
-                        .advise("redirect stdout, or name a file"))
-                }
+                (true, true) => Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "an archive cannot be written to a terminal",
+                )
+                .advise("redirect stdout, or name a file")),
             };
         }
         let path = match target.is_dir() {

@@ -92,7 +92,7 @@ struct ReadingOptions {
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
     stay: Duration,
 
-    /// End the machine at once.
+    /// End the helper machine with this command.
     #[arg(long, conflicts_with = "stay")]
     once: bool,
 }

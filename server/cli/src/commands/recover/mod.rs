@@ -36,15 +36,15 @@ use coldrise_hosting::signals::ChildSignals;
 /// registered from it and powered on. An NFS server that runs already (coldrise serve nfs) is used;
 /// otherwise this command serves, also until it is ended. See docs/recovery-esxi.md.
 ///
-/// A point that is still on its way from another site can be recovered, too: what is missing is fetched when it is read.
+/// A point that is still being copied from another site can be recovered, too: missing data is fetched when it is read.
 ///
-/// When the machine is to stay, coldrise move moves its disks to production storage while it runs.
+/// To keep the machine, use coldrise move: it moves its disks to production storage while it runs.
 #[derive(Debug, Args)]
 pub(crate) struct RecoverArguments {
     #[command(flatten)]
     request: Recover,
 
-    /// Leave the stored configuration alone but for the kind of firmware, and give the machine plain hardware: 2
+    /// Ignore the stored configuration except for the kind of firmware, and give the machine plain hardware: 2
     /// processors, 2 GiB.
     #[arg(long, display_order = 6)]
     default_hardware: bool,
@@ -99,8 +99,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
         return vsphere::run(invocation, &server, &address, &arguments);
     }
     if !arguments.request.hosts.is_empty() || arguments.request.without_server {
-        let text =
-            "--host goes with vcenter and esxi (libvirt: --on), --without-server with --undo";
+        let text = "--host requires --to vcenter or esxi (libvirt: --on), and --without-server requires --undo";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let connect = arguments.request.connect.as_deref().unwrap_or_default();
@@ -143,7 +142,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     };
     let text = match state {
         RecoveryEnd::Paused => format!(
-            "{} is paused; nothing is lost\n  go on     coldrise recover live/{session} --to libvirt\n  \
+            "{} is paused; nothing is lost\n  continue  coldrise recover live/{session} --to libvirt\n  \
              end it    coldrise recover live/{session} --undo",
             note.name
         ),
@@ -190,7 +189,7 @@ fn tell_running(invocation: &Invocation, server: &RecoveryServer) {
     }
     print_line(&format!(
         "{}{} runs from {}/{} as session {session}, after {} (transient; this command serves its disks)\n  \
-         when calm   coldrise move live/{session} FOLDER\n  undo        coldrise recover \
+         keep it     coldrise move live/{session} FOLDER\n  undo        coldrise recover \
          live/{session} --undo",
         note.name,
         note.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default(),

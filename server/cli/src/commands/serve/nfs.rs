@@ -162,8 +162,8 @@ fn check_address(address: SocketAddr, allowed: &[Client]) -> Result<()> {
         return Err(Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "{address} is reached from other machines: say which may connect with --allow \
-                 CIDR, or listen on 127.0.0.1"
+                "{address} is reached from other machines: name the clients that may connect with \
+                 --allow CIDR, or listen on 127.0.0.1"
             ),
         ));
     }

@@ -22,10 +22,10 @@ const DEFAULT_REPLICA_ADDRESS: &str = "127.0.0.1:8481";
 /// Interval of looking for new and removed links.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Take copies from other sites into this repository, and let them fetch copies, until Ctrl-C.
+/// Receive copies from other sites, and let them fetch copies, until Ctrl-C.
 ///
-/// Only paired sites get in: see coldrise link. Everything is encrypted (TLS 1.3). A link may add restore points, or read those
-/// of some machines; it can neither remove nor change any. Backups and other copies can run at the same time.
+/// Only paired sites can connect: see coldrise link. Everything is encrypted (TLS 1.3). A link may either add restore points
+/// or read those of some machines; it can never remove or change any. Backups and other copies can run at the same time.
 #[derive(Debug, Args)]
 pub(super) struct ReplicaArguments {
     /// IP address and port to listen on.
@@ -81,7 +81,7 @@ impl Server<'_> {
                     // Links that cannot be read get no access.
                     self.known.clear();
                     self.listener.set_peers([]);
-                    tracing::error!("no site gets in: {}", error.full_message());
+                    tracing::error!("no site can connect: {}", error.full_message());
                 }
                 match self.listener.accept(INTERVAL) {
                     Ok(Arrival::Nothing) => {}

@@ -136,7 +136,7 @@ impl PieceSource for PointPieces {
 }
 
 fn away() -> Error {
-    Error::new(ErrorKind::Io, "the point is not on its way over this line any more")
+    Error::new(ErrorKind::Io, "the point is no longer being copied over this line")
 }
 
 impl Fetches {

@@ -96,7 +96,10 @@ impl Receiver<'_, '_> {
             if let Err(error) =
                 adopt_boot_trace(&repository, &partial.machine, details.trace.as_bytes())
             {
-                tracing::warn!("the machine's boot is not read ahead: {}", error.full_message());
+                tracing::warn!(
+                    "the boot trace is not used, so the machine's boot is not read ahead: {}",
+                    error.full_message()
+                );
             }
         }
         let differences =
@@ -147,7 +150,10 @@ impl Receiver<'_, '_> {
         let pieces = PointPieces { fetches: self.fetches.clone(), number };
         let socket = FetchSocket::listen(&repository, partial, std::sync::Arc::new(pieces));
         if let Err(error) = &socket {
-            tracing::warn!("machines boot only from what has arrived: {}", error.full_message());
+            tracing::warn!(
+                "missing data cannot be fetched on demand, so machines can only read what has arrived: {}",
+                error.full_message()
+            );
         }
         Ok(socket.ok())
     }

@@ -83,7 +83,7 @@ pub(super) struct Machine {
     since: u64,
     memory_mib: u64,
     cpus: u32,
-    /// `none`, `isolated` (leads nowhere) or `connected`.
+    /// `none`, `isolated` (not connected to any network) or `connected`.
     network: String,
     has_screen: bool,
 }

@@ -102,7 +102,7 @@ impl Link {
             return Err(Error::new(
                 ErrorKind::WrongPassphrase,
                 format!(
-                    "who listens at {} does not know the key of the repository",
+                    "the process that listens at {} does not have the repository key",
                     folder.join(SOCKET).display()
                 ),
             ));

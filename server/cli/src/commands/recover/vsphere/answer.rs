@@ -33,7 +33,7 @@ pub(super) fn tell_running(
 
 fn running_text(session: &SessionName, note: &VsphereNote, elapsed: Duration) -> String {
     format!(
-        "{} runs at {} from session {session}, after {}\n  when calm   coldrise move live/{session} --to DATASTORE\n  \
+        "{} runs at {} from session {session}, after {}\n  keep it     coldrise move live/{session} --to DATASTORE\n  \
          undo        coldrise recover live/{session} --undo",
         note.name,
         note.access.server,
@@ -71,8 +71,8 @@ pub(super) fn report(
     };
     let text = match state {
         "stalled" => format!(
-            "the NFS server has ended: the disks of {} stand still; nothing is lost if they come back within two \
-             minutes\n  go on     coldrise recover live/{session} --to vcenter:{}\n  end it    coldrise recover \
+            "the NFS server has ended: I/O to the disks of {} is blocked; nothing is lost if the server is back within two \
+             minutes\n  continue  coldrise recover live/{session} --to vcenter:{}\n  end it    coldrise recover \
              live/{session} --undo",
             note.name, note.access.server
         ),
