@@ -148,9 +148,9 @@ def other_content(request, ask):
         (sends_whole_objects_as_such, "cannot be used, because it sends whole objects where a range is asked for"),
         (without_new_lists, "cannot be used, because it does not support this request"),
         (in_lists(rb"<NextContinuationToken>.*</NextContinuationToken>"), "cannot be used, because it lists only the first page"),
-        (in_lists(rb"<Contents>.*</Contents>"), "cannot be used, because it does not list what was put just now"),
+        (in_lists(rb"<Contents>.*</Contents>"), "cannot be used, because a new object is missing from its listing"),
         (in_lists(rb"<LastModified>.*?</LastModified>"), "cannot be used, because its answer is not understood"),
-        (other_content, "cannot be used, because it does not give back what was put just now"),
+        (other_content, "cannot be used, because a new object cannot be read back"),
     ],
 )
 def test_an_unusable_store_is_refused_immediately(bucket, dialect, words):

@@ -95,7 +95,7 @@ impl Busy {
         let own = listed.iter().find(|listed| listed.name == self.name);
         let now_ms = own
             .map(|own| own.modified_ms)
-            .ok_or_else(|| unusable(&*self.objects, "it does not list what was put just now"))?;
+            .ok_or_else(|| unusable(&*self.objects, "a new object is missing from its listing"))?;
         let (over, others): (Vec<_>, Vec<_>) =
             listed.into_iter().filter(|other| other.name != self.name).partition(|other| {
                 // The process has ended, was killed, or the server's clock was wrong then.

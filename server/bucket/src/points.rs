@@ -104,7 +104,7 @@ impl BucketRepository {
         if !is_any_whole && !names.is_empty() {
             let text = format!("{}: none of {} points can be read", self.place(), names.len());
             return Err(Error::new(ErrorKind::Corrupt, text).advise(
-                "nothing is removed: is repository.json the right one? If it is, remove the objects below points/ with the tools of the store",
+                "nothing was removed. Check that repository.json belongs to this repository; if it does, remove the objects below points/ with the tools of the store",
             ));
         }
         for name in names.keys() {

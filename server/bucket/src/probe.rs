@@ -31,7 +31,7 @@ fn try_out(objects: &dyn Objects, folder: &str, name: &str) -> Result<()> {
         && all == CONTENT
         && objects.get_range(name, 9, 5)? == CONTENT[9..14];
     if !is_same {
-        return Err(unusable(objects, "it does not give back what was put just now"));
+        return Err(unusable(objects, "a new object cannot be read back"));
     }
     let listed = objects.list_in_pages(folder, Some(1))?;
     if listed.len() < 2 {
@@ -39,7 +39,7 @@ fn try_out(objects: &dyn Objects, folder: &str, name: &str) -> Result<()> {
     }
     match listed.iter().find(|listed| listed.name == name) {
         Some(listed) if listed.size_bytes == length => Ok(()),
-        _ => Err(unusable(objects, "it does not list what was put just now")),
+        _ => Err(unusable(objects, "a new object is missing from its listing")),
     }
 }
 

@@ -133,7 +133,7 @@ impl BucketRepository {
             if !there.is_empty() && !self.opens_any(there.keys())? {
                 let text = format!("{}: none of {} packs opens", self.place(), there.len());
                 return Err(Error::new(ErrorKind::Corrupt, text).advise(
-                    "nothing is removed: is repository.json the right one? It may be another repository's",
+                    "nothing was removed. Check that repository.json belongs to this repository",
                 ));
             }
             if let Some(name) = self.lost_configuration {

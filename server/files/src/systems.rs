@@ -145,7 +145,7 @@ pub fn choose(client: &mut Client<'_>, systems: &FileSystems, name: Option<&str>
         ([root], ..) | ([], [root], None, None) => Ok(root.number),
         ([], [_], None, Some(other)) => {
             let text = format!(
-                "the system is not on what can be read, it may be in {other}; there are: {}",
+                "no system was found on the readable disks; it may be in {other}; there are: {}",
                 list(systems)
             );
             Err(Error::new(ErrorKind::Unsupported, text))

@@ -461,7 +461,7 @@ fn greet(
             Some(Step::Failed(what, path)) => {
                 let text = format!("it cannot {what} {path}");
                 return Err(Error::new(ErrorKind::Unsupported, text).advise(
-                    "its user's home must have 2 MiB free, allow programs (mount option noexec) and not be writable by other users; XDG_CACHE_HOME there names another folder",
+                    "the home folder of its user needs 2 MiB free, must not be mounted noexec, and must be writable only by that user; to use another folder, set XDG_CACHE_HOME there",
                 ));
             }
         }

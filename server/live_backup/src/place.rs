@@ -44,7 +44,7 @@ pub fn find_host(hosts: Vec<Candidate>, connect: Option<&str>, domain: &str) -> 
             Err(error) if may_have => drop(unknown.get_or_insert(error)),
             Err(error) => {
                 tracing::warn!(
-                    "{}; {domain} was not there when it was seen last, and is not looked for there",
+                    "{}; {domain} was not on this host at its last contact, and is looked for on the others",
                     error.message()
                 );
                 absent.get_or_insert(error);

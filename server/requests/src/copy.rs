@@ -23,7 +23,7 @@ pub struct CopyOptions {
     pub to: Option<PathBuf>,
 
     /// Read the other repository's passphrase from FILE. Default: the passphrase of this repository.
-    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    #[arg(long, value_name = "FILE", conflicts_with = "from", display_order = 50)]
     pub to_passphrase_file: Option<PathBuf>,
 
     /// Add this prefix to the machines' names there, such as site-b-.

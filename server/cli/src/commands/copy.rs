@@ -52,18 +52,18 @@ pub(crate) struct CopyArguments {
     from: Option<PathBuf>,
 
     /// Run this shell command and read the other repository's passphrase from its output.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["to_passphrase_file", "from"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["to_passphrase_file", "from"], display_order = 51)]
     to_passphrase_command: Option<String>,
 
     /// As --to-passphrase-file, with --from.
-    #[arg(long, value_name = "FILE", conflicts_with = "to")]
+    #[arg(long, value_name = "FILE", conflicts_with = "to", display_order = 52)]
     from_passphrase_file: Option<PathBuf>,
 
     /// As --to-passphrase-command, with --from.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["from_passphrase_file", "to"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["from_passphrase_file", "to"], display_order = 53)]
     from_passphrase_command: Option<String>,
 
-    /// Give the machine this name there. Only with one MACHINE.
+    /// Name of the machine there. Requires exactly one MACHINE.
     #[arg(long = "as", value_name = "NAME", conflicts_with = "prefix", display_order = 100)]
     rename: Option<MachineName>,
 
@@ -379,9 +379,9 @@ fn copy_over(
         let text = format!("site {} dials this one: it cannot be dialled", link.name);
         let advice = match arguments.from.is_some() {
             true => {
-                "copy from there: coldrise copy --to, at that site; or pair the other way round, under another name"
+                "copy from there: coldrise copy --to, at that site; or add a link in the other direction, under another name"
             }
-            false => "pair the other way round, too, under another name",
+            false => "add a second link in the other direction, under another name",
         };
         return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));
     };
@@ -455,14 +455,14 @@ fn report(
         line,
         machines,
     };
-    let mut report = Report::done(&copied, text(invocation, &copied));
+    let mut report = Report::done(&copied, text(invocation, &copied, arguments.options.last));
     if copied.machines.iter().any(|machine| machine.error.is_some()) {
         report.exit_code = coldrise_runs::exit_code(ErrorKind::Incomplete);
     }
     report
 }
 
-fn text(invocation: &Invocation, copied: &Copied) -> String {
+fn text(invocation: &Invocation, copied: &Copied, last: Option<u32>) -> String {
     if copied.machines.is_empty() {
         let text = match copied.from {
             None => "no restore points yet: make one with coldrise backup",
@@ -496,10 +496,13 @@ fn text(invocation: &Invocation, copied: &Copied) -> String {
                 text.push_str(&format!("\n{}: {points} {what}", machine.machine));
             }
         };
-        say(
-            machine.passed_over.len(),
-            "missing there but older than the newest point there, so not copied: --all copies them",
-        );
+        let reason = match last {
+            None => {
+                "missing there but older than the newest point there, so not copied: --all copies them"
+            }
+            Some(_) => "missing there and not copied, because of --last",
+        };
+        say(machine.passed_over.len(), reason);
         say(machine.quarantined.len(), "in quarantine not copied");
         if let Some(error) = &machine.error {
             text.push_str(&format!(

@@ -364,7 +364,7 @@ pub fn fsal() -> Result<PathBuf> {
 fn advise_elsewhere(error: Error) -> Error {
     advise_busy(
         error,
-        "end it; or serve elsewhere: other ports, and --versions 4 beside another server of NFSv3",
+        "end that server, or use other ports; beside a server of NFSv3 also --versions 4",
     )
 }
 

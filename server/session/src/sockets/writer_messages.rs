@@ -155,5 +155,5 @@ pub(crate) fn read_line<T: DeserializeOwned>(
     }
     serde_json::from_slice(&line)
         .map(Some)
-        .map_err(|error| Error::with_source(ErrorKind::Io, "what was said is unknown", error))
+        .map_err(|error| Error::with_source(ErrorKind::Io, "an unknown message", error))
 }

@@ -41,7 +41,7 @@ impl Receiver<'_, '_> {
         let details = Details::decode(attachment)?;
         let machine = self.claimed(&document.machine)?;
         let Some(made_in) = document.made_in.clone() else {
-            return Err(broken("a point that was made nowhere"));
+            return Err(broken("a point without its origin"));
         };
         document.machine = machine.clone();
         (document.is_protected, document.quarantine, document.files) = (false, None, None);
