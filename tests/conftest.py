@@ -24,6 +24,7 @@ from support.network import Network  # noqa: E402
 from support.nfsserver import NfsServer  # noqa: E402
 from support.service import Coldrised  # noqa: E402
 from support.sinks import WebSink  # noqa: E402
+from support.wallclock import BothClocks  # noqa: E402
 
 # Also under nohup: programs would leave the signal ignored.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -189,10 +190,20 @@ def mount(coldrise, tmp_path):
 
 
 @pytest.fixture
-def service(coldrise, tmp_path):
-    """coldrised after its first scan of the repository: it reports no earlier events."""
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file) as service:
+def clock(tmp_path):
+    """A clock for processes that get its environment."""
+    return BothClocks(tmp_path)
+
+
+@pytest.fixture
+def service(coldrise, tmp_path, request):
+    """coldrised after its first scan of the repository: it reports no earlier events. It has the fixture `clock` if the test
+    has."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    environment = clock and clock.environment()
+    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, environment) as service:
         wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
+        service.clock = clock
         yield service
 
 

@@ -12,14 +12,8 @@ import pytest
 from support.foreground import children
 from support.image import Image
 from support.machine import machine
-from support.wallclock import BothClocks
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def clock(tmp_path):
-    return BothClocks(tmp_path)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_gc_and_prune_at_both_sites_during_a_copy(coldrise, site, tmp_path):
         assert copy.poll() is None
         far.gate.hold_after(pieces.randrange(MIB, 2 * MIB))
         far.gate.wait_for_hold()
-    far.gate.go_on()
+    far.gate.release()
     finish(copy)
     assert all(removed.values()), removed
     there = addresses(far.program) & expected.keys()

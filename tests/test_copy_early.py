@@ -19,17 +19,10 @@ from support.far_site import FarSite, finish
 from support.libvirt import QEMU_USER, Libvirt
 from support.line import Line
 from support.nbdserver import DEADLINE_S, Nbdkit, read_all, wait_until
-from support.wallclock import BothClocks
 
 KIB, MIB = 1 << 10, 1 << 20
 POINT = "20261101T100000Z"
 ADDRESS = f"web01/{POINT}"
-
-
-@pytest.fixture
-def clock(tmp_path):
-    """The processes of the receiving site and of its front ends."""
-    return BothClocks(tmp_path)
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def lose_source(far, copy, address=ADDRESS):
     copy.kill()
     copy.communicate()
     wait_until(lambda: not shown(far.program, address)["is_reachable"], "the end of the line")
-    far.gate.go_on()
+    far.gate.release()
 
 
 def fails(handle, offset, clock):
@@ -141,7 +134,7 @@ def test_a_session_over_an_incomplete_point_reads_as_its_source(coldrise, far, s
         # A second read is local, and the same.
         assert read_all(handle) == disk
         assert shown(far.program)["percent_here"] < 100
-        far.gate.go_on()
+        far.gate.release()
         finish(copy)
         assert addresses(far.program) == {ADDRESS} and shown(far.program) is None
         sealed = far.program.json("seal", "early")["address"]
@@ -236,7 +229,7 @@ def test_fetched_content_is_not_sent_again(coldrise, far, served, tmp_path):
     with served(far.program).connect("live/early/vda") as handle:
         for at in range(136 * MIB, 144 * MIB, MIB):
             assert far.beside_hold(lambda at=at: handle.pread(MIB, at)) == disk[at : at + MIB]
-    far.gate.go_on()
+    far.gate.release()
     sent_bytes = finish(copy)["line"]["sent_bytes"]
     random_bytes = len(disk) * 6 // 64
     # The fetched part is 5.6 percent.
@@ -308,7 +301,7 @@ def test_the_receiver_is_killed_and_restarted(coldrise, far, served, tmp_path):
         assert far.beside_hold(lambda: read_all(handle)) == disk
         assert shown(far.program)["percent_here"] < 100
         far.stop(signal.SIGKILL)
-        far.gate.go_on()
+        far.gate.release()
         far.start()
         # The source reconnects automatically after a second. A read waits for it.
         assert read_all(handle) == disk

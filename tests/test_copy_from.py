@@ -178,7 +178,7 @@ def test_a_cancelled_fetch_resumes(source, gate, here, large, tmp_path):
     wait_until(lambda: [point["missing_bytes"] for point in incoming(here).values()] == [4 * MIB], "a note")
     process.send_signal(signal.SIGINT)
     gate.cut()
-    gate.go_on()
+    gate.release()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130 and "run it again to continue" in errors, errors
     assert addresses(here) == set()
@@ -195,7 +195,7 @@ def test_removing_a_link_ends_a_fetch(source, gate, coldrise, here, large):
     process = held(source, here)
     coldrise.json("link", "remove", link["name"])
     gate.wait_for_end()
-    gate.go_on()
+    gate.release()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1 and "refuses the key" in errors, errors
     assert addresses(here) == set()
@@ -210,7 +210,7 @@ def test_several_sites_fetch_concurrently(source, here, large, tmp_path):
     for program, source.gate in zip(programs, gates, strict=True):
         fetches.append(held(source, program))
     for gate in gates:
-        gate.go_on()
+        gate.release()
     for process in fetches:
         finish(process)
     for program in programs:
@@ -245,6 +245,6 @@ def test_a_busy_machine_is_reported(source, gate, here, large, tmp_path):
     assert second.returncode == INCOMPLETE and "is running" in second.stdout, second
     # Backups of others run concurrently.
     here.json("backup", "own", f"vda=raw:{tmp_path / 'vda.raw'}")
-    gate.go_on()
+    gate.release()
     finish(process)
     assert content(here, "web01/latest/vda", tmp_path) == large["20261102T100000Z"]["vda"]

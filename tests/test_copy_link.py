@@ -126,7 +126,7 @@ def test_a_resumed_copy_sends_only_changes(coldrise, gated, tmp_path):
     far.let_note(clock)
     copy.kill()
     copy.communicate()
-    far.gate.go_on()
+    far.gate.release()
 
     def is_done():
         # The site may still hold the machine for the one that was killed.
@@ -339,7 +339,7 @@ def test_a_partly_copied_point_resumes(coldrise, gated, tmp_path, prefix, victim
     wait_until(lambda: not far.program.json("show", address)["is_reachable"], "the end of the line")
     # It survives a gc that removes everything that is not needed.
     far.program.json("gc", "--max-unused", "0")
-    far.gate.go_on()
+    far.gate.release()
     copied = coldrise.json("copy", "--to", "far")
     assert copied["points"] == 1
     assert copied["read_bytes"] <= 8 * MIB and copied["line"]["sent_bytes"] < 8.5 * MIB
@@ -379,7 +379,7 @@ def test_received_parts_of_a_point_are_not_sent_again(coldrise, gated, tmp_path,
     # The server ends in order, and keeps what has arrived of both.
     far.process.send_signal(signal.SIGTERM)
     far.gate.cut()
-    far.gate.go_on()
+    far.gate.release()
     assert far.process.wait(timeout=DEADLINE_S) == 0
     far.start()
     line = finish(copy)["line"]

@@ -21,7 +21,7 @@ def copy_at_once(copies):
     for far, far.gate, program, name in copies:
         running.append(far.held(program, 2 * MIB, "--to", name))
     for _, gate, _, _ in copies:
-        gate.go_on()
+        gate.release()
     for copy in running:
         finish(copy)
 

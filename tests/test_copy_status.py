@@ -196,7 +196,7 @@ def test_holes_are_not_counted_as_remaining(coldrise, far, tmp_path):
     # For the whole disk it would be ten times as long.
     left_s = (24 * MIB - running["done_bytes"]) / running["bytes_per_second"]
     assert 0.5 * left_s < target["remaining_ms"] / 1000 < 2 * left_s, target
-    far.gate.go_on()
+    far.gate.release()
     output = copy.communicate(timeout=120)[0]
     assert copy.returncode == 0
     events = [event for event in map(json.loads, output.splitlines()) if event.get("event") == "progress"]
@@ -246,7 +246,7 @@ def test_a_link_removed_during_its_copy_has_no_status(coldrise, far, tmp_path):
     copy = far.held(coldrise, 2 * MIB, "--to", "far")
     assert only(coldrise)["state"] == "copying"
     coldrise.json("link", "remove", "far")
-    far.gate.go_on()
+    far.gate.release()
     # It continues, and records its end.
     finish(copy)
     assert coldrise.json("copies")["targets"] == []

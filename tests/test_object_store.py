@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from support.certificates import self_signed
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.s3 import S3Server
@@ -139,15 +140,12 @@ def test_wrong_settings_of_an_object_store_are_refused(client, server):
 def test_tls_with_a_private_authority(tmp_path):
     folder = tmp_path / "s3"
     folder.mkdir()
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                    "-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=s3",
-                    "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1"],
-                   check=True, capture_output=True)  # fmt: skip
-    with contextlib.closing(S3Server(folder, certificate=folder / "cert.pem", key=folder / "key.pem")) as server:
+    key, certificate = self_signed(folder, "s3")
+    with contextlib.closing(S3Server(folder, certificate=certificate, key=key)) as server:
         client = Client(server.start(), tmp_path)
         kind, text = client.refusal("put", "a", client.file(5))
         assert kind == "io" and "is not trusted" in text and "AWS_CA_BUNDLE" in text, text
-        env = server.env(AWS_CA_BUNDLE=str(folder / "cert.pem"))
+        env = server.env(AWS_CA_BUNDLE=str(certificate))
         client.answer("put", "a", client.file(8 * MIB), env=env)
         assert client.answer("get", "a", 8 * MIB, env=env) == client.file(8 * MIB).read_bytes()
 

@@ -11,23 +11,13 @@ import pytest
 
 from support.cli import Coldrise
 from support.full_drive import fill
-from support.nbdserver import wait_until
 from support.service import Coldrised
 from support.sources import tool
-from support.wallclock import BothClocks
 from test_service_jobs import ended, idle, images, job, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 MIB = 1 << 20
-
-
-@pytest.fixture
-def service(coldrise, tmp_path):
-    """With a clock."""
-    clock = BothClocks(tmp_path)
-    with Coldrised(tmp_path, coldrise.repository, environment=clock.environment()) as service:
-        wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
-        service.clock = clock
-        yield service
 
 
 def skip(service, seconds):

@@ -5,24 +5,14 @@ import random
 import pytest
 
 from support.nbdserver import wait_until
-from support.service import Coldrised
-from support.wallclock import BothClocks
 from test_check_boot import HALT, LOGIN, boot_record
 from test_cli_repair import damage
 from test_service_jobs import ended, idle, job, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 MIB = 1 << 20
 GOOD, BAD, SILENT = boot_record(LOGIN), b"", boot_record(HALT)
-
-
-@pytest.fixture
-def service(coldrise, tmp_path):
-    """With a clock."""
-    clock = BothClocks(tmp_path)
-    with Coldrised(tmp_path, coldrise.repository, environment=clock.environment()) as service:
-        wait_until(lambda: service.call("GET", "machines").status == 200, "the repository")
-        service.clock = clock
-        yield service
 
 
 def disk(tmp_path, record, machine="web01"):

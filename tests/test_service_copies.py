@@ -287,7 +287,7 @@ def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_pa
         # The other site is lost: missing content cannot be read.
         copy.kill()
         copy.communicate()
-        far.gate.go_on()
+        far.gate.release()
         wait_until(lambda: not there.get("coming")[0]["is_reachable"], "its loss")
         assert metrics(there)[f"coldrise_coming_connected{label}"] == 0
         # `show` says the same from another host as here.

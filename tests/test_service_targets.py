@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.certificates import run
+from support.certificates import certificate
 from support.messages import add, smtp, trial, webhook
 from support.service import Coldrised
 from support.sinks import MailSink, WebSink
@@ -94,17 +94,11 @@ def test_invalid_answers_of_a_mail_server_are_reported(service, behaviour):
 
 
 def test_passwords_are_sent_over_tls_only(tmp_path, coldrise):
-    run("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "ca.key", "-x509",
-        "-out", tmp_path / "ca.pem", "-subj", "/CN=authority")
-    run("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key.pem",
-        "-out", tmp_path / "csr", "-subj", "/CN=localhost")
-    names = tmp_path / "names"
-    names.write_text("subjectAltName=DNS:localhost")
-    run("openssl", "x509", "-req", "-in", tmp_path / "csr", "-out", tmp_path / "cert.pem", "-CAcreateserial",
-        "-CA", tmp_path / "ca.pem", "-CAkey", tmp_path / "ca.key", "-extfile", names)
+    certificate(tmp_path, "ca")
+    certificate(tmp_path, "server", "DNS:localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    trusting = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+    context.load_cert_chain(tmp_path / "server-cert.pem", tmp_path / "server-key.pem")
+    trusting = {"SSL_CERT_FILE": str(tmp_path / "ca-cert.pem")}
     with Coldrised(tmp_path, environment=trusting) as service, MailSink("starttls", context, "pw") as sink, \
             MailSink("plain", password="pw") as plain:
         secrets = service.state / "secrets"

@@ -8,7 +8,6 @@ from support.domain import Domain
 from support.libvirt import QEMU_USER, Libvirt
 from support.nbdserver import wait_until
 from support.recovery import Recovery
-from support.wallclock import BothClocks
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +60,6 @@ def live(coldrise, libvirt, scratch):
 @pytest.fixture
 def other(template, tmp_path):
     return Coldrise.copied(template, tmp_path / "other")
-
-
-@pytest.fixture
-def clock(tmp_path):
-    return BothClocks(tmp_path)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import urllib.request
 from support.cli import ROOT
 from support.nbdserver import DEADLINE_S, wait_until
 from support.ports import free_port
+from support.relay import Relay
 
 VERSITYGW = ROOT / "build/versitygw"
 ACCESS, SECRET = "coldrise-tests", "se+cr/et=of the tests"
@@ -106,34 +107,19 @@ class S3Server:
         return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
 
 
-class Proxy:
+class Proxy(Relay):
     """Passes on HTTP/1.1 to a port of the loopback, and disturbs it on request."""
 
     def __init__(self, target):
-        self.target = target
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port = self.listener.getsockname()[1]
-        self.lock = threading.Lock()
-        self.sockets = set()
         # The first line of each request that arrived.
         self.requests = []
         # Bytes that passed, of both directions.
         self.passed = 0
-        self.left, self.busy, self.delay_s = None, 0, 0.0
-        # Bytes until all is held; requests that are held, and how many may pass before.
-        self.room, self.gated, self.may_pass = None, None, 0
+        self.busy, self.delay_s = 0, 0.0
+        # Requests that are held, and how many may pass before.
+        self.gated, self.may_pass = None, 0
         self.gate_opens = threading.Event()
-        self.flows = threading.Event()
-        self.flows.set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut_after(self, count):
-        """All connections break once, after `count` bytes of both directions and all connections."""
-        with self.lock:
-            self.left = count
-
-    def has_cut(self):
-        return self.left is None
+        super().__init__("127.0.0.1", target)
 
     def answer_busy(self, count):
         """The next `count` requests are answered with 503 SlowDown."""
@@ -146,14 +132,8 @@ class Proxy:
 
     def hold(self):
         """A black hole: connections open and stay open, and no byte passes."""
-        self.flows.clear()
-
-    def hold_after(self, count):
-        """The same, after `count` more bytes."""
-        self.room = count
-
-    def is_held(self):
-        return not self.flows.is_set()
+        with self.lock:
+            self.is_holding = True
 
     def gate(self, pattern, count):
         """Requests whose first line has this pattern are held after `count` of them. Others pass."""
@@ -161,56 +141,21 @@ class Proxy:
         self.gated, self.may_pass = pattern, count
 
     def release(self):
-        """Forwards everything that is held."""
-        self.room, self.gated = None, None
-        self.flows.set()
+        self.gated = None
         self.gate_opens.set()
-
-    def cut(self):
-        """All connections break now."""
-        with self.lock:
-            self._cut()
-
-    def _cut(self):
-        for end in self.sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self.listener.accept()
-                threading.Thread(target=self._serve, args=[near], daemon=True).start()
-
-    def _serve(self, near):
-        far = None
-        with self.lock:
-            self.sockets.add(near)
-        # A server that is stopped refuses connections, and so does this one.
-        with contextlib.suppress(OSError), near:
-            try:
-                far = socket.create_connection(("127.0.0.1", self.target))
-                for end in (near, far):
-                    # Else the rest of a message waits for the receipt of its beginning, which is late.
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with self.lock:
-                    self.sockets.add(far)
-                answers = threading.Thread(target=self._answers, args=(far, near), daemon=True)
-                answers.start()
-                self._requests(near, far)
-                far.shutdown(socket.SHUT_WR)
-                answers.join()
-            finally:
-                with self.lock:
-                    self.sockets -= {near, far}
-                if far is not None:
-                    far.close()
+        super().release()
 
     def _requests(self, near, far):
+        with contextlib.suppress(OSError):
+            self._pass_on_requests(near, far)
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_WR)
+
+    def _pass_on_requests(self, near, far):
         begun = b""
         while True:
             while b"\r\n\r\n" not in begun:
-                if not (data := near.recv(1 << 16)):
+                if not (data := near.recv(self.piece_bytes)):
                     return
                 begun += data
             head, _, begun = begun.partition(b"\r\n\r\n")
@@ -226,47 +171,34 @@ class Proxy:
             if is_gated:
                 self.gate_opens.wait()
             target = None if is_busy else far
-            self._pass_on(head + b"\r\n\r\n", target)
+            self._pass_on(head + b"\r\n\r\n", near, target)
             data, begun = begun[:left], begun[left:]
             while True:
-                self._pass_on(data, target)
+                self._pass_on(data, near, target)
                 left -= len(data)
                 if left == 0:
                     break
-                if not (data := near.recv(min(1 << 16, left))):
+                if not (data := near.recv(min(self.piece_bytes, left))):
                     return
             if is_busy:
                 near.sendall(BUSY % (len(BUSY_BODY), BUSY_BODY))
 
     def _answers(self, far, near):
-        with contextlib.suppress(OSError):
-            while data := far.recv(1 << 16):
-                self._pass_on(data, near)
+        super()._answers(far, near)
         # The server closed the connection, or it was cut.
         with contextlib.suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)
 
-    def _pass_on(self, data, target):
+    def _pass_on(self, data, source, target):
         time.sleep(self.delay_s)
-        self.flows.wait()
         with self.lock:
+            self.lock.wait_for(lambda: not self.is_holding)
             self.passed += len(data)
             if self.room is not None:
                 self.room -= len(data)
                 if self.room <= 0:
-                    self.flows.clear()
-            if self.left is not None:
-                self.left -= len(data)
-                if self.left <= 0:
-                    self.left = None
-                    self._cut()
-                    raise ConnectionError
+                    self.is_holding = True
+                    self.lock.notify_all()
+            self._count_down(len(data))
         if target is not None:
             target.sendall(data)
-
-    def close(self):
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.release()
-        self.cut()

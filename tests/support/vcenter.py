@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+from support.certificates import self_signed
 from support.cli import ROOT
 from support.nbdserver import DEADLINE_S, wait_until
 
@@ -46,11 +47,7 @@ class Vcenter:
     def __init__(self, network, folder, kind="vcenter"):
         self.network, self.folder = network, folder
         folder.mkdir(exist_ok=True)
-        self.certificate, key = folder / "certificate.pem", folder / "key.pem"
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
-             key, "-out", self.certificate, "-subj", "/CN=vcsim", "-addext", "basicConstraints=critical,CA:FALSE",
-             "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)  # fmt: skip
+        key, self.certificate = self_signed(folder, "vcsim")
         self.password_file = folder / "password"
         self.password_file.write_text(PASSWORD + "\n", encoding="utf-8")
         self.log_path = folder / "log"

@@ -14,7 +14,6 @@ from support.cli import PROGRAM
 from support.far_site import FarSite
 from support.nbdserver import wait_until
 from support.service import Coldrised
-from support.wallclock import BothClocks
 
 DAY_MS = 86_400_000
 MIB = 1 << 20
@@ -26,11 +25,6 @@ def made(tmp_path):
     made.back_up("web01", [50, 26, 2])
     made.back_up("db01", [2])
     return made
-
-
-@pytest.fixture
-def clock(tmp_path):
-    return BothClocks(tmp_path)
 
 
 @pytest.fixture
@@ -102,7 +96,7 @@ def test_a_link_shows_its_running_copy_and_the_remaining_points(made, far, servi
     assert "copying" in card.inner_text() and "on the line" in card.inner_text()
     picture(visitor, "copying")
     browser.look(visitor, "berlin", "copying")
-    far.gate.go_on()
+    far.gate.release()
     card.get_by_text("Left", exact=True).wait_for(state="detached", timeout=90_000)
     wait_until(lambda: not service.get("queue")["runs"], "the end of the copy")
     card.get_by_text("up to date").first.wait_for(timeout=60_000)
@@ -171,7 +165,7 @@ def test_an_incomplete_point_is_booted_from_the_page(made, far, visit, tmp_path,
         copy.wait()
         card.get_by_text("not connected").wait_for(timeout=60_000)
         picture(visitor, "coming-lost")
-        far.gate.go_on()
+        far.gate.release()
         made.coldrise.json("copy", "--to", "berlin", "mail01")
         card.wait_for(state="detached", timeout=60_000)
 

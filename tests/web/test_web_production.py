@@ -8,7 +8,6 @@ from support.counting_machine import MIB
 from support.libvirt import Libvirt
 from support.nbdserver import wait_until
 from support.service import Coldrised
-from support.wallclock import BothClocks
 
 
 @pytest.fixture
@@ -16,11 +15,6 @@ def libvirt():
     libvirt = Libvirt()
     yield libvirt
     libvirt.close()
-
-
-@pytest.fixture
-def clock(tmp_path):
-    return BothClocks(tmp_path)
 
 
 @pytest.fixture
