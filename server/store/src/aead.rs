@@ -14,7 +14,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use zeroize::{Zeroize, Zeroizing};
 
 /// 256 bits.
-pub type Key = [u8; 32];
+pub(crate) type Key = [u8; 32];
 
 pub(crate) const NONCE_BYTES: usize = 12;
 pub(crate) const TAG_BYTES: usize = 16;

@@ -21,7 +21,8 @@ mod index;
 mod open;
 mod redundancy;
 
-pub use open::{ReopenReport, WaitingPoints};
+pub use open::ReopenReport;
+pub(crate) use open::WaitingPoints;
 
 use std::collections::HashMap;
 

@@ -32,7 +32,7 @@ pub struct ReopenReport {
 }
 
 /// Names (`MACHINE/POINT`) of points that are not in the catalog yet, but in sessions' documents.
-pub type WaitingPoints<'a> = &'a dyn Fn(&Repository) -> Result<HashSet<String>>;
+pub(crate) type WaitingPoints<'a> = &'a dyn Fn(&Repository) -> Result<HashSet<String>>;
 
 impl RepositoryWriter {
     /// Opens a repository for writing and removes the remains of an interrupted writer.

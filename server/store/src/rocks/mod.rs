@@ -54,7 +54,7 @@ use crate::descriptors::open_tables;
 pub use batch::Batch;
 use compaction::Filter;
 pub(crate) use compaction::Rule;
-pub use cursor::{Cursor, Pinned};
+pub(crate) use cursor::{Cursor, Pinned};
 pub(crate) use files::LiveFile;
 pub(crate) use import::{Above, make_database};
 pub(crate) use log_check::usable_logs;
