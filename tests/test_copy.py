@@ -9,6 +9,7 @@ import pytest
 from support.copies import addresses, check, content, make_history
 from support.far_site import FarSite, finish
 from support.image import Image
+from support.sources import RunningBackup, gated_server
 from support.wallclock import WallClock
 
 MIB = 1 << 20
@@ -223,12 +224,12 @@ def test_backups_and_a_second_copy_run_during_a_copy(coldrise, far, large, tmp_p
 def test_a_copy_continues_after_the_storing_backup_is_killed(coldrise, far, large, tmp_path):
     # This backup holds the writer there.
     source = tmp_path / "host.raw"
-    source.write_bytes(os.urandom(40 * MIB))
-    host = far.start("--json", "backup", "host", f"vda=raw:{source}", "--rate", "1M", stdout=subprocess.PIPE)
-    assert any('"progress"' in line and '"done_bytes":0' not in line for line in host.stdout)
-    held = Held(tmp_path, coldrise, *to(far))
-    host.kill()
-    host.wait()
+    source.write_bytes(os.urandom(8 * MIB))
+    with gated_server(source, 6 * MIB) as (uri, _, _):
+        host = RunningBackup(far, "host", f"vda={uri}").process
+        held = Held(tmp_path, coldrise, *to(far))
+        host.kill()
+        host.wait()
     held.go_on()
     _, errors = held.process.communicate(timeout=60)
     assert held.process.returncode == 0 and "ended unexpectedly" in errors, errors

@@ -19,6 +19,7 @@ from support.far_site import FarSite, finish
 from support.libvirt import QEMU_USER, Libvirt
 from support.line import Line
 from support.nbdserver import DEADLINE_S, Nbdkit, read_all, wait_until
+from support.sources import RunningBackup, gated_server
 
 KIB, MIB = 1 << 10, 1 << 20
 POINT = "20261101T100000Z"
@@ -191,13 +192,13 @@ def test_a_point_that_will_not_arrive_is_dropped(coldrise, far, tmp_path):
     assert f"coldrise forget {ADDRESS}" in refused.stderr, refused
     # All or none: while a backup has the machine, the other point stays, too.
     kept = far.program.backup("web01", vda=tmp_path / "vda.raw")
-    backing_up = far.program.start("--json", "backup", "web01", f"vda=raw:{tmp_path}/vda.raw", "--rate", "64K", stdout=subprocess.PIPE)
-    assert '"progress"' in backing_up.stdout.readline()
-    refused = far.program.run("forget", kept, ADDRESS)
-    assert refused.returncode == 11 and "is running" in refused.stderr, refused
-    assert ADDRESS in far.program.json("forget", "--dry-run", kept, ADDRESS)["points"]
-    backing_up.kill()
-    backing_up.communicate()
+    with gated_server(tmp_path / "vda.raw", 4 * MIB) as (uri, _, _):
+        backing_up = RunningBackup(far.program, "web01", f"vda={uri}")
+        refused = far.program.run("forget", kept, ADDRESS)
+        assert refused.returncode == 11 and "is running" in refused.stderr, refused
+        assert ADDRESS in far.program.json("forget", "--dry-run", kept, ADDRESS)["points"]
+        backing_up.process.kill()
+        backing_up.process.communicate()
     assert kept in addresses(far.program) and shown(far.program)
     assert far.program.json("forget", "--dry-run", ADDRESS)["points"] == [ADDRESS] and shown(far.program)
     assert sorted(far.program.json("forget", kept, ADDRESS, ADDRESS)["points"]) == sorted([kept, ADDRESS])

@@ -8,7 +8,6 @@ import random
 import resource
 import socket
 import ssl
-import subprocess
 
 import pytest
 
@@ -96,12 +95,14 @@ class Crowd:
             stranger.close()
 
 
-def test_strangers_are_bounded_and_a_copy_continues(coldrise, far, count, tmp_path):
+def test_strangers_are_bounded_and_a_copy_continues(coldrise, site, count, tmp_path):
+    far = site()
+    far.put_gate()
+    far.pair(coldrise)
     path = tmp_path / "vda.raw"
     path.write_bytes(random.Random(29).randbytes(12 * MIB))
     coldrise.json("backup", "web01", f"vda=raw:{path}")
-    copy = coldrise.start("--json", "copy", "--to", "far", "--rate", "2M", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: status(far.process, "Threads") > 5, "the line")
+    copy = far.held(coldrise, 2 * MIB, "--to", "far")
     before_kib, threads = status(far.process, "VmRSS"), status(far.process, "Threads")
     with contextlib.closing(Crowd(far.address)) as crowd:
         most_open = most_kib = most_threads = 0
@@ -120,6 +121,7 @@ def test_strangers_are_bounded_and_a_copy_continues(coldrise, far, count, tmp_pa
         assert most_threads - threads <= MOST + 32
         # It includes the memory of the copy.
         assert most_kib - before_kib < 160 * KIB
+        far.gate.release()
         said, warned = copy.communicate(timeout=120)
         assert copy.returncode == 0, warned
         assert "trying again" not in warned

@@ -40,15 +40,16 @@ class Outcome:
                    *case.arguments]
         self.seen = watch(command, coldrise.environment(), base / f"{case.name}.trace",
                           timeout_s=2 * MOST_SECONDS)
-        listed = coldrise.json("list")["machines"]
-        self.points = [point["address"] for machine in listed if machine["machine"] == case.name
-                       for point in machine["points"]]
-        self.disk, self.content = None, None
-        if self.points:
-            self.disk = coldrise.json("show", self.points[0])["disks"][0]
+        self.points, self.disk, self.content = [], None, None
+
+    def look(self, coldrise, points):
+        """What was stored: `points` are those of this case's machine."""
+        self.points = points
+        if points:
+            self.disk = coldrise.json("show", points[0])["disks"][0]
             if self.disk["size_bytes"] <= RESTORED_BYTES:
-                target = base / f"{case.name}.restored.raw"
-                coldrise.json("restore", f"{self.points[0]}/vda", target)
+                target = self.folder.with_name(f"{self.folder.name}.restored.raw")
+                coldrise.json("restore", f"{points[0]}/vda", target)
                 self.content = target.read_bytes()
                 target.unlink()
 
@@ -59,7 +60,12 @@ def outcomes(tmp_path_factory):
     def work(base, cases):
         coldrise = Coldrise(base / "repository")
         coldrise.init("--no-encryption")
-        return {case.name: Outcome(case, base, coldrise) for case in cases}
+        outcomes = {case.name: Outcome(case, base, coldrise) for case in cases}
+        points = {machine["machine"]: [point["address"] for point in machine["points"]]
+                  for machine in coldrise.json("list")["machines"]}
+        for name, outcome in outcomes.items():
+            outcome.look(coldrise, points.get(name, []))
+        return outcomes
 
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         # Made here: the first use of the factory empties its folder, and several threads may be the first.

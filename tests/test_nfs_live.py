@@ -4,7 +4,6 @@ import concurrent.futures
 import errno
 import os
 import random
-import time
 
 import pytest
 
@@ -256,8 +255,11 @@ def test_clients_of_version_4_read_and_write(coldrise, point, live, image, nfs):
         client.flush()
         assert client.read(900, 3 * MIB) == b"version 4" * 100
         image.write(3 * MIB, b"version 4" * 100)
-        # Open files stay open, however long they are idle.
-        time.sleep(2)
+        # Open files stay open, however long they are idle: another session, used later and not open, is idle for long enough.
+        coldrise.publish(point, "second")
+        with server.connect() as other:
+            other.write(other.walk(server.root(), "live/second/vda.raw"), 0, b"x", nfs3.FILE_SYNC)
+            wait_until(lambda: coldrise.run("unpublish", "second", "--discard").returncode == 0, "the end of the idle session")
         assert coldrise.run("unpublish", "trial", "--discard").returncode == 11
         client.close_file()
         sealed = coldrise.json("seal", "trial")["address"]

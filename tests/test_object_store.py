@@ -13,6 +13,7 @@ from support.certificates import self_signed
 from support.cli import PROGRAM
 from support.nbdserver import wait_until
 from support.s3 import S3Server
+from support.stopped import sleeps
 
 OBJECTS = PROGRAM.parent / "examples" / "objects"
 MIB = 1 << 20
@@ -161,10 +162,10 @@ def test_a_dead_server_times_out(client, server):
     text = done.stderr.decode()
     assert re.search(r"gave up after \d+ attempts in [12] s: reading the object a in s3://vault/site", text), text
     assert f"http://127.0.0.1:{server.port} cannot be reached" in text
-    # One that returns in time is waited for.
+    # One that returns in time is waited for. The proxy knows of the attempts; it closes their connections immediately.
     words = client.words("get", "a", 5)
-    with subprocess.Popen(words, env=client.kept | server.env(direct=True), stdout=subprocess.PIPE) as process:
-        time.sleep(0.5)
+    with subprocess.Popen(words, env=client.kept | server.env(), stdout=subprocess.PIPE) as process:
+        wait_until(lambda: server.proxy.refused >= 2, "two attempts")
         server.start()
         assert process.communicate(timeout=60)[0] == client.file(5).read_bytes()
 
@@ -197,11 +198,12 @@ def test_a_request_to_a_busy_server_is_retried(client, server):
 
 
 def test_sigint_ends_a_put_into_a_black_hole(client, server):
-    server.proxy.hold()
+    server.proxy.hold_after(MIB)
     words = client.words("put", "packs/a", client.file(8 * MIB), patience=120)
     with subprocess.Popen(words, env=client.kept | server.env(), stderr=subprocess.PIPE) as process:
-        wait_until(lambda: server.proxy.requests, "the request")
-        time.sleep(0.3)
+        server.proxy.wait_for_hold()
+        # It has filled the buffers of the kernel.
+        wait_until(lambda: sleeps(process.pid), "the put waits")
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         text = process.communicate(timeout=20)[1].decode()

@@ -5,7 +5,6 @@ import hashlib
 import os
 import random
 import signal
-import time
 
 import nbd
 import pytest
@@ -168,8 +167,8 @@ def test_a_bitmap_of_another_point_is_ignored(coldrise, tmp_path):
 
 
 def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
-    """Kills at random moments while 16 MiB are written, slowly: each block is old or new, and the next run
-    finishes."""
+    """Kills at random requests: while the state before is stored, and while 16 MiB are written. Each block is old or new, and the
+    next run finishes."""
     old, new = Image(16 * MIB), Image(16 * MIB)
     old.fill(0, 16 * MIB, "old")
     new.fill(0, 16 * MIB, "new")
@@ -177,18 +176,19 @@ def test_a_killed_rollback_is_finished_by_the_next(coldrise, tmp_path):
     address = coldrise.backup("web01", vda=path)
     coldrise.runs = tmp_path / "runs"
     mixed = 0
-    target = ("--filter=delay", "file", path, "delay-write=60ms")
+    log = tmp_path / "log"
+    target = ("--filter=log", "--filter=delay", "file", path, f"logfile={log}", "delay-write=60ms")
     for number in range(6):
         old.save(path)
-        before, saved = points(coldrise), path.stat().st_mtime_ns
+        before = points(coldrise)
+        request, count = ("Read", 20) if number < 3 else ("Write", 4)
+        count = random.Random(number).randint(1, count)
         options = ["--no-safety-point"] * (number % 2)
         # Each has a server of its own: one that has ended no longer writes requests from before the kill.
         with served(tmp_path, *target) as uri:
             process = coldrise.start("--quiet", "rollback", address, "--onto", uri, *options)
-            if number >= 3:
-                # How long the program takes to start is not known: these are killed while they write.
-                wait_until(lambda: path.stat().st_mtime_ns != saved or process.poll() is not None, "a write")
-            time.sleep(random.Random(number).uniform(0.05, 0.6) / (8 if number >= 3 else 1))
+            wait_until(lambda log=log, word=f" {request} id=", count=count, process=process:
+                       log.read_text(encoding="utf-8").count(word) >= count or process.poll() is not None, "the requests")
             process.send_signal(signal.SIGKILL)
             process.wait()
         found = path.read_bytes()

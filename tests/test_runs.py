@@ -475,20 +475,29 @@ def test_a_kill_at_the_start_of_a_planned_run_leaves_a_plan_or_a_run(recorded, d
     assert {"planned", "lost"} <= seen
 
 
-def test_a_run_without_free_descriptors_can_be_cancelled_later(recorded, disk, folder):
+def test_a_run_without_free_descriptors_can_be_cancelled_later(recorded, disk, folder, tmp_path):
     with slow_server(disk, LASTING) as (uri, _server):
         running = RunningBackup(recorded, "web01", f"vda={uri}")
         [run] = runs(recorded)
         pid = running.process.pid
-        used = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
         limit = tool("prlimit", "--pid", pid, "--nofile", "--noheadings", "--raw", "--output", "SOFT,HARD").split()
-        tool("prlimit", "--pid", pid, f"--nofile={used + 1}:{limit[1]}")
-        with socket.socket(socket.AF_UNIX) as client:
-            descriptor = os.open(folder / run["id"], os.O_RDONLY)
-            client.connect(f"/proc/self/fd/{descriptor}/control")
+        trace, descriptor = tmp_path / "trace", os.open(folder / run["id"], os.O_RDONLY)
+        control = f"/proc/self/fd/{descriptor}/control"
+        strace = subprocess.Popen(["strace", "-f", "-p", str(pid), "-e", "trace=accept4", "-o", trace], stderr=subprocess.PIPE)
+        try:
+            assert b"attached" in strace.stderr.readline()
+            # Lower than all that may be free between others.
+            tool("prlimit", "--pid", pid, f"--nofile=3:{limit[1]}")
+            # The first one takes the descriptor that the process got before it waited.
+            with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as client:
+                first.connect(control)
+                first.sendall(b"none\n")
+                client.connect(control)
+                wait_until(lambda: "EMFILE" in trace.read_text(encoding="utf-8"), "a connection that cannot be accepted")
+        finally:
             os.close(descriptor)
-            # The process tries to accept it, and cannot.
-            time.sleep(0.3)
-            tool("prlimit", "--pid", pid, f"--nofile={limit[0]}:{limit[1]}")
-            assert recorded.json("runs", "cancel", run["id"])["state"] == "cancelled"
+            strace.terminate()
+            strace.communicate(timeout=30)
+        tool("prlimit", "--pid", pid, f"--nofile={limit[0]}:{limit[1]}")
+        assert recorded.json("runs", "cancel", run["id"])["state"] == "cancelled"
         assert running.end()[0] == 130

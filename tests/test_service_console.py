@@ -23,12 +23,15 @@ MIB = 1 << 20
 PASSWORD = "correct horse battery"
 
 # 16-bit code at 0x7c00. next: in al,0x3fd; a byte from 0x3f8: "!" goes to off, "w" to write, others to put;
-# a key from int 0x16 goes to put; jmp next. write: int 0x13 writes the second sector, print "written ".
-# off: APM's interface, as in test_cli_boot. put waits for the port.
+# else a key from int 0x16 goes to put; else hlt until an interrupt, of the serial port, too; jmp next.
+# write: int 0x13 writes the second sector, print "written ". off: APM's interface, as in test_cli_boot.
+# put waits for the port.
 CODE = bytes.fromhex(
-    "31c08ed88ec08ed0bc007cfbbe877ce86a00bafd03eca801740fbaf803ec3c21742c3c777412e84400b401cd16"
-    "74e330e4cd16e83700ebdab80103bb007cb90200ba8000cd13be957ce83000ebc4b8015331dbcd15b80e5331db"
+    "31c08ed88ec08ed0bc007cc7063000b47ca33200baf903b001eebafc03b00beee42124efe621fbbebb7ce87c00"
+    "bafd03eca8017411baf803ec3c21743e3c777424e85600ebe7b401cd167510fabafd03eca8017504fbf4ebd4fb"
+    "ebd130e4cd16e83700ebc8b80103bb007cb90200ba8000cd13bec97ce83000ebb2b8015331dbcd15b80e5331db"
     "b90201cd15b80753bb0100b90300cd15f4ebfd50bafd03eca82074fb58baf803eec3ac84c07405e8e9ffebf6c3"
+    "50b020e62058cf"
 ) + b"small login: \0written \0"
 SECTOR = CODE.ljust(510, b"\0") + b"\x55\xaa"
 

@@ -10,8 +10,13 @@ import time
 
 _CALL = re.compile(r"^(\w+)\((.*)\) += (-?\w+)")
 _FIRST_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.M)
+# The first call of each thread. strace stops a thread at all its calls until it has seen one of those to look at: without this
+# one, that would be for ever where a thread only reads and waits.
+_FIRST = "set_robust_list"
 _STARTS = ("clone", "clone3", "fork", "vfork")
-SAMPLE_S = 0.02
+# A program that takes a gigabyte lives longer: its pages are cleared.
+SAMPLE_S = 0.05
 
 
 @dataclasses.dataclass
@@ -33,7 +38,7 @@ def watch(command, environment, trace, timeout_s, cwd=None):
     started = time.monotonic()
     process = subprocess.Popen(
         ["strace", "-f", "-qq", "--seccomp-bpf", "-s", "4096",
-         "-e", "trace=open,openat,openat2,execve,connect,bind,listen,clone,clone3,fork,vfork",
+         "-e", f"trace={_FIRST},open,openat,openat2,execve,connect,bind,listen,clone,clone3,fork,vfork",
          "-e", "signal=none", "-o", trace, *map(str, command)],
         env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, errors="replace")
@@ -79,7 +84,7 @@ def _descendants(root):
         folder = f"/proc/{waiting.pop()}/task"
         try:
             below = [int(child) for thread in os.listdir(folder)
-                     for child in pathlib.Path(folder, thread, "children").read_text().split()]
+                     for child in _content(f"{folder}/{thread}/children").split()]
         except OSError:
             continue  # it has ended
         found += below
@@ -89,11 +94,19 @@ def _descendants(root):
 
 def _peak_bytes(process):
     try:
-        status = pathlib.Path(f"/proc/{process}/status").read_text()
+        found = _PEAK.search(_content(f"/proc/{process}/status"))
     except OSError:
         return 0  # it has ended
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
     return int(found[1]) * 1024 if found else 0
+
+
+def _content(path):
+    """Of a file of /proc: a file object would cost more than the reading."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 1 << 16)
+    finally:
+        os.close(file)
 
 
 def _read(trace):
@@ -132,5 +145,5 @@ def _calls(trace):
             continue
         if text.startswith("<... "):
             text = begun.pop(process, "") + text.partition(" resumed>")[2]
-        if found := _CALL.match(text):
+        if (found := _CALL.match(text)) and found[1] != _FIRST:
             yield int(process), found[1], found[2], found[3]

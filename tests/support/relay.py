@@ -28,6 +28,8 @@ class Relay:
         # Bytes until all is cut, and until it is held.
         self.left = self.room = None
         self.is_holding = False
+        # Connections that came while the server was stopped.
+        self.refused = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _socket(self):
@@ -80,6 +82,7 @@ class Relay:
                     # A server that is stopped refuses connections, and so does this one.
                     near.close()
                     far.close()
+                    self.refused += 1
                     continue
                 for end in (near, far):
                     # Else the rest of a message waits for the receipt of its beginning, which is late.

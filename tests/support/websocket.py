@@ -32,7 +32,7 @@ class WebSocket:
         connection.request("GET", path, headers={
             "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(), **(headers or {})})
-        self.socket = connection.sock
+        self.socket, self.buffer = connection.sock, b""
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += self._exactly(1)
@@ -54,12 +54,12 @@ class WebSocket:
         self.connection.close()
 
     def _exactly(self, count):
-        found = b""
-        while len(found) < count:
-            piece = self.socket.recv(count - len(found))
+        while len(self.buffer) < count:
+            piece = self.socket.recv(64 << 10)
             if not piece:
                 raise Closed(1006, "the connection has ended")
-            found += piece
+            self.buffer += piece
+        found, self.buffer = self.buffer[:count], self.buffer[count:]
         return found
 
     def send(self, data, opcode=BINARY):
