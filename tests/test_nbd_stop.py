@@ -115,7 +115,8 @@ def next_server(coldrise, path, options):
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(served(coldrise, path, *options))
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, KeyError):
+                # Nothing, or the error as JSON.
                 return None
             return stack.pop_all(), attempted
 

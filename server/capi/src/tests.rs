@@ -245,7 +245,7 @@ fn header_and_library_have_the_same_functions() {
     ];
     let exported: BTreeSet<_> = sources
         .iter()
-        .flat_map(|source| source.split("#[no_mangle]").skip(1))
+        .flat_map(|source| source.split("#[unsafe(no_mangle)]").skip(1))
         .filter_map(|after| after.split_once(" fn ")?.1.split_once('(').map(|(name, _)| name))
         .collect();
     assert_eq!(declared, exported);
