@@ -67,13 +67,17 @@ TEST_TOOLS := build/python/installed build/schemathesis/installed $(VCSIM) $(VER
 test-deps: test-packages ## Install what the tests need
 	@$(MAKE) --no-print-directory $(TEST_TOOLS)
 
+.PHONY: pip
+pip:
+	$(call install,python3 python3-pip)
+
 # Into a separate folder: the system's Python is unchanged.
-build/python/installed: tests/python-packages.txt
+build/python/installed: tests/python-packages.txt | pip
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 	    --no-deps --upgrade --target build/python -r $<
 	@touch $@
 
-build/schemathesis/installed: tests/schemathesis-packages.txt
+build/schemathesis/installed: tests/schemathesis-packages.txt | pip
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 	    --no-deps --upgrade --target build/schemathesis -r $<
 	@touch $@
