@@ -3,7 +3,6 @@ Processor time (user and system) of the commands, so that long runs may share th
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -145,22 +144,9 @@ def _sealed(subject: _Subject, size: int) -> dict[str, float]:
             for number in range(size):
                 connection.write(number * 4096 % _DISK, os.urandom(4096))
                 connection.flush()
-                began = _cpu_of(server.pid)
-                taken.append(subject.cpu_s("seal", "s") + _cpu_of(server.pid) - began)
+                began = server.processor_s()
+                taken.append(subject.cpu_s("seal", "s") + server.processor_s() - began)
     return {"seal": statistics.mean(taken[-64:]), "all seals": sum(taken)}
-
-
-def _cpu_of(process: int) -> float:
-    """Processor time of a running process and of its children, in seconds."""
-    total, waiting = 0.0, [process]
-    while waiting:
-        pid = waiting.pop()
-        total += time.clock_gettime((~pid << 3) | 2)
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            # A thread may end meanwhile.
-            with contextlib.suppress(OSError):
-                waiting += map(int, (task / "children").read_text().split())
-    return total
 
 
 def _backup(subject: _Subject) -> float:
@@ -250,7 +236,7 @@ def _mounted(subject: _Subject) -> float:
 
 def _over_nfs(subject: _Subject) -> float:
     with nfs.coldrise_nfs(subject.setting, subject.coldrise) as server:
-        began = _cpu_of(server.pid)
+        began = server.processor_s()
         with server.connect() as client:
             root = server.root()
             client.list_plus(root)

@@ -6,6 +6,7 @@ if that fails, by its group.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,14 +42,17 @@ def _own_group() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _with_children(pid: int) -> list[int]:
-    children = [child for listed in Path(f"/proc/{pid}/task").glob("*/children") for child in listed.read_text().split()]
-    return [pid, *(found for child in children for found in _with_children(int(child)))]
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _processor_s(process: int) -> float:
+    """Processor time of a running process and of its children, in seconds."""
+    total, waiting = 0.0, [process]
+    while waiting:
+        pid = waiting.pop()
+        total += time.clock_gettime((~pid << 3) | 2)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            # A thread may end meanwhile.
+            with contextlib.suppress(OSError):
+                waiting += map(int, (task / "children").read_text().split())
+    return total
 
 
 class Server:
@@ -104,7 +108,7 @@ class Server:
 
     def processor_s(self) -> float:
         """Processor time that the server and its running children have used, in seconds."""
-        return sum(_processor_s(pid) for pid in _with_children(self.pid))
+        return _processor_s(self.pid)
 
     def said(self) -> str:
         """The last lines of the server's output. Reads them without moving the file offset,

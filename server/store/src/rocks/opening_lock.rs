@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// How long to wait for the lock. A catch-up takes less than a millisecond, unless the process is stopped.
+/// How long to wait for the lock. A catch-up takes less than a millisecond, or as long as opening the
+/// database; a process can be stopped meanwhile.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often to try.
