@@ -320,3 +320,19 @@ fn describe(repository: &Repository, place: &SessionPaths, error: Error) -> Erro
         _ => error,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_of_an_incoming_point_has_the_stored_form_of_earlier_versions() {
+        let stored = serde_json::json!({
+            "name": "s", "machine": "m", "point": "20261120T100000Z", "created_at_ms": 1,
+            "disks": [], "coming_created_at_ms": 5, "is_ended": false, "revision": 2,
+        });
+        let document: SessionDocument = serde_json::from_value(stored.clone()).unwrap();
+        assert!(document.is_incoming());
+        assert_eq!(serde_json::to_value(&document).unwrap(), stored);
+    }
+}
