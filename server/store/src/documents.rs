@@ -142,13 +142,17 @@ pub struct DiskDocument {
 pub struct LayerReference {
     /// The layer.
     pub id: LayerId,
-    /// Sequence number of the last write that was sealed into the point.
+    /// Sequence number of the last write that is in the point.
     pub sealed_sequence: u64,
-    /// Slots in use when it was sealed; each holds a record.
+    /// Slots in use when the layer was sealed; each holds a record.
     pub sealed_slots: u32,
     /// Cells in it when it was sealed; none may be missing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sealed_cells: u32,
+    /// Sequence number of the last write in the layer, if it holds later writes than the point: the
+    /// point is the state at a time mark. A version that does not know this refuses the layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_sequence: Option<u64>,
 }
 
 fn is_zero(number: &u32) -> bool {

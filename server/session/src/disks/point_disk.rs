@@ -29,11 +29,14 @@ pub(crate) fn sealed_layers(
             &layer_path(repository, &reference.id),
             &Superblock { id: reference.id.0, disk_size_bytes },
             LayerKeys::of(repository, &reference.id),
-            ReadMode::Sealed(SealFacts {
-                sequence: reference.sealed_sequence,
-                slots: reference.sealed_slots,
-                cells: reference.sealed_cells,
-            }),
+            ReadMode::Sealed(
+                SealFacts {
+                    sequence: reference.layer_sequence.unwrap_or(reference.sealed_sequence),
+                    slots: reference.sealed_slots,
+                    cells: reference.sealed_cells,
+                },
+                reference.sealed_sequence,
+            ),
         )
         .map_err(layer_damage)
     };

@@ -67,10 +67,8 @@ pub(crate) enum RecordKind {
     ZeroRange,
     /// The slot holds nothing: its write failed, or a crash lost it.
     Vacant,
-    /// In a cell only, for continuous protection: the writes before it are the state of the source
-    /// at one moment. `payload` is the source's sequence number (8) and the time in nanoseconds
-    /// since 1970 (8). Reads and recovery ignore it.
-    SourceMark,
+    /// In a cell only, for continuous protection. See [`TimeMark`] and [`RemovedMarks`].
+    TimeMark,
 }
 
 /// An index record, decoded.
@@ -111,7 +109,7 @@ impl Record {
             RecordKind::Cells => 2,
             RecordKind::ZeroRange => 3,
             RecordKind::Vacant => 4,
-            RecordKind::SourceMark => 5,
+            RecordKind::TimeMark => 5,
         };
         plain[20..36].copy_from_slice(&self.payload);
         plain
@@ -124,7 +122,7 @@ impl Record {
             2 => RecordKind::Cells,
             3 => RecordKind::ZeroRange,
             4 => RecordKind::Vacant,
-            5 => RecordKind::SourceMark,
+            5 => RecordKind::TimeMark,
             _ => return None,
         };
         let mut block = [0; 8];
@@ -137,6 +135,59 @@ impl Record {
             payload: array(&plain[20..36]),
         })
     }
+}
+
+/// The writes of the layer with lower sequence numbers than its cell are the state of the disk at
+/// one time. A cell of kind `TimeMark` whose block is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimeMark {
+    /// Sequence number of the cell.
+    pub(crate) sequence: u64,
+    /// Nanoseconds since 1970-01-01T00:00:00Z. The disks of a session have the same time in their
+    /// cells of one mark.
+    pub(crate) time_ns: u64,
+}
+
+/// The marks with sequence numbers from `first` to `last` have ended. A cell of kind `TimeMark`
+/// whose block is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemovedMarks {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl TimeMark {
+    /// The block number and the payload of its cell: zero (8), the time (8).
+    pub(crate) fn cell(time_ns: u64) -> (u64, [u8; 16]) {
+        (0, pair(0, time_ns))
+    }
+
+    pub(crate) fn of_cell(cell: &Record) -> Option<TimeMark> {
+        let is_mark = cell.kind == RecordKind::TimeMark && cell.block == 0;
+        let time_ns = u64::from_le_bytes(array(&cell.payload[8..]));
+        is_mark.then_some(TimeMark { sequence: cell.sequence, time_ns })
+    }
+}
+
+impl RemovedMarks {
+    /// The block number and the payload of its cell: first (8), last (8).
+    pub(crate) fn cell(self) -> (u64, [u8; 16]) {
+        (1, pair(self.first, self.last))
+    }
+
+    pub(crate) fn of_cell(cell: &Record) -> Option<RemovedMarks> {
+        let is_removal = cell.kind == RecordKind::TimeMark && cell.block == 1;
+        let (first, last) = cell.payload.split_at(8);
+        let numbers = (u64::from_le_bytes(array(first)), u64::from_le_bytes(array(last)));
+        is_removal.then_some(RemovedMarks { first: numbers.0, last: numbers.1 })
+    }
+}
+
+fn pair(first: u64, second: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&first.to_le_bytes());
+    bytes[8..].copy_from_slice(&second.to_le_bytes());
+    bytes
 }
 
 pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
@@ -234,7 +285,7 @@ mod tests {
             sequence: 0x01_0203_0405,
             unflushed: 7,
             block: 0,
-            kind: RecordKind::SourceMark,
+            kind: RecordKind::TimeMark,
             payload,
         };
         let bytes = [

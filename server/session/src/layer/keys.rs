@@ -47,11 +47,16 @@ impl NoncePrefix {
 
     /// The sequence number of a nonce made with this prefix; `None` for any other nonce.
     pub(crate) fn sequence(&self, nonce: &[u8]) -> Option<u64> {
-        let (prefix, low) = nonce.get(..NONCE_BYTES)?.split_at(7);
-        let mut sequence = [0; 8];
-        sequence[..5].copy_from_slice(low);
-        (prefix == self.0).then(|| u64::from_le_bytes(sequence))
+        let nonce = nonce.get(..NONCE_BYTES)?;
+        (nonce[..7] == self.0).then(|| sequence_in_nonce(nonce))
     }
+}
+
+/// The sequence number in a nonce, whichever open drew its prefix. `nonce` may be longer.
+pub(crate) fn sequence_in_nonce(nonce: &[u8]) -> u64 {
+    let mut sequence = [0; 8];
+    sequence[..5].copy_from_slice(&nonce[7..NONCE_BYTES]);
+    u64::from_le_bytes(sequence)
 }
 
 fn aead_key(key: &[u8; 32]) -> LessSafeKey {

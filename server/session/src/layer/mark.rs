@@ -48,11 +48,14 @@ pub(crate) struct Mark {
     pub(crate) facts: SealFacts,
     /// The writer closed the layer: it holds exactly this.
     pub(crate) is_closed: bool,
+    /// Time marks from this sequence number on have the slots that they need. 0: the writer was of
+    /// a version that keeps none.
+    pub(crate) history_from: u64,
 }
 
 impl Mark {
-    /// Layout: number (8), sequence (8), slots (4), cells (4), 1 if closed (1), zero (23),
-    /// keyed hash of all before it (16).
+    /// Layout: number (8), sequence (8), slots (4), cells (4), 1 if closed (1), zero (7), sequence
+    /// number from which time marks count (8), zero (8), keyed hash of all before it (16).
     pub(crate) fn encode(&self, key: &[u8; 32]) -> [u8; MARK_BYTES] {
         let mut bytes = [0; MARK_BYTES];
         bytes[0..8].copy_from_slice(&self.number.to_le_bytes());
@@ -60,6 +63,7 @@ impl Mark {
         bytes[16..20].copy_from_slice(&self.facts.slots.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.facts.cells.to_le_bytes());
         bytes[24] = u8::from(self.is_closed);
+        bytes[32..40].copy_from_slice(&self.history_from.to_le_bytes());
         let tag = Mark::tag(key, &bytes[..48]);
         bytes[48..].copy_from_slice(&tag);
         bytes
@@ -77,6 +81,7 @@ impl Mark {
                 cells: u32::from_le_bytes(array(&bytes[20..24])),
             },
             is_closed: bytes[24] == 1,
+            history_from: u64::from_le_bytes(array(&bytes[32..40])),
         })
     }
 
@@ -93,7 +98,7 @@ impl Mark {
         facts: SealFacts,
         is_closed: bool,
     ) -> std::io::Result<()> {
-        *self = Mark { number: self.number + 1, facts, is_closed };
+        *self = Mark { number: self.number + 1, facts, is_closed, ..*self };
         file.write_all_at(&self.encode(key), MARK_OFFSETS_BYTES[(self.number % 2) as usize])
     }
 
@@ -135,7 +140,8 @@ pub(super) fn empty_head(superblock: &Superblock, key: &[u8; 32]) -> Vec<u8> {
     head[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode(key));
     for number in [1, 2] {
         let at = MARK_OFFSETS_BYTES[number % 2] as usize;
-        let mark = Mark { number: number as u64, is_closed: true, ..Mark::default() };
+        let number = number as u64;
+        let mark = Mark { number, is_closed: true, history_from: 1, ..Mark::default() };
         head[at..at + MARK_BYTES].copy_from_slice(&mark.encode(key));
     }
     head
@@ -149,13 +155,14 @@ mod tests {
     fn the_bytes_of_a_mark_are_pinned_and_authenticated() {
         let key = [3; 32];
         let facts = SealFacts { sequence: 0x0102_0304_0506, slots: 0x0a0b_0c0d, cells: 77 };
-        let mark = Mark { number: 9, facts, is_closed: true };
+        let mark = Mark { number: 9, facts, is_closed: true, history_from: 0x0b0c };
         let bytes = mark.encode(&key);
         let fields = [
             9, 0, 0, 0, 0, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 0x0d, 0x0c, 0x0b, 0x0a, 77, 0, 0, 0, 1,
+            0, 0, 0, 0, 0, 0, 0, 0x0c, 0x0b,
         ];
-        assert_eq!(bytes[..25], fields);
-        assert_eq!(bytes[25..48], [0; 23]);
+        assert_eq!(bytes[..34], fields);
+        assert_eq!(bytes[34..48], [0; 14]);
         assert_eq!(Mark::decode(&bytes, &key), Some(mark));
         for position in 0..MARK_BYTES {
             let mut bad = bytes;
@@ -172,10 +179,12 @@ mod tests {
         file.write_all_at(&empty_head(&superblock, &key), 0).unwrap();
         let read = || Mark::read(&file, Path::new("layer"), &key);
         let mut mark = read().unwrap();
-        assert_eq!(mark, Mark { number: 2, facts: SealFacts::default(), is_closed: true });
+        let (number, history_from) = (2, 1);
+        let empty = SealFacts::default();
+        assert_eq!(mark, Mark { number, facts: empty, is_closed: true, history_from });
         let facts = SealFacts { sequence: 8, slots: 5, cells: 2 };
         mark.write_next(&file, &key, facts, false).unwrap();
-        assert_eq!(read().unwrap(), Mark { number: 3, facts, is_closed: false });
+        assert_eq!(read().unwrap(), Mark { number: 3, facts, is_closed: false, history_from });
         file.write_all_at(&[1], MARK_OFFSETS_BYTES[1] + 60).unwrap();
         assert_eq!(read().unwrap().number, 2);
         file.write_all_at(&[0; 512], MARK_OFFSETS_BYTES[0]).unwrap();

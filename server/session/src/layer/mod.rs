@@ -25,6 +25,7 @@
 //!    Opening rewrites and syncs all slots that no record proves durable.
 //! 6. A slot of cells has no other use. A cell is written once, and is valid only under the very
 //!    record of its slot.
+//! 7. A slot that a time mark needs is neither overwritten nor free (see `history`).
 //!
 //! # Why a crash is safe at each step of a write
 //!
@@ -48,6 +49,7 @@
 //! match its record: its write may be unfinished.
 
 mod format;
+mod history;
 mod keys;
 mod map;
 #[allow(unsafe_code)]
@@ -58,6 +60,7 @@ mod read;
 mod recovery;
 mod slots;
 mod sync;
+mod time_marks;
 mod unopened;
 mod windows;
 mod write;
@@ -66,6 +69,8 @@ mod write;
 mod damage_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod time_mark_tests;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -77,7 +82,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
-pub(crate) use format::{SUPERBLOCK_AREA_BYTES, Superblock};
+pub(crate) use format::{RemovedMarks, SUPERBLOCK_AREA_BYTES, Superblock, TimeMark};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;
 pub(crate) use mark::SealFacts;
@@ -86,6 +91,7 @@ pub(crate) use read::{ReadOptions, Stripe};
 
 use crate::locks::file_lock::FileLock;
 use format::RECORD_BYTES;
+use history::History;
 use keys::NoncePrefix;
 use map::BlockMap;
 use slots::Slots;
@@ -125,6 +131,9 @@ pub(crate) struct LayerFile {
     writer: Option<Writer>,
     /// The generation word at the time of the open; see `is_current`.
     generation: u64,
+    /// The time marks in a layer that was opened for reading, and not through the map of its
+    /// writer.
+    marks: Vec<TimeMark>,
 }
 
 /// The state that only the writing side of a layer has.
@@ -143,6 +152,7 @@ struct Writer {
     cells: AtomicU32,
     nonces: NoncePrefix,
     open_cells: Mutex<OpenCells>,
+    history: History,
     sync: SyncState,
     poison: Poison,
     /// The session's lock. A holder of this layer, which will also close the file, keeps every

@@ -30,8 +30,9 @@ const MARK_LOOKS: u32 = 3;
 
 /// How a layer is opened for reading.
 pub(crate) enum ReadMode<'a> {
-    /// The layer was sealed: it never changes and must be complete.
-    Sealed(SealFacts),
+    /// The layer was sealed: it never changes and must be complete. Only writes up to this sequence
+    /// number count.
+    Sealed(SealFacts, u64),
     /// The layer belongs to a session that no process writes now. The last sequence number is at
     /// least this.
     Idle(u64),
@@ -97,12 +98,21 @@ impl Layer {
         let generation = windows.head().load64(GENERATION_WORD);
         let map = BlockMap::shared(blocks, map_path, Arc::clone(windows.head()))?;
         let (file, path) = (Arc::new(file), path.to_owned());
-        let mut layer =
-            LayerFile { file, unopened: None, path, keys, map, windows, writer: None, generation };
+        let mut layer = LayerFile {
+            file,
+            unopened: None,
+            path,
+            keys,
+            map,
+            windows,
+            writer: None,
+            generation,
+            marks: Vec::new(),
+        };
         let slots = segments * SLOTS_PER_SEGMENT;
         let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
-        let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
-        let found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
+        let known = RecoveryFacts::of_mark(&mark);
+        let mut found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
         let facts = recovery::finish_interrupted(&layer, &found, &nonces)?;
         // A mark must not claim records that a failed access lost.
@@ -110,14 +120,18 @@ impl Layer {
         // The closed mark must be replaced, durably, before a write can make it wrong. The other
         // mark is replaced, too; the next sync makes that durable.
         let key = layer.keys.marks();
+        if mark.history_from == 0 {
+            mark.history_from = facts.sequence + 1;
+        }
         mark.write_next(&layer.file, key, facts, false)
             .and_then(|()| layer.file.sync_data())
             .and_then(|()| mark.write_next(&layer.file, key, facts, false))
             .context(|| what(&layer))?;
+        let history = found.history(&layer, facts.sequence);
         layer.writer = Some(Writer {
             gate: RwLock::new(()),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            slots: Slots::new(found.free_slots(&layer), facts.slots, slots, max_slots),
+            slots: Slots::new(found.free_slots(&layer, &history), facts.slots, slots, max_slots),
             next_sequence: AtomicU64::new(facts.sequence + 1),
             durable_sequence: AtomicU64::new(facts.sequence),
             covered_sequence: AtomicU64::new(facts.sequence),
@@ -125,6 +139,7 @@ impl Layer {
             cells: AtomicU32::new(facts.cells),
             nonces,
             open_cells: Mutex::new(OpenCells::none()),
+            history,
             sync: SyncState::new(Marking::new(mark)),
             poison,
             _writing: writing,
@@ -174,8 +189,17 @@ impl Layer {
         };
         let path = path.to_owned();
         let file = Arc::new(file);
-        let mut layer =
-            LayerFile { file, unopened: None, path, keys, map, windows, writer: None, generation };
+        let mut layer = LayerFile {
+            file,
+            unopened: None,
+            path,
+            keys,
+            map,
+            windows,
+            writer: None,
+            generation,
+            marks: Vec::new(),
+        };
         match mode {
             ReadMode::Attached(_) | ReadMode::PerhapsAttached(_) => {}
             ReadMode::Idle(least_sequence) => {
@@ -188,10 +212,14 @@ impl Layer {
                 }
                 looked?;
             }
-            ReadMode::Sealed(facts) => {
+            ReadMode::Sealed(facts, as_of) => {
                 check_length(&layer.path, slots / SLOTS_PER_SEGMENT, &facts)?;
-                let known = RecoveryFacts { facts, is_whole: true };
-                recovery::scan(&layer, facts.slots, &known)?;
+                let mark = Mark::read(&layer.file, &layer.path, layer.keys.marks());
+                // Without the mark the content is the same, but its history is unknown.
+                let history_from = mark.map_or(0, |mark| mark.history_from);
+                let known = RecoveryFacts { facts, is_whole: true, history_from, as_of };
+                let found = recovery::scan(&layer, facts.slots, &known)?;
+                layer.marks = found.marks.into_iter().filter(|m| m.sequence <= as_of).collect();
                 layer.close_until_read(facts.slots)?;
             }
         }
@@ -261,11 +289,11 @@ impl Layer {
 
 impl LayerFile {
     /// Fills the map of a layer that no process writes.
-    fn look(&self, slots: u32, least_sequence: u64) -> Result<()> {
+    fn look(&mut self, slots: u32, least_sequence: u64) -> Result<()> {
         let mark = Mark::read(&self.file, &self.path, self.keys.marks())?;
         check_length(&self.path, slots / SLOTS_PER_SEGMENT, &mark.facts)?;
-        let known = RecoveryFacts { facts: mark.facts, is_whole: mark.is_closed };
-        let found = recovery::scan(self, slots, &known)?;
+        let found = recovery::scan(self, slots, &RecoveryFacts::of_mark(&mark))?;
+        self.marks = found.marks;
         self.check_reaches(found.highest_sequence, least_sequence)
     }
 

@@ -7,12 +7,13 @@ use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result};
 
 use super::LayerFile;
 use super::format::{
-    CELLS_PER_SLOT, RECORD_BYTES, Record, RecordKind, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT,
-    record_offset_bytes, slot_offset_bytes,
+    CELLS_PER_SLOT, RECORD_BYTES, Record, RecordKind, RemovedMarks, SEGMENT_INDEX_BYTES,
+    SLOTS_PER_SEGMENT, TimeMark, record_offset_bytes, slot_offset_bytes,
 };
-use super::keys::{NONCE_BYTES, NoncePrefix, RecordPlace};
+use super::history::{Capture, History};
+use super::keys::{NONCE_BYTES, NoncePrefix, RecordPlace, sequence_in_nonce};
 use super::map::Lookup;
-use super::mark::SealFacts;
+use super::mark::{Mark, SealFacts};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
 
@@ -27,6 +28,18 @@ pub(crate) struct RecoveryFacts {
     pub(crate) facts: SealFacts,
     /// The layer was closed or sealed: it holds exactly `facts`, and all of it is durable.
     pub(crate) is_whole: bool,
+    /// Time marks from this sequence number on count; 0: none does.
+    pub(crate) history_from: u64,
+    /// Only writes up to this sequence number count: those before a time mark.
+    pub(crate) as_of: u64,
+}
+
+impl RecoveryFacts {
+    /// What the layer's own mark says.
+    pub(crate) fn of_mark(mark: &Mark) -> RecoveryFacts {
+        let Mark { facts, is_closed, history_from, .. } = *mark;
+        RecoveryFacts { facts, is_whole: is_closed, history_from, as_of: u64::MAX }
+    }
 }
 
 /// The result of a scan.
@@ -51,6 +64,13 @@ pub(crate) struct Found {
     cell_slots: HashMap<u32, u64>,
     /// The last sequence number that is known to be durable.
     durable: u64,
+    /// The time marks, the oldest first.
+    pub(crate) marks: Vec<TimeMark>,
+    /// The cells of marks: slot and cell.
+    mark_cells: Vec<(TimeMark, (u32, usize))>,
+    removed_marks: Vec<RemovedMarks>,
+    /// All valid records of blocks, if there are marks.
+    captures: Vec<Capture>,
 }
 
 struct ZeroRange {
@@ -72,13 +92,15 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Resu
     if unreadable.iter().any(|sequence| *sequence <= found.durable) {
         return Err(damaged(layer, "has damaged records of captured blocks"));
     }
+    found.choose_marks(known.history_from);
     let unproven = found.cell_slots.iter().filter(|(_, newest)| **newest > found.durable);
     let unproven: Vec<u32> = unproven.map(|(slot, _)| *slot).collect();
     found.unproven.extend(unproven);
     // Find the newest valid record of each block.
     for slot in 0..found.end {
         let Some((record, nonce)) = found.load(layer, slot)? else { continue };
-        if record.kind != RecordKind::Block || record.block >= layer.blocks() {
+        let is_block = record.kind == RecordKind::Block && record.block < layer.blocks();
+        if !is_block || record.sequence > known.as_of {
             continue;
         }
         if record.sequence > found.durable {
@@ -88,6 +110,10 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Resu
             }
             found.unproven.push(slot);
         }
+        if !found.marks.is_empty() {
+            let Record { block, sequence, .. } = record;
+            found.captures.push(Capture { block, sequence, slot });
+        }
         if let Lookup::Slot(other) = layer.lookup(record.block) {
             if found.sequence_of(layer, other)? > record.sequence {
                 continue;
@@ -95,7 +121,7 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Resu
         }
         layer.map.set_slot(record.block, slot);
     }
-    for zero in &zeroes {
+    for zero in zeroes.iter().filter(|zero| zero.sequence <= known.as_of) {
         apply_zeroes(layer, &found, zero)?;
     }
     let SealFacts { sequence, slots, .. } = known.facts;
@@ -165,9 +191,15 @@ fn read_records(
                 unreadable.push(sequence.max(record.sequence));
                 found.torn_cells.push((slot, cell));
             }
-            for cell in cells {
-                newest = newest.max(cell.sequence);
-                found.note(&cell);
+            for (number, cell) in cells {
+                found.durable = found.durable.max(cell.durable_sequence());
+                if let Some(mark) = TimeMark::of_cell(&cell) {
+                    found.mark_cells.push((mark, (slot, number)));
+                } else {
+                    newest = newest.max(cell.sequence);
+                    found.note(&cell);
+                }
+                found.removed_marks.extend(RemovedMarks::of_cell(&cell));
                 found.cells = found.cells.wrapping_add(1);
                 old_cells =
                     old_cells.wrapping_add(u32::from(cell.sequence <= known.facts.sequence));
@@ -257,6 +289,33 @@ pub(crate) fn finish_interrupted(
 }
 
 impl Found {
+    /// Finds the marks that count: those that are durable and were not removed. A writer clears the
+    /// cells of those that are not durable, because some writes before them may be lost.
+    fn choose_marks(&mut self, history_from: u64) {
+        for (mark, cell) in std::mem::take(&mut self.mark_cells) {
+            if mark.sequence > self.durable {
+                self.torn_cells.push(cell);
+                self.cells = self.cells.wrapping_sub(1);
+                continue;
+            }
+            self.highest_sequence = self.highest_sequence.max(mark.sequence);
+            let is_in = |range: &RemovedMarks| (range.first..=range.last).contains(&mark.sequence);
+            let is_kept = history_from != 0 && mark.sequence >= history_from;
+            if is_kept && !self.removed_marks.iter().any(is_in) {
+                self.marks.push(mark);
+            }
+        }
+        self.marks.sort_unstable_by_key(|mark| mark.sequence);
+    }
+
+    /// The history of a layer that is opened for writing.
+    pub(crate) fn history(&mut self, layer: &LayerFile, highest_sequence: u64) -> History {
+        let captures = std::mem::take(&mut self.captures);
+        let is_current =
+            |capture: &Capture| layer.lookup(capture.block) == Lookup::Slot(capture.slot);
+        History::rebuild(&self.marks, captures, is_current, highest_sequence)
+    }
+
     fn note(&mut self, record: &Record) {
         self.highest_sequence = self.highest_sequence.max(record.sequence);
         self.durable = self.durable.max(record.durable_sequence());
@@ -278,8 +337,8 @@ impl Found {
         Ok(self.load(layer, slot)?.map_or(0, |(record, _)| record.sequence))
     }
 
-    /// Slots below the end that the map does not use. Valid once the scan has ended.
-    pub(crate) fn free_slots(&self, layer: &LayerFile) -> Vec<u32> {
+    /// Slots below the end that neither the map nor a time mark uses. Valid once the scan has ended.
+    pub(crate) fn free_slots(&self, layer: &LayerFile, history: &History) -> Vec<u32> {
         let mut used = vec![0u64; (self.end as usize).div_ceil(64)];
         let mut block = 0;
         while block < layer.blocks() {
@@ -288,7 +347,7 @@ impl Found {
             }
             block += layer.uniform_blocks(block, layer.blocks() - block);
         }
-        for &slot in self.cell_slots.keys() {
+        for slot in self.cell_slots.keys().copied().chain(history.slots()) {
             used[slot as usize / 64] |= 1 << (slot % 64);
         }
         (0..self.end).filter(|slot| used[*slot as usize / 64] & (1 << (slot % 64)) == 0).collect()
@@ -298,12 +357,6 @@ impl Found {
 fn damaged(layer: &LayerFile, why: &str) -> Error {
     let message = format!("the layer {} {why}", layer.path.display());
     Error::new(ErrorKind::Corrupt, message)
-}
-
-fn sequence_in_nonce(stored: &[u8; RECORD_BYTES]) -> u64 {
-    let mut sequence = [0; 8];
-    sequence[..5].copy_from_slice(&stored[7..NONCE_BYTES]);
-    u64::from_le_bytes(sequence)
 }
 
 fn slot_matches(
@@ -324,12 +377,13 @@ fn slot_matches(
 /// The number of a cell that does not authenticate, and the sequence number in its nonce.
 type TornCell = (usize, u64);
 
-/// The authentic cells of a slot, and the numbers and sequence numbers of the other ones.
+/// The authentic cells of a slot with their numbers, and the numbers and sequence numbers of the
+/// other ones.
 fn read_cells(
     layer: &LayerFile,
     slot: u32,
     nonce: [u8; NONCE_BYTES],
-) -> Result<(Vec<Record>, Vec<TornCell>)> {
+) -> Result<(Vec<(usize, Record)>, Vec<TornCell>)> {
     let mut stored = [0; BLOCK];
     layer
         .file
@@ -348,7 +402,7 @@ fn read_cells(
             .open_record(place, &bytes)
             .or_else(|| layer.keys.open_record(place, &layer.keys.mend_record(place, &bytes)?));
         match opened {
-            Some((record, _)) => cells.push(record),
+            Some((record, _)) => cells.push((i, record)),
             None => torn.push((i, sequence_in_nonce(&bytes))),
         }
     }

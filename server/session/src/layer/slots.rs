@@ -3,7 +3,8 @@
 //! A slot goes through these states: never used -> in use -> superseded (its block was captured
 //! again and not yet flushed) -> free (the new capture is durable) -> in use. Only a sync moves
 //! slots from superseded to free. So after a crash an older write never replaces a flushed one. (A
-//! slot that no sync has covered yet is overwritten in place: see `write`.)
+//! slot that no sync has covered yet is overwritten in place: see `write`. A slot that a time mark
+//! needs stays superseded: see `history`.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,6 +18,7 @@ use super::format::{
     MAX_SLOTS, SEGMENT_BYTES, SEGMENT_INDEX_BYTES, SLOTS_PER_SEGMENT, SUPERBLOCK_AREA_BYTES,
     segment_offset_bytes,
 };
+use super::history::Superseded;
 use crate::layer::mapping::name_of;
 
 /// A run of neighbouring slots.
@@ -28,7 +30,7 @@ pub(crate) struct SlotRun {
 
 struct State {
     free: Vec<u32>,
-    superseded: Vec<u32>,
+    superseded: Vec<Superseded>,
     /// The first never-used slot.
     next: u32,
     /// The file has space for the slots below this one.
@@ -133,14 +135,14 @@ impl Slots {
     }
 
     /// Notes slots whose blocks were captured again.
-    pub(crate) fn supersede(&self, slots: &[u32]) {
+    pub(crate) fn supersede(&self, slots: &[Superseded]) {
         if !slots.is_empty() {
             self.state.lock().superseded.extend_from_slice(slots);
         }
     }
 
     /// Takes the slots superseded so far. The caller syncs, then calls `release`.
-    pub(crate) fn begin_sync(&self) -> Vec<u32> {
+    pub(crate) fn begin_sync(&self) -> Vec<Superseded> {
         let mut state = self.state.lock();
         state.syncs_since_growth = state.syncs_since_growth.saturating_add(1);
         state.taken_since_sync = 0;
@@ -152,7 +154,7 @@ impl Slots {
         self.state.lock().too_much_unsynced()
     }
 
-    /// Frees the slots after the sync.
+    /// Frees slots after the sync.
     pub(crate) fn release(&self, mut slots: Vec<u32>) {
         if slots.is_empty() {
             return;
@@ -330,10 +332,11 @@ mod tests {
         assert!(!slots.take(&file, many, &mut taken).unwrap());
         assert!(slots.take(&file, 1, &mut taken).unwrap() && slots.too_much_unsynced());
 
-        slots.supersede(&taken);
-        let superseded = slots.begin_sync();
+        let superseded: Vec<_> = taken.iter().copied().map(Superseded::unneeded).collect();
+        slots.supersede(&superseded);
+        assert_eq!(slots.begin_sync(), superseded);
         assert!(!slots.too_much_unsynced());
-        slots.release(superseded);
+        slots.release(taken.clone());
         // Reused slots count like new ones.
         taken.clear();
         assert!(!slots.take(&file, many, &mut taken).unwrap());

@@ -129,7 +129,10 @@ impl LayerFile {
         // Another program may have truncated the file. Later writes make it longer, but not as long as it was.
         check_length(&self.path, segments_in(length_of(&self.file, &self.path)?), &facts)?;
         writer.durable_sequence.store(covered, Ordering::SeqCst);
-        writer.slots.release(superseded);
+        let (mut free, mut later) = (Vec::with_capacity(superseded.len()), Vec::new());
+        writer.history.keep(&superseded, &mut free, &mut later);
+        writer.slots.release(free);
+        writer.slots.supersede(&later);
         writer.sync.marking.lock().waiting = Some((facts, 2));
         self.write_mark(writer);
         Ok(())

@@ -112,7 +112,7 @@ pub(super) fn base_bytes() -> Vec<u8> {
     BASE.clone()
 }
 
-fn assert_same(disk: &dyn Disk, model: &[u8]) {
+pub(super) fn assert_same(disk: &dyn Disk, model: &[u8]) {
     let mut bytes = vec![0; model.len()];
     disk.read_at(&mut bytes, 0).unwrap();
     if let Some(at) = bytes.iter().zip(model).position(|(a, b)| a != b) {
@@ -133,7 +133,7 @@ fn assert_same(disk: &dyn Disk, model: &[u8]) {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Write { offset: u64, length: u64, fill: u8 },
     Zero { offset: u64, length: u64 },
     Trim { offset: u64, length: u64 },
@@ -152,7 +152,7 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     (offset, length).prop_map(|(offset, length)| (offset, length.min(DISK_BYTES - offset)))
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (range(), any::<u8>())
             .prop_map(|((offset, length), fill)| Step::Write { offset, length, fill }),
@@ -179,12 +179,12 @@ impl Step {
     }
 }
 
-fn content(offset: u64, length: u64, fill: u8) -> Vec<u8> {
+pub(super) fn content(offset: u64, length: u64, fill: u8) -> Vec<u8> {
     (0..length).map(|i| fill ^ ((offset + i) / 7) as u8).collect()
 }
 
 /// Applies one step to both. A trim leaves partial blocks.
-fn apply(disk: &LayeredDisk, model: &mut [u8], step: &Step) {
+pub(super) fn apply(disk: &LayeredDisk, model: &mut [u8], step: &Step) {
     match *step {
         Step::Write { offset, length, fill } => {
             let bytes = content(offset, length, fill);
@@ -238,9 +238,9 @@ proptest! {
         drop(open.take());
         prop_assert!(!live.is_current());
         assert_same(&place.open_for_reading(ReadMode::Idle(0)).unwrap(), &model);
-        assert_same(&place.open_for_reading(ReadMode::Sealed(facts)).unwrap(), &model);
+        assert_same(&place.open_for_reading(ReadMode::Sealed(facts, u64::MAX)).unwrap(), &model);
         let later = SealFacts { sequence: facts.sequence + 1, ..facts };
-        let refused = place.open_for_reading(ReadMode::Sealed(later)).err().unwrap();
+        let refused = place.open_for_reading(ReadMode::Sealed(later, u64::MAX)).err().unwrap();
         prop_assert_eq!(refused.kind(), ErrorKind::Corrupt);
     }
 }
@@ -278,10 +278,10 @@ impl Allowed {
 }
 
 /// A small generator, so that a crash is a function of the test's seed.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -290,7 +290,7 @@ impl Random {
 }
 
 /// The file after a power cut: every page has its content of the last sync, or its current one.
-fn cut_power(synced: &[u8], now: &[u8], random: &mut Random) -> Vec<u8> {
+pub(super) fn cut_power(synced: &[u8], now: &[u8], random: &mut Random) -> Vec<u8> {
     let length = if random.next() % 2 == 0 { now.len() } else { synced.len().min(now.len()) };
     let mut disk = vec![0; length.max(synced.len().min(now.len()))];
     let share = random.next() % 4;

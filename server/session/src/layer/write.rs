@@ -13,12 +13,16 @@ use coldrise_block::{BLOCK_SIZE_BYTES, Context, Error, ErrorKind, Result};
 use super::format::{
     CELLS_PER_SLOT, MAX_SEQUENCE, RECORD_BYTES, Record, RecordKind, slot_offset_bytes,
 };
-use super::keys::{NONCE_BYTES, RecordPlace};
+use super::history::Superseded;
+use super::keys::{NONCE_BYTES, RecordPlace, sequence_in_nonce};
 use super::map::Lookup;
 use super::slots::runs;
 use super::{LayerFile, STRIPE_BLOCKS, StripeGuard, Writer};
 
 const BLOCK: usize = BLOCK_SIZE_BYTES as usize;
+
+/// Number of cells for which there is room after `reserve_cells`.
+const RESERVED_CELLS: usize = 4;
 
 /// Buffers for a write. Each thread keeps them between writes.
 #[derive(Default)]
@@ -27,7 +31,7 @@ struct Scratch {
     slots: Vec<u32>,
     fresh: Vec<u32>,
     records: Vec<[u8; RECORD_BYTES]>,
-    superseded: Vec<u32>,
+    superseded: Vec<Superseded>,
 }
 
 thread_local! {
@@ -87,13 +91,20 @@ impl LayerFile {
             // This fails only if the address space is exhausted.
             self.store_record(slot, record).inspect_err(|_| writer.poison.set())?;
             match self.map.set_slot(block, slot) {
-                Lookup::Slot(old) if old != slot => superseded.push(old),
+                Lookup::Slot(old) if old != slot => superseded.push(self.supersede(writer, old)),
                 _ => {}
             }
         }
         writer.highest_recorded.fetch_max(sequences.first + count - 1, Ordering::Relaxed);
         writer.slots.supersede(superseded);
         self.check_mapping().inspect_err(|_| writer.poison.set())
+    }
+
+    /// Describes a slot whose block was captured or zeroed again.
+    fn supersede(&self, writer: &Writer, slot: u32) -> Superseded {
+        // If its record cannot be read, the layer takes no more writes (`check_mapping`).
+        let record = || self.windows.load_record_start(&self.file, slot);
+        writer.history.supersede(slot, || record().map_or(0, |start| sequence_in_nonce(&start)))
     }
 
     /// Gives back slots whose write failed. A slot that never had a record gets a vacant one.
@@ -220,18 +231,19 @@ impl LayerFile {
         payload[..8].copy_from_slice(&count.to_le_bytes());
         self.store_cell(writer, RecordKind::ZeroRange, first, payload)?;
         let mut superseded = Vec::new();
-        self.map.set_zero(first, count, |slot| superseded.push(slot));
+        self.map.set_zero(first, count, |slot| superseded.push(self.supersede(writer, slot)));
         writer.slots.supersede(&superseded);
         Ok(())
     }
 
-    fn store_cell(
+    /// Stores a cell, and returns its sequence number.
+    pub(super) fn store_cell(
         &self,
         writer: &Writer,
         kind: RecordKind,
         block: u64,
         payload: [u8; 16],
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let mut cells = writer.open_cells.lock();
         if cells.used == CELLS_PER_SLOT {
             *cells = self.open_cells(writer)?;
@@ -247,7 +259,17 @@ impl LayerFile {
         writer.highest_recorded.fetch_max(sequence, Ordering::Relaxed);
         writer.cells.fetch_add(1, Ordering::Relaxed);
         cells.used += 1;
-        Ok(())
+        Ok(sequence)
+    }
+
+    /// Makes sure that the next cells need no new slot. Returns true if it took one.
+    pub(super) fn reserve_cells(&self, writer: &Writer) -> Result<bool> {
+        let mut cells = writer.open_cells.lock();
+        let is_short = cells.used + RESERVED_CELLS > CELLS_PER_SLOT;
+        if is_short {
+            *cells = self.open_cells(writer)?;
+        }
+        Ok(is_short)
     }
 
     /// Takes a slot for cells. Its bytes are cleared before its record is stored. If a crash keeps

@@ -196,6 +196,7 @@ pub(crate) fn commit(
                 sealed_sequence: sealed.sequence,
                 sealed_slots: sealed.slots,
                 sealed_cells: sealed.cells,
+                layer_sequence: None,
             });
         }
         if let Some(tops) = tops {

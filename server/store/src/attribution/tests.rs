@@ -63,6 +63,7 @@ fn disk(page: PageId, size_chunks: u64, layers: &[u8]) -> DiskDocument {
                 id: layer(*id),
                 sealed_sequence: 1,
                 sealed_slots: 1,
+                layer_sequence: None,
                 sealed_cells: 0,
             })
             .collect(),

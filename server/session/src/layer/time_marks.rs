@@ -1,0 +1,88 @@
+//! Time marks of a layer that is open for writing: see `history` for what they keep.
+
+use std::sync::atomic::Ordering;
+
+use coldrise_block::{BLOCK_SIZE_BYTES, Result};
+use parking_lot::RwLockWriteGuard;
+
+use super::LayerFile;
+use super::format::{RecordKind, RemovedMarks, TimeMark};
+
+/// Keeps all writes of a layer waiting. None is unfinished.
+pub(crate) struct PausedWrites<'a> {
+    _gate: RwLockWriteGuard<'a, ()>,
+}
+
+impl LayerFile {
+    /// Waits for the writes that have begun, and keeps later ones waiting.
+    pub(crate) fn pause_writes(&self) -> Result<PausedWrites<'_>> {
+        Ok(PausedWrites { _gate: self.writer()?.gate.write() })
+    }
+
+    /// Makes room for the next marks. Without this, `add_time_mark` may grow the file.
+    pub(crate) fn reserve_time_marks(&self) -> Result<()> {
+        let writer = self.writer()?;
+        writer.poison.check()?;
+        if self.reserve_cells(writer)? {
+            writer.history.count_own();
+        }
+        Ok(())
+    }
+
+    /// Whether something was written since the last mark, or since the opening.
+    pub(crate) fn has_unmarked_writes(&self) -> bool {
+        self.writer().is_ok_and(|writer| {
+            writer.history.is_behind(writer.next_sequence.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Adds a mark: the disk's present content, under this time. It counts after a crash once a sync
+    /// has covered it.
+    pub(crate) fn add_time_mark(&self, _paused: &PausedWrites<'_>, time_ns: u64) -> Result<()> {
+        let writer = self.writer()?;
+        writer.poison.check()?;
+        let (block, payload) = TimeMark::cell(time_ns);
+        let sequence = self.store_cell(writer, RecordKind::TimeMark, block, payload)?;
+        // From here on a rewrite of an older block takes another slot.
+        writer.covered_sequence.fetch_max(sequence, Ordering::SeqCst);
+        let next = writer.next_sequence.load(Ordering::SeqCst);
+        writer.history.add(TimeMark { sequence, time_ns }, next);
+        Ok(())
+    }
+
+    /// Removes the marks in these ranges. The slots that only they need are free after the next
+    /// sync.
+    pub(crate) fn remove_time_marks(&self, ranges: &[RemovedMarks]) -> Result<()> {
+        let writer = self.writer()?;
+        writer.poison.check()?;
+        for range in ranges {
+            let (block, payload) = range.cell();
+            self.store_cell(writer, RecordKind::TimeMark, block, payload)?;
+            writer.history.count_own();
+        }
+        writer.slots.supersede(&writer.history.remove(ranges));
+        Ok(())
+    }
+
+    /// Removes all marks, and syncs: their slots are free. Returns false if there was none.
+    pub(crate) fn remove_all_time_marks(&self) -> Result<bool> {
+        let marks = self.time_marks();
+        let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return Ok(false) };
+        self.remove_time_marks(&[RemovedMarks { first: first.sequence, last: last.sequence }])?;
+        self.flush()?;
+        Ok(true)
+    }
+
+    /// The marks, the oldest first.
+    pub(crate) fn time_marks(&self) -> Vec<TimeMark> {
+        match &self.writer {
+            Some(writer) => writer.history.marks(),
+            None => self.marks.clone(),
+        }
+    }
+
+    /// Bytes of the slots that only marks need; 0 for a layer that is open for reading.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |w| w.history.kept_slots() * BLOCK_SIZE_BYTES)
+    }
+}
