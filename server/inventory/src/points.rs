@@ -115,7 +115,7 @@ impl PointDetails {
         let address = format!("{}/{}", point.machine, point.point);
         let (sources, base, session) = match &point.origin {
             PointOrigin::Backup { sources } => (sources.clone(), None, None),
-            PointOrigin::Synthetic { base, session } => {
+            PointOrigin::Synthetic { base, session, .. } => {
                 (Vec::new(), Some(base.to_string()), Some(session.to_string()))
             }
         };

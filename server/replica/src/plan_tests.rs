@@ -171,7 +171,7 @@ fn the_base_is_the_published_point_or_the_last_one_before() {
     let session = "trial".parse().unwrap();
     let base = DAYS[0].parse().unwrap();
     let mut synthetic = point("20261101T000000Z+1", 9);
-    synthetic.origin = PointOrigin::Synthetic { base, session };
+    synthetic.origin = PointOrigin::Synthetic { base, session, marked_at_ms: None };
     assert_eq!(base_of(&synthetic, &candidates), Some(0));
     assert_eq!(base_of(&synthetic, &candidates[1..]), Some(2));
     assert_eq!(base_of(&synthetic, &[]), None);

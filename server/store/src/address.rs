@@ -5,7 +5,7 @@ use std::fmt;
 use coldrise_block::{Error, ErrorKind, Result};
 
 use crate::name::{LATEST, LIVE};
-use crate::{DiskName, MachineName, PointName, SessionName};
+use crate::{DiskName, MachineName, PointName, SessionName, SessionTime};
 
 /// Maximum N of `latest~N`.
 pub(crate) const MAX_LATEST: u32 = 999_999;
@@ -85,10 +85,19 @@ pub enum Address {
         /// One disk; `None` stands for all.
         disk: Option<DiskName>,
     },
+    /// A published session as it was at a time mark, or one disk of it.
+    Marked {
+        /// The session.
+        session: SessionName,
+        /// The time.
+        time: SessionTime,
+        /// One disk; `None` stands for all.
+        disk: Option<DiskName>,
+    },
 }
 
 impl Address {
-    /// Parses `MACHINE/POINT[/DISK]` or `live/SESSION[/DISK]`.
+    /// Parses `MACHINE/POINT[/DISK]` or `live/SESSION[@TIME][/DISK]`.
     ///
     /// # Errors
     /// `ErrorKind::InvalidInput`, naming the allowed forms.
@@ -112,6 +121,10 @@ impl Address {
             [first, second, disk] => (first, second, Some(DiskName::parse(disk)?)),
             _ => return Err(malformed()),
         };
+        if let Some((session, time)) = second.split_once('@').filter(|_| first == LIVE) {
+            let (session, time) = (SessionName::parse(session)?, SessionTime::parse(time)?);
+            return Ok(Address::Marked { session, time, disk });
+        }
         if first == LIVE {
             return Ok(Address::Live { session: SessionName::parse(second)?, disk });
         }
@@ -125,7 +138,9 @@ impl Address {
     /// The disk that the address names, if any.
     pub fn disk(&self) -> Option<&DiskName> {
         match self {
-            Address::Point { disk, .. } | Address::Live { disk, .. } => disk.as_ref(),
+            Address::Point { disk, .. }
+            | Address::Live { disk, .. }
+            | Address::Marked { disk, .. } => disk.as_ref(),
         }
     }
 }
@@ -146,6 +161,10 @@ impl fmt::Display for Address {
             }
             Address::Live { session, disk } => {
                 write!(f, "{LIVE}/{session}")?;
+                disk
+            }
+            Address::Marked { session, time, disk } => {
+                write!(f, "{LIVE}/{session}@{time}")?;
                 disk
             }
         };

@@ -120,6 +120,10 @@ pub enum PointOrigin {
         base: PointName,
         /// The session.
         session: SessionName,
+        /// The time of the mark that it shows, in milliseconds since 1970; `None` if it shows the
+        /// session as it was when it was sealed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        marked_at_ms: Option<u64>,
     },
 }
 

@@ -43,6 +43,7 @@ mod known_content;
 mod lock_holder;
 mod log_directory;
 mod map;
+mod mark_rules;
 mod markers;
 mod memory;
 mod name;
@@ -58,6 +59,7 @@ mod repository_id;
 mod retention;
 mod rocks;
 mod sealed_folder;
+mod session_time;
 mod state;
 mod stats;
 mod verify;
@@ -93,6 +95,7 @@ pub use documents::{
 pub use gc::{GcEstimate, GcOptions, GcProgress, GcReport, MaxUnused, Reachable};
 pub use lock_holder::lock_holder;
 pub use map::MapRoot;
+pub use mark_rules::MarkRules;
 pub use markers::{BootCheckDocument, BootVerdict, MarkerId, PendingMarker, ReachedStage};
 pub use memory::{available_memory_bytes, default_cache_bytes, memory_limit_bytes};
 pub use name::{DiskName, KeyLabel, LATEST, MAX_NAME_BYTES, MachineName, SessionName};
@@ -111,6 +114,7 @@ pub use repository_config::lock_repository;
 pub use repository_id::RepositoryId;
 pub use retention::{KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan, retained};
 pub use sealed_folder::SealedFolder;
+pub use session_time::SessionTime;
 pub use stats::IndexMemory;
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,

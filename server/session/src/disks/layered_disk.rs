@@ -6,7 +6,7 @@ use coldrise_block::{
     BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Extent, ExtentKind, ReadContext, ReadSource, Result,
     Waiting, check_range, push_extent,
 };
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::layer::{Layer, Lookup, ReadOptions, STRIPE_BLOCKS, Stripe};
 
@@ -38,6 +38,11 @@ impl LayeredDisk {
     /// Blocks all requests until the guard is dropped.
     pub(crate) fn pause(&self) -> RwLockWriteGuard<'_, Stack> {
         self.stack.write()
+    }
+
+    /// Keeps the layers from being replaced until the guard is dropped.
+    pub(crate) fn hold(&self) -> RwLockReadGuard<'_, Stack> {
+        self.stack.read()
     }
 
     /// False once another process has changed a layer.
@@ -73,6 +78,11 @@ impl LayeredDisk {
     /// Captures the part of a write that lies in one stripe.
     fn write_in_stripe(&self, stack: &Stack, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let layer = top(stack)?;
+        retry_without_marks(layer, || self.capture_in_stripe(stack, bytes, offset_bytes))
+    }
+
+    fn capture_in_stripe(&self, stack: &Stack, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let layer = top(stack)?;
         let first = offset_bytes / BLOCK_SIZE_BYTES;
         let head = (offset_bytes % BLOCK_SIZE_BYTES) as usize;
         let guard = layer.lock_stripe(first)?;
@@ -101,6 +111,18 @@ impl LayeredDisk {
         let context = &mut ReadContext::new(Waiting::Allowed);
         let (level, out) = (stack.layers.len(), &mut out[..inside]);
         read_through(stack, level, out, offset_bytes, Stripe::Held, context)
+    }
+}
+
+/// Repeats a write for which there is no space without the space of time marks: the guest's writes
+/// come first.
+fn retry_without_marks(layer: &Layer, write: impl Fn() -> Result<()>) -> Result<()> {
+    match write() {
+        Err(error) if error.kind() == ErrorKind::NoSpace => {
+            let is_freed = layer.remove_all_time_marks().unwrap_or(false);
+            if is_freed { write() } else { Err(error) }
+        }
+        written => written,
     }
 }
 
@@ -284,7 +306,9 @@ impl Disk for LayeredDisk {
         self.write_zero_bytes(&stack, offset_bytes, first_whole)?;
         self.write_zero_bytes(&stack, end_whole.min(end), end)?;
         let first = first_whole / BLOCK_SIZE_BYTES;
-        top(&stack)?.capture_zeroes(first, end_whole / BLOCK_SIZE_BYTES - first)
+        let layer = top(&stack)?;
+        let count = end_whole / BLOCK_SIZE_BYTES - first;
+        retry_without_marks(layer, || layer.capture_zeroes(first, count))
     }
 
     fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
@@ -300,7 +324,9 @@ impl Disk for LayeredDisk {
         if first >= last {
             return Ok(());
         }
-        top(&self.stack.read())?.capture_zeroes(first, last - first)
+        let stack = self.stack.read();
+        let layer = top(&stack)?;
+        retry_without_marks(layer, || layer.capture_zeroes(first, last - first))
     }
 
     fn flush(&self) -> Result<()> {

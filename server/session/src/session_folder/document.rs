@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
 use coldrise_store::{
     CatalogDamage, Configuration, DiskDocument, DiskName, DisplayName, LayerId, LayerReference,
-    MachineName, MachinePart, MapRoot, PointDocument, PointName, Repository, SessionName, WayOut,
+    MachineName, MachinePart, MapRoot, MarkRules, PointDocument, PointName, Repository,
+    SessionName, WayOut,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ use crate::session_folder::progress::SessionProgress;
 
 /// Largest document that is read, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
+/// Number of points of marks that a document knows.
+const MARK_POINTS: usize = 32;
 /// Most that one layer takes in a document, in bytes.
 const LAYER_BYTES: usize = 140;
 
@@ -60,6 +63,13 @@ pub struct SessionDocument {
     /// Absent in older sessions until they are sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) highest_number: Option<u32>,
+    /// Which time marks are kept; `None` for a session of a version without marks, and for one that
+    /// lives as long as its command: they make none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) marks: Option<MarkRules>,
+    /// The last points that show marks, by the time of the mark.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mark_points: Vec<(u64, PointName)>,
     /// The time of the point, while its copy to this repository has not ended. The disks name no map then; see
     /// `incoming`.
     #[serde(default, rename = "coming_created_at_ms", skip_serializing_if = "Option::is_none")]
@@ -249,6 +259,23 @@ impl SessionDocument {
     /// True if the point had not arrived completely when a process last had the session open.
     pub fn is_incoming(&self) -> bool {
         self.incoming_created_at_ms.is_some()
+    }
+
+    /// Which time marks are kept.
+    pub fn mark_rules(&self) -> MarkRules {
+        self.marks.clone().unwrap_or_else(MarkRules::off)
+    }
+
+    /// The point that was sealed at the mark of this time, if it is known.
+    pub(crate) fn point_of_mark(&self, time_ns: u64) -> Option<(MachineName, PointName)> {
+        let found = self.mark_points.iter().find(|(time, _)| *time == time_ns);
+        found.map(|(_, point)| (self.machine.clone(), point.clone()))
+    }
+
+    pub(crate) fn note_mark_point(&mut self, time_ns: u64, point: &PointName) {
+        let surplus = (self.mark_points.len() + 1).saturating_sub(MARK_POINTS);
+        self.mark_points.drain(..surplus);
+        self.mark_points.push((time_ns, point.clone()));
     }
 
     /// The part of this kind beside the disks.

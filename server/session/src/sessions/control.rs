@@ -38,6 +38,7 @@ use serde::{Deserialize, Serialize};
 use crate::hexadecimal;
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE, PROBE_PATIENCE};
 use crate::paths::{CONTROL, SessionPaths};
+use crate::sessions::marks::{SessionMark, SessionMarks};
 use crate::sessions::seal_report::SealReport;
 use crate::sockets::local_socket::{Answers, LocalSocket, PendingAnswers, ask, has_left, send};
 
@@ -56,6 +57,10 @@ const REBASE_PATIENCE: Duration = Duration::from_secs(10);
 #[serde(rename_all = "snake_case")]
 enum Request {
     Seal,
+    /// Seals the session as it was at a mark.
+    SealMark(SessionMark),
+    /// Asks for the marks.
+    Marks,
     /// Replaces layers by [`crate::sessions::folded_disks::FoldedDisks`]. They are encrypted for this
     /// session: an asker without the key must not choose the content of a disk.
     Rebase(#[serde(with = "hexadecimal")] Vec<u8>),
@@ -71,6 +76,7 @@ enum Answer {
     Sealed(Box<SealReport>),
     /// True if a disk was moved.
     Rebased(bool),
+    Marks(Box<SessionMarks>),
     Greeted,
     Failed {
         kind: String,
@@ -82,8 +88,16 @@ enum Answer {
 
 /// The requests that a served session answers.
 pub(crate) trait ServedSession: Send + Sync {
-    /// Seals the session. Nothing is sealed if `may_commit` fails under the documents' lock.
-    fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport>;
+    /// Seals the session as it is, or as it was at `mark`. Nothing is sealed if `may_commit` fails
+    /// under the documents' lock.
+    fn seal_if(
+        &self,
+        mark: Option<&SessionMark>,
+        may_commit: &dyn Fn() -> Result<()>,
+    ) -> Result<SealReport>;
+
+    /// The marks of the session.
+    fn marks(&self) -> SessionMarks;
 
     /// Reads folded disks, encrypted for [`rebase_purpose`], instead of layers. Returns true if a
     /// disk was moved.
@@ -115,8 +129,12 @@ impl Answers for SessionAnswers {
         let asked = serde_json::from_str::<Request>(request);
         // Hold the session only from here on: a silent asker must not keep it open.
         let Some(session) = self.session.upgrade() else { return self.decline(&stream) };
-        match asked {
-            Ok(Request::Seal) => {}
+        let mark = match asked {
+            Ok(Request::Seal) => None,
+            Ok(Request::SealMark(mark)) => Some(mark),
+            Ok(Request::Marks) => {
+                return send(&stream, &Answer::Marks(Box::new(session.marks())));
+            }
             Ok(Request::Rebase(folded)) => {
                 let rebased = session.rebase(&folded, &|| check_asker(&stream));
                 let answer = rebased.map_or_else(|error| failed(&error), Answer::Rebased);
@@ -127,13 +145,13 @@ impl Answers for SessionAnswers {
                 let message = format!("unknown request: {error}");
                 return send(&stream, &failed(&Error::new(ErrorKind::Unsupported, message)));
             }
-        }
+        };
         check_asker(&stream)?;
         let may_commit = || {
             check_asker(&stream)?;
             send(&stream, &Answer::Committing)
         };
-        let answer = match session.seal_if(&may_commit) {
+        let answer = match session.seal_if(mark.as_ref(), &may_commit) {
             Ok(sealed) => Answer::Sealed(Box::new(sealed)),
             Err(error) => failed(&error),
         };
@@ -159,8 +177,9 @@ fn check_asker(stream: &UnixStream) -> Result<()> {
     }
 }
 
-/// Asks the process that serves the session to seal it, and gives up after `patience`. Returns
-/// `None` if no process serves it, or if that process ends before it sealed.
+/// Asks the process that serves the session to seal it, as it is or as it was at `mark`, and gives
+/// up after `patience`. Returns `None` if no process serves it, or if that process ends before it
+/// sealed.
 ///
 /// # Errors
 /// `Busy` if the seal was cancelled: it never happens. `Io` if the server was stopped during the
@@ -169,9 +188,11 @@ pub(crate) fn ask_for_seal(
     repository: &Arc<Repository>,
     place: &SessionPaths,
     name: &SessionName,
+    mark: Option<&SessionMark>,
     patience: Duration,
 ) -> Result<Option<SealReport>> {
-    let Some(mut asked) = ask(place.directory(), CONTROL, &Request::Seal, LOOK_INTERVAL)? else {
+    let request = mark.map_or(Request::Seal, |mark| Request::SealMark(mark.clone()));
+    let Some(mut asked) = ask(place.directory(), CONTROL, &request, LOOK_INTERVAL)? else {
         return Ok(None);
     };
     let server = || server_of(place);
@@ -205,7 +226,7 @@ pub(crate) fn ask_for_seal(
         match asked.next() {
             Ok(Some(Answer::Committing)) => is_committing = true,
             // The answer to another question.
-            Ok(Some(Answer::Greeted | Answer::Rebased(_))) => {}
+            Ok(Some(Answer::Greeted | Answer::Rebased(_) | Answer::Marks(_))) => {}
             Ok(Some(Answer::Sealed(sealed))) => return Ok(Some(*sealed)),
             Ok(Some(Answer::Closing)) => return Ok(None),
             Ok(Some(Answer::Failed { kind, message })) => {
@@ -231,6 +252,39 @@ pub(crate) fn ask_for_seal(
             // The server was killed before it could seal.
             Err(_) if !is_committing => return Ok(None),
             Err(_) => return unknown(),
+        }
+    }
+}
+
+/// Asks the process that serves the session for its marks. `None` if no process serves it.
+///
+/// # Errors
+/// `Busy` if it does not answer.
+pub(crate) fn ask_for_marks(
+    place: &SessionPaths,
+    name: &SessionName,
+) -> Result<Option<SessionMarks>> {
+    let start = Instant::now();
+    let Some(mut asked) = ask(place.directory(), CONTROL, &Request::Marks, LOOK_INTERVAL)? else {
+        return Ok(None);
+    };
+    loop {
+        match asked.next() {
+            Ok(Some(Answer::Marks(marks))) => return Ok(Some(*marks)),
+            Ok(Some(Answer::Failed { kind, message })) => {
+                let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
+                let what = format!("session {name}: {} has no marks: {message}", server_of(place));
+                return Err(Error::new(kind, what));
+            }
+            Ok(Some(Answer::Closing)) | Err(_) => return Ok(None),
+            Ok(_) if start.elapsed() >= COMMIT_PATIENCE => {
+                let message = format!(
+                    "session {name}: {} does not answer; check whether that process is stopped",
+                    server_of(place)
+                );
+                return Err(Error::new(ErrorKind::Busy, message));
+            }
+            Ok(_) => {}
         }
     }
 }

@@ -10,7 +10,7 @@ use coldrise_block::now_ms;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result, sync_directory};
-use coldrise_store::{LATEST, LayerId, PointDocument, Repository, SessionName};
+use coldrise_store::{LATEST, LayerId, MarkRules, PointDocument, Repository, SessionName};
 
 use crate::client_files::{CarriedFiles, begin_files};
 use crate::incoming::IncomingPoint;
@@ -156,6 +156,9 @@ fn publish_subject(
         display_name: point.display_name.clone(),
         files: Some(SessionFiles::default()),
         sealed,
+        // A session that is bounded lives as long as its command.
+        marks: limit.is_none().then(MarkRules::default),
+        mark_points: Vec::new(),
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
         incoming_created_at_ms: incoming.map(|_| point.created_at_ms),
         is_ended: false,

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result, path_exists, remove_if_present};
 use coldrise_store::{
-    LayerReference, PointDocument, PointName, PointOrigin, Repository, SessionName,
+    Address, LayerReference, PointDocument, PointName, PointOrigin, PointSelector, Repository,
+    SessionName, SessionTime,
 };
 
 use crate::client_files::sealed;
@@ -23,11 +24,16 @@ use crate::incoming::{check_arrived, finish_arrival};
 use crate::layer::{Layer, LayerKeys, Poison, SealFacts, Superblock, layer_damage};
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{SessionPaths, layer_path, map_path};
+use crate::points::catalog::Catalog;
 use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles};
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control;
+use crate::sessions::marks::{SessionMark, choose, session_marks};
 use crate::sessions::seal_report::SealReport;
+
+/// How long an address with a mark waits for the process that serves the session.
+const MARK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Seals a session through the process that serves it, or in this process if none does. After the
 /// flush the cost does not depend on the captured data. Waits at most `patience` for the process
@@ -41,6 +47,53 @@ pub fn seal(
     name: &SessionName,
     patience: Duration,
 ) -> Result<SealReport> {
+    seal_mark(repository, name, None, patience)
+}
+
+/// Seals a session as it was at the mark that `time` means. A point that shows this mark already is
+/// returned instead of a new one.
+///
+/// # Errors
+/// As for [`seal`]; `NotFound` if there is no such mark, naming the nearest ones.
+pub fn seal_at(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    time: &SessionTime,
+    patience: Duration,
+) -> Result<SealReport> {
+    let marks = session_marks(repository, name)?;
+    let mark = choose(&marks.marks, time, name)?;
+    let known = SessionDocument::of(repository, name)?.point_of_mark(mark.time_ns);
+    if let Some((machine, point)) = known {
+        let selector = PointSelector::Exact(point);
+        match Catalog::new(repository).point(&machine, &selector) {
+            Ok(point) => return Ok(SealReport { point, left_out: Vec::new() }),
+            // It was forgotten meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    seal_mark(repository, name, Some(mark), patience)
+}
+
+/// The address of the point that shows a mark: seals the session at the mark. Any other address is
+/// returned as it is.
+///
+/// # Errors
+/// As for [`seal_at`].
+pub fn point_address(repository: &Arc<Repository>, address: &Address) -> Result<Address> {
+    let Address::Marked { session, time, disk } = address else { return Ok(address.clone()) };
+    let point = seal_at(repository, session, time, MARK_PATIENCE)?.point;
+    let selector = PointSelector::Exact(point.point);
+    Ok(Address::Point { machine: point.machine, selector, disk: disk.clone() })
+}
+
+pub(crate) fn seal_mark(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    mark: Option<&SessionMark>,
+    patience: Duration,
+) -> Result<SealReport> {
     SessionDocument::of(repository, name)?;
     // The commit checks this, too; here it is the first error on a full drive.
     repository.keep_room_for_gc()?;
@@ -49,7 +102,7 @@ pub fn seal(
     // Clients connect and disconnect, so the session may be served at one moment and idle at the
     // next. Ask first, because taking a held lock waits.
     let writing = loop {
-        if let Some(sealed) = control::ask_for_seal(repository, &place, name, patience)? {
+        if let Some(sealed) = control::ask_for_seal(repository, &place, name, mark, patience)? {
             return Ok(sealed);
         }
         if let Some(writing) = FileLock::take(&place)? {
@@ -71,10 +124,16 @@ pub fn seal(
     check_arrived(&document)?;
     let writing = Arc::new(writing);
     check_layers(repository, &document)?;
-    let facts = idle_facts(repository, &document, &writing)?;
     let carried = carry_idle(repository, &document)?;
+    if mark.is_some_and(|mark| mark.is_sealed(&document)) {
+        let committed = commit_sealed(repository, &place, &document, &carried, mark, &|| Ok(()))?;
+        let (point, _) = committed.mark(repository, &carried);
+        return Ok(SealReport { point, left_out: carried.left_out });
+    }
+    let facts = idle_facts(repository, &document, &writing)?;
     let committed = with_new_tops(repository, &document, |tops| {
-        commit(repository, &place, &facts, &carried, Some(tops), &|| Ok(()))
+        let sealed = Sealed { facts: &facts, carried: &carried, mark };
+        commit(repository, &place, &sealed, Some(tops), &|| Ok(()))
     })?;
     let (point, _) = committed.mark(repository, &carried);
     for (disk, facts) in document.disks.iter().zip(&facts) {
@@ -162,18 +221,41 @@ impl Committed {
     }
 }
 
+/// What is sealed.
+pub(crate) struct Sealed<'a> {
+    /// The extents of the top layers, in the disks' order. An empty one is in no point.
+    pub(crate) facts: &'a [SealFacts],
+    pub(crate) carried: &'a Carried,
+    /// The point shows the disks at this mark. Otherwise it shows them as they are.
+    pub(crate) mark: Option<&'a SessionMark>,
+}
+
+/// Commits a point at a mark whose layers are sealed already: the top layers stay.
+pub(crate) fn commit_sealed(
+    repository: &Repository,
+    place: &SessionPaths,
+    document: &SessionDocument,
+    carried: &Carried,
+    mark: Option<&SessionMark>,
+    may_commit: &dyn Fn() -> Result<()>,
+) -> Result<Committed> {
+    let facts = vec![SealFacts::default(); document.disks.len()];
+    let sealed = Sealed { facts: &facts, carried, mark };
+    commit(repository, place, &sealed, Some(&document.disks), may_commit)
+}
+
 /// The commit: names the point and replaces the document. `tops` are the new top layers in the
 /// disks' order; without them the session ends. The caller holds the session and keeps writes out.
 /// `may_commit` is called last, under the documents' lock. If it fails, nothing was sealed.
 pub(crate) fn commit(
     repository: &Repository,
     place: &SessionPaths,
-    facts: &[SealFacts],
-    carried: &Carried,
+    sealed: &Sealed<'_>,
     tops: Option<&[SessionDisk]>,
     may_commit: &dyn Fn() -> Result<()>,
 ) -> Result<Committed> {
     repository.keep_room_for_gc()?;
+    let Sealed { facts, carried, mark } = *sealed;
     let documents = FileLock::documents(repository)?;
     // Another process may have entered sealed points since the caller read the document.
     let Some(mut document) = SessionDocument::read(repository, place)? else {
@@ -199,11 +281,15 @@ pub(crate) fn commit(
                 layer_sequence: None,
             });
         }
-        if let Some(tops) = tops {
+        if let Some(tops) = tops.filter(|tops| tops[i].top != disk.top) {
             disk.top = tops[i].top;
             disk.least_sequence = 0;
         }
     }
+    let disks = match mark {
+        Some(mark) => mark.disks(&document.disks)?,
+        None => document.disks.iter().map(SessionDisk::sealed).collect(),
+    };
     let point = PointDocument {
         machine: document.machine.clone(),
         point: free_point_name(repository, &document)?,
@@ -211,8 +297,9 @@ pub(crate) fn commit(
         origin: PointOrigin::Synthetic {
             base: document.point.clone(),
             session: document.name.clone(),
+            marked_at_ms: mark.map(|mark| mark.time_ns / 1_000_000),
         },
-        disks: document.disks.iter().map(SessionDisk::sealed).collect(),
+        disks,
         configuration: document.configuration.clone(),
         parts: document.parts.clone(),
         is_protected: false,
@@ -232,6 +319,9 @@ pub(crate) fn commit(
     }
     document.highest_number = Some(point.point.lineage().1);
     document.has_new_parts = false;
+    if let Some(mark) = mark {
+        document.note_mark_point(mark.time_ns, &point.point);
+    }
     document.sealed.push(point.clone());
     document.is_ended = tops.is_none();
     document.write(repository, place)?;

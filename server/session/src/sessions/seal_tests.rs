@@ -59,7 +59,10 @@ fn a_seal_whose_new_layer_was_tidied_away_changes_nothing() {
     // A writer runs in between: no document names the new layer yet.
     assert_eq!(crate::remove_unused_layers(&writer).unwrap(), 1);
     let carried = carry_idle(repository, &before).unwrap();
-    let committed = commit(repository, &place, &facts, &carried, Some(&tops), &|| Ok(()));
+    let committed = {
+        let sealed = Sealed { facts: &facts, carried: &carried, mark: None };
+        commit(repository, &place, &sealed, Some(&tops), &|| Ok(()))
+    };
     let error = committed.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(std::error::Error::source(&error).is_none(), "{error:?}");

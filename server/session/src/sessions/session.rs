@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use coldrise_block::{Context, Disk, Error, ErrorKind, Result, remove_if_present};
 use coldrise_store::{DiskName, Repository, SessionName};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::activity::{ActiveDisk, ActivitySocket, Served};
 use crate::boot_trace::{TraceReadAhead, TraceRecorder};
@@ -25,13 +25,15 @@ use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
-use crate::sessions::seal::{check_layers, commit};
+use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks};
+use crate::sessions::seal::{Sealed, check_layers, commit, commit_sealed};
 use crate::sessions::seal_report::SealReport;
 
 /// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
 /// flushes, closes the layers cleanly and releases the session's lock.
 pub struct Session {
     // Fields are dropped in this order: first the sockets, then the disks, then the lock.
+    keeper: MarkKeeper,
     control: Mutex<Option<ControlSocket>>,
     /// `None` if the process could not listen: it serves the session all the same.
     _activity: Option<ActivitySocket>,
@@ -100,7 +102,9 @@ impl Session {
             Arc::clone(&writing),
         );
         let files = Arc::new(files.context(|| format!("session {name}"))?);
+        let newest_ns = newest_mark(&disks);
         let session = Arc::new(Session {
+            keeper: MarkKeeper::new(document.mark_rules(), newest_ns),
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
             _read_ahead: read_ahead,
@@ -117,6 +121,7 @@ impl Session {
         let served: Arc<dyn ServedSession> = Arc::clone(&session) as _;
         let control = ControlSocket::listen(&place, Arc::downgrade(&served))?;
         *session.control.lock() = Some(control);
+        session.keeper.start(Arc::downgrade(&session));
         Ok(session)
     }
 
@@ -183,6 +188,7 @@ impl Session {
     /// answered. Call this before the last reference is dropped: a running request also holds the
     /// session, and would close it later than its owner expects.
     pub fn stop_listening(&self) {
+        self.keeper.stop();
         let control = self.control.lock().take();
         drop(control);
     }
@@ -194,11 +200,15 @@ impl Session {
     /// `Poisoned` after a failed sync; `Corrupt` if the file of a sealed layer is missing or
     /// damaged. If this fails, nothing has changed.
     pub fn seal(&self) -> Result<SealReport> {
-        self.seal_if(&|| Ok(()))
+        self.seal_if(None, &|| Ok(()))
     }
 
-    /// Like [`Session::seal`], unless `may_commit` fails: see [`commit`].
-    pub(crate) fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
+    /// Like [`Session::seal`], or as it was at `mark`, unless `may_commit` fails: see [`commit`].
+    pub(crate) fn seal_if(
+        &self,
+        mark: Option<&SessionMark>,
+        may_commit: &dyn Fn() -> Result<()>,
+    ) -> Result<SealReport> {
         let mut document = self.document.lock();
         self.poison.check()?;
         // The disks below read the complete point already, or move to it with the next read that needs it.
@@ -206,9 +216,35 @@ impl Session {
         check_arrived(&document)?;
         let before = document.clone();
         check_layers(&self.repository, &before)?;
+        if mark.is_some_and(|mark| mark.is_sealed(&before)) {
+            let (repository, place) = (&self.repository, &self.place);
+            let carried = carry(repository, &self.files)?;
+            let committed = commit_sealed(repository, place, &before, &carried, mark, may_commit);
+            let (point, after) = committed?.mark(repository, &carried);
+            *document = after;
+            return Ok(SealReport { point, left_out: carried.left_out });
+        }
         with_new_tops(&self.repository, &before, |tops| {
-            self.seal_onto(&mut document, tops, may_commit)
+            self.seal_onto(&mut document, tops, mark, may_commit)
         })
+    }
+
+    pub(super) fn keeper(&self) -> &MarkKeeper {
+        &self.keeper
+    }
+
+    /// The disks without their counters.
+    pub(super) fn layered(&self) -> impl Iterator<Item = &Arc<LayeredDisk>> {
+        self.disks.iter().map(|disk| disk.layered())
+    }
+
+    /// The current document; `None` during a seal.
+    pub(super) fn try_document(&self) -> Option<MutexGuard<'_, SessionDocument>> {
+        self.document.try_lock()
+    }
+
+    pub(super) fn repository(&self) -> &Repository {
+        &self.repository
     }
 
     /// Records the layers' last sequence numbers in the document, so that an older version of a
@@ -256,6 +292,7 @@ impl Session {
         &self,
         document: &mut SessionDocument,
         tops: &[SessionDisk],
+        mark: Option<&SessionMark>,
         may_commit: &dyn Fn() -> Result<()>,
     ) -> Result<SealReport> {
         let fresh = tops
@@ -274,7 +311,8 @@ impl Session {
             facts.push(top.seal_facts()?);
         }
         let repository = &self.repository;
-        let committed = commit(repository, &self.place, &facts, &carried, Some(tops), may_commit);
+        let sealed = Sealed { facts: &facts, carried: &carried, mark };
+        let committed = commit(repository, &self.place, &sealed, Some(tops), may_commit);
         let committed = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = committed.document.clone();
@@ -348,6 +386,15 @@ fn listen_for_watchers(
         tracing::warn!(error = %error.full_message(), "the session's activity cannot be seen");
     }
     socket.ok()
+}
+
+/// The time of the newest time mark, in nanoseconds since 1970.
+fn newest_mark(disks: &[Arc<ActiveDisk>]) -> Option<u64> {
+    let newest = |disk: &Arc<ActiveDisk>| {
+        let stack = disk.layered().hold();
+        stack.layers.iter().flat_map(|layer| layer.time_marks()).map(|mark| mark.time_ns).max()
+    };
+    disks.iter().filter_map(newest).max()
 }
 
 fn no_top() -> Error {
@@ -476,8 +523,16 @@ fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result
 }
 
 impl ServedSession for Session {
-    fn seal_if(&self, may_commit: &dyn Fn() -> Result<()>) -> Result<SealReport> {
-        Session::seal_if(self, may_commit)
+    fn seal_if(
+        &self,
+        mark: Option<&SessionMark>,
+        may_commit: &dyn Fn() -> Result<()>,
+    ) -> Result<SealReport> {
+        Session::seal_if(self, mark, may_commit)
+    }
+
+    fn marks(&self) -> SessionMarks {
+        Session::marks(self)
     }
 
     fn rebase(&self, folded: &[u8], may_commit: &dyn Fn() -> Result<()>) -> Result<bool> {

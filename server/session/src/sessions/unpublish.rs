@@ -15,7 +15,7 @@ use crate::session_folder::document::SessionDocument;
 use crate::session_folder::ended::remove_remains;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::forget_old_maps;
-use crate::sessions::seal::{check_layers, commit, idle_facts};
+use crate::sessions::seal::{Sealed, check_layers, commit, idle_facts};
 use crate::sessions::seal_report::SealReport;
 
 /// Ends a session. The writes captured since its last seal become a restore point, which is
@@ -61,7 +61,8 @@ pub fn unpublish(
     let marker = session_name(&document);
     repository.suspend_markers(std::slice::from_ref(&marker))?;
     let sealed = if let Some((facts, carried)) = captured {
-        let committed = commit(repository, &place, &facts, &carried, None, &|| Ok(()))?;
+        let sealed = Sealed { facts: &facts, carried: &carried, mark: None };
+        let committed = commit(repository, &place, &sealed, None, &|| Ok(()))?;
         let (point, _) = committed.mark(repository, &carried);
         Some(SealReport { point, left_out: carried.left_out })
     } else {

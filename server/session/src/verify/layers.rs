@@ -96,10 +96,12 @@ impl Inventory {
 
     /// Every layer once.
     fn parts(&self, repository: &Arc<Repository>) -> Vec<Part<'_>> {
-        let mut sealed: BTreeMap<LayerId, (LayerReference, u64, Vec<String>)> = BTreeMap::new();
+        // The state at a mark is read apart: its blocks may have been captured again later.
+        type Key = (LayerId, Option<u64>);
+        let mut sealed: BTreeMap<Key, (LayerReference, u64, Vec<String>)> = BTreeMap::new();
         let mut refer = |reference: &LayerReference, size_bytes: u64, disk: String| {
             let (longest, _, disks) = sealed
-                .entry(reference.id)
+                .entry((reference.id, reference.layer_sequence.map(|_| reference.sealed_sequence)))
                 .or_insert_with(|| (reference.clone(), size_bytes, Vec::new()));
             // A session that continued after its seals has the longest part of the layer.
             if reference.sealed_sequence > longest.sealed_sequence {

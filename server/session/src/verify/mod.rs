@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::points::catalog::Catalog;
 use crate::points::inventory::Inventory;
 use crate::points::read_lease::ReadLease;
+use crate::sessions::seal::point_address;
 use crate::sessions::session::session;
 use recent::RecentInventory;
 
@@ -209,6 +210,9 @@ fn only(
                 }
             }
             inventory.points.push(point);
+        }
+        Address::Marked { .. } => {
+            return only(repository, &point_address(repository, address)?, program);
         }
         Address::Live { session: name, disk } => {
             let mut document = session(repository, name)?.document;

@@ -24,7 +24,7 @@ fn put(writer: &RepositoryWriter, text: &str) {
     let mut document = point("web01", text, MapRoot::EMPTY, 4096);
     if name(text).is_synthetic() {
         let session = SessionName::parse("trial").unwrap();
-        document.origin = PointOrigin::Synthetic { base: name(FIRST), session };
+        document.origin = PointOrigin::Synthetic { base: name(FIRST), session, marked_at_ms: None };
     }
     writer.put_point(&document).unwrap();
 }

@@ -1,0 +1,271 @@
+//! Makes and removes the marks of a served session.
+//!
+//! The guest does not wait for it: a mark pauses the writes of all disks for the time that one cell
+//! for each disk takes, and no sync is made for it. Marks are removed by the rule. If the blocks that only
+//! marks need take more than their share of the drive, intervals become twice as long, and again,
+//! until they take less.
+
+use std::ops::ControlFlow;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use coldrise_block::{Context, PeriodicThread, Result, now_ms};
+use coldrise_store::MarkRules;
+use parking_lot::Mutex;
+
+use super::{SessionMark, SessionMarks, kept_marks, whole_marks};
+use crate::layer::{Layer, RemovedMarks, TimeMark};
+use crate::sessions::session::Session;
+
+/// Part of the drive that the blocks of marks may take.
+const SHARE_OF_DRIVE: u64 = 10;
+/// Interval between two looks at the rule, in marks.
+const TURNS_BETWEEN_REMOVALS: u32 = 10;
+/// Intervals grow at most by this power of two. Above it all marks but the newest are removed.
+const MOST_COARSE: u32 = 16;
+/// After this time with little held, intervals become shorter again.
+const RELAX_AFTER: Duration = Duration::from_secs(60);
+
+/// The marks of a session, in the process that serves it.
+pub(crate) struct MarkKeeper {
+    rules: MarkRules,
+    state: Mutex<State>,
+    thread: Mutex<Option<PeriodicThread>>,
+}
+
+struct State {
+    /// The time of the newest mark, and when it was made by the monotonic clock.
+    last: Option<(u64, Instant)>,
+    coarser: u32,
+    changed: Instant,
+    turns: u32,
+    limit_bytes: u64,
+}
+
+impl MarkKeeper {
+    /// A keeper whose thread has not been started. Marks get times after `newest_ns`.
+    pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>) -> MarkKeeper {
+        let now = Instant::now();
+        let state = State {
+            last: newest_ns.map(|newest_ns| (newest_ns, now)),
+            coarser: 0,
+            changed: now,
+            turns: 0,
+            limit_bytes: u64::MAX,
+        };
+        MarkKeeper { rules, state: Mutex::new(state), thread: Mutex::new(None) }
+    }
+
+    /// Starts the thread, unless the rule makes no marks.
+    pub(crate) fn start(&self, session: Weak<Session>) {
+        let Some(interval) = self.rules.interval() else { return };
+        let turn = move || match session.upgrade() {
+            Some(session) => session.mark_turn(),
+            None => ControlFlow::Break(()),
+        };
+        match PeriodicThread::start("session-marks", interval, turn) {
+            Ok(thread) => *self.thread.lock() = Some(thread),
+            Err(error) => tracing::warn!(%error, "no marks are made: their thread cannot start"),
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub(crate) fn stop(&self) {
+        let thread = self.thread.lock().take();
+        drop(thread);
+    }
+}
+
+/// The time of the next mark: the clock's, or if that was set back the last mark's plus the time
+/// that has passed since. So marks stay in order.
+fn next_time_ns(last: Option<(u64, Instant)>, clock_ns: u64, now: Instant) -> u64 {
+    let since = |at: Instant| {
+        let elapsed = now.saturating_duration_since(at).as_nanos();
+        u64::try_from(elapsed).unwrap_or(u64::MAX)
+    };
+    let after = |(time_ns, at): (u64, Instant)| time_ns.saturating_add(since(at).max(1));
+    last.map_or(clock_ns, |last| clock_ns.max(after(last)))
+}
+
+fn clock_ns() -> u64 {
+    now_ms().saturating_mul(1_000_000)
+}
+
+impl Session {
+    fn mark_turn(&self) -> ControlFlow<()> {
+        if self.has_stopped() {
+            return ControlFlow::Break(());
+        }
+        if let Err(error) = self.mark_and_remove() {
+            // The next write meets the same failure and reports it.
+            tracing::debug!(error = %error.full_message(), "no mark was made");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn mark_and_remove(&self) -> Result<()> {
+        let turns = {
+            let mut state = self.keeper().state.lock();
+            state.turns = state.turns.wrapping_add(1);
+            state.turns
+        };
+        let coarser = self.keeper().state.lock().coarser;
+        if turns % (1 << coarser.min(MOST_COARSE)) == 0 {
+            self.mark()?;
+        }
+        let limit_bytes = self.held_limit()?;
+        self.keeper().state.lock().limit_bytes = limit_bytes;
+        let held = self.held_bytes();
+        if held > limit_bytes || turns % TURNS_BETWEEN_REMOVALS == 0 {
+            self.remove_marks(limit_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a mark of all disks if one of them was written since the last one.
+    pub(crate) fn mark(&self) -> Result<()> {
+        let stacks: Vec<_> = self.layered().map(|disk| disk.hold()).collect();
+        let tops: Vec<&Layer> =
+            stacks.iter().filter_map(|stack| stack.layers.last()).map(|top| &**top).collect();
+        if !tops.iter().any(|top| top.has_unmarked_writes()) {
+            return Ok(());
+        }
+        for top in &tops {
+            top.reserve_time_marks()?;
+        }
+        let paused = tops.iter().map(|top| top.pause_writes()).collect::<Result<Vec<_>>>()?;
+        let mut state = self.keeper().state.lock();
+        let now = Instant::now();
+        let time_ns = next_time_ns(state.last, clock_ns(), now);
+        state.last = Some((time_ns, now));
+        for (top, paused) in tops.iter().zip(&paused) {
+            top.add_time_mark(paused, time_ns)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the marks that the rule does not keep, and those that not all disks have.
+    fn remove_marks(&self, limit_bytes: u64) -> Result<()> {
+        // A seal replaces the layers meanwhile: the next turn removes marks.
+        let Some(document) = self.try_document() else { return Ok(()) };
+        loop {
+            let coarser = self.keeper().state.lock().coarser;
+            let held = self.marks_of(&document);
+            let now_ns = self.now_ns();
+            let mut kept = kept_marks(held, &self.keeper().rules, now_ns, coarser);
+            if coarser > MOST_COARSE {
+                kept.drain(..kept.len().saturating_sub(1));
+            }
+            for disk in self.layered() {
+                let stack = disk.hold();
+                let Some(top) = stack.layers.last() else { continue };
+                let is_kept = |mark: &TimeMark| {
+                    kept.binary_search_by_key(&mark.time_ns, |kept| kept.time_ns).is_ok()
+                };
+                top.remove_time_marks(&gone(&top.time_marks(), is_kept))?;
+            }
+            let held_bytes = self.held_bytes();
+            let mut state = self.keeper().state.lock();
+            if held_bytes > limit_bytes && state.coarser <= MOST_COARSE {
+                state.coarser += 1;
+                state.changed = Instant::now();
+                continue;
+            }
+            let is_relaxed = held_bytes < limit_bytes / 4 && state.changed.elapsed() > RELAX_AFTER;
+            if state.coarser > 0 && is_relaxed {
+                state.coarser -= 1;
+                state.changed = Instant::now();
+            }
+            return Ok(());
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        next_time_ns(self.keeper().state.lock().last, clock_ns(), Instant::now())
+    }
+
+    /// Bytes of the blocks that only marks need.
+    fn held_bytes(&self) -> u64 {
+        self.layered().filter_map(|disk| disk.top()).map(|top| top.kept_bytes()).sum()
+    }
+
+    /// The most bytes that they may take: a share of the drive, and never more than half of what it
+    /// has left.
+    fn held_limit(&self) -> Result<u64> {
+        let folder = self.repository().layers_dir();
+        let drive = rustix::fs::statvfs(&folder).map_err(std::io::Error::from);
+        let drive = drive.context(|| format!("reading the free space of {}", folder.display()))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(drive.f_frsize);
+        let left = bytes(drive.f_bavail).saturating_add(self.held_bytes());
+        Ok((bytes(drive.f_blocks) / SHARE_OF_DRIVE).min(left / 2))
+    }
+
+    /// The marks of the disks that `document` describes.
+    pub(crate) fn marks_of(&self, document: &crate::SessionDocument) -> Vec<SessionMark> {
+        let disks: Vec<_> = self
+            .layered()
+            .zip(&document.disks)
+            .map(|(disk, described)| {
+                let ids = described.layers.iter().map(|layer| layer.id).chain([described.top]);
+                let stack = disk.hold();
+                ids.zip(stack.layers.iter().map(|layer| layer.time_marks())).collect()
+            })
+            .collect();
+        whole_marks(&disks)
+    }
+
+    /// The marks that the rule keeps, and what they take.
+    pub(crate) fn marks(&self) -> SessionMarks {
+        let document = self.document();
+        let (coarser, limit_bytes) = {
+            let state = self.keeper().state.lock();
+            (state.coarser, state.limit_bytes)
+        };
+        let marks =
+            kept_marks(self.marks_of(&document), &self.keeper().rules, self.now_ns(), coarser);
+        SessionMarks {
+            marks,
+            held_bytes: Some(self.held_bytes()),
+            held_bytes_limit: Some(limit_bytes),
+            coarser,
+        }
+    }
+}
+
+/// The ranges of the marks that are not kept.
+fn gone(marks: &[TimeMark], is_kept: impl Fn(&TimeMark) -> bool) -> Vec<RemovedMarks> {
+    let runs = marks.chunk_by(|a, b| is_kept(a) == is_kept(b));
+    let gone = runs.filter(|run| !is_kept(&run[0]));
+    let range = |run: &[TimeMark]| RemovedMarks {
+        first: run[0].sequence,
+        last: run[run.len() - 1].sequence,
+    };
+    gone.map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_marks_grow_whatever_the_clock_says() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let day = 86_400_000_000_000;
+        assert_eq!(next_time_ns(None, 5, start), 5);
+        // The clock is set back by a day, then forward by two.
+        assert_eq!(next_time_ns(Some((2 * day, start)), day, at(1)), 2 * day + 1_000_000_000);
+        assert_eq!(next_time_ns(Some((2 * day, start)), 3 * day, at(1)), 3 * day);
+        // Two marks at one instant.
+        assert_eq!(next_time_ns(Some((day, start)), day, start), day + 1);
+    }
+
+    #[test]
+    fn neighbouring_marks_are_removed_as_one_range() {
+        let marks: Vec<_> = (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n }).collect();
+        let ranges = gone(&marks, |mark| [1, 4].contains(&mark.time_ns));
+        let range = |first, last| RemovedMarks { first, last };
+        assert_eq!(ranges, [range(20, 30), range(50, 60)]);
+        assert!(gone(&marks, |_| true).is_empty() && gone(&[], |_| false).is_empty());
+    }
+}

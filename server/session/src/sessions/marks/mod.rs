@@ -1,0 +1,225 @@
+//! Time marks of a session: states of all its disks at one time, to which it can go back.
+//!
+//! While a process serves the session it makes a mark at each interval in which clients wrote (see
+//! `keeper`). A mark is in the layers of all disks under one time. It counts if all of them have
+//! it. A mark in a sealed layer stays there until the layer is folded.
+//!
+//! A mark that is used becomes a restore point: `seal` names the layers up to the mark's cell. So a
+//! mark that was published, restored or booted is a point like any other, and the session may
+//! remove the mark. If the mark is in the layer that takes the writes, that layer is sealed first:
+//! from then on nothing in it is overwritten.
+
+mod keeper;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coldrise_block::{Error, ErrorKind, Result, now_ms};
+use coldrise_store::{
+    DiskDocument, LayerId, LayerReference, MarkRules, PointName, Repository, SessionName,
+    SessionTime,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::disks::point_disk::sealed_layers;
+use crate::layer::{Layer, LayerKeys, ReadMode, TimeMark, layer_damage};
+use crate::paths::{SessionPaths, layer_path};
+use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::sessions::control::ask_for_marks;
+
+pub(crate) use keeper::MarkKeeper;
+
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+/// A state of all disks of a session at one time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionMark {
+    /// Nanoseconds since 1970-01-01T00:00:00Z. Grows from mark to mark, also if the clock is set
+    /// back.
+    pub time_ns: u64,
+    /// For each disk, in the document's order: the layer, and the sequence number of its cell.
+    pub(crate) places: Vec<(LayerId, u64)>,
+}
+
+/// The marks of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionMarks {
+    /// The oldest first.
+    pub marks: Vec<SessionMark>,
+    /// Space of the blocks that only marks need, in bytes. `None` if no process serves the session.
+    pub held_bytes: Option<u64>,
+    /// The most that they may take, in bytes. `None` if no process serves the session.
+    pub held_bytes_limit: Option<u64>,
+    /// Intervals are this power of two longer than the rule says, because of the limit.
+    pub coarser: u32,
+}
+
+impl SessionMark {
+    /// The time in whole seconds since 1970.
+    pub fn unix_seconds(&self) -> u64 {
+        self.time_ns / NS_PER_SECOND
+    }
+
+    /// Whether none of its layers takes writes.
+    pub(crate) fn is_sealed(&self, document: &SessionDocument) -> bool {
+        document.disks.iter().all(|disk| self.places.iter().all(|(id, _)| *id != disk.top))
+    }
+
+    /// Its second, as in an address.
+    ///
+    /// # Errors
+    /// `InvalidInput` after the year 9999.
+    pub fn name(&self) -> Result<PointName> {
+        let seconds = i64::try_from(self.unix_seconds()).unwrap_or(i64::MAX);
+        let time = jiff::Timestamp::from_second(seconds).map_err(|error| {
+            Error::with_source(ErrorKind::InvalidInput, "the time of a mark", error)
+        })?;
+        PointName::from_time(time)
+    }
+
+    /// The disks as they were at the mark. Sealed layers keep their later writes: the last
+    /// reference ends at the mark.
+    ///
+    /// # Errors
+    /// `NotFound` if a layer of the mark was folded meanwhile.
+    pub(crate) fn disks(&self, disks: &[SessionDisk]) -> Result<Vec<DiskDocument>> {
+        let marked = |(disk, (id, sequence)): (&SessionDisk, &(LayerId, u64))| {
+            let mut marked = disk.sealed();
+            let found = marked.layers.iter().position(|layer| layer.id == *id);
+            let Some(place) = found.filter(|_| self.places.len() == disks.len()) else {
+                let text = "the mark is gone: its layer was folded meanwhile";
+                return Err(Error::new(ErrorKind::NotFound, text));
+            };
+            marked.layers.truncate(place + 1);
+            if let Some(last) = marked.layers.last_mut().filter(|l| *sequence < l.sealed_sequence) {
+                *last = LayerReference {
+                    sealed_sequence: *sequence,
+                    layer_sequence: Some(last.layer_sequence.unwrap_or(last.sealed_sequence)),
+                    ..last.clone()
+                };
+            }
+            Ok(marked)
+        };
+        disks.iter().zip(&self.places).map(marked).collect()
+    }
+}
+
+/// The marks that all disks have. Each disk has the marks of its layers, the lowest layer first.
+pub(crate) fn whole_marks(disks: &[Vec<(LayerId, Vec<TimeMark>)>]) -> Vec<SessionMark> {
+    let mut found: BTreeMap<u64, Vec<(LayerId, u64)>> = BTreeMap::new();
+    for (number, layers) in disks.iter().enumerate() {
+        for (id, marks) in layers {
+            for mark in marks {
+                let places = found.entry(mark.time_ns).or_default();
+                if places.len() == number {
+                    places.push((*id, mark.sequence));
+                }
+            }
+        }
+    }
+    let whole = found.into_iter().filter(|(_, places)| places.len() == disks.len());
+    whole.map(|(time_ns, places)| SessionMark { time_ns, places }).collect()
+}
+
+/// The marks that the rule keeps now.
+pub(crate) fn kept_marks(
+    marks: Vec<SessionMark>,
+    rules: &MarkRules,
+    now_ns: u64,
+    coarser: u32,
+) -> Vec<SessionMark> {
+    let times: Vec<u64> = marks.iter().map(|mark| mark.time_ns).collect();
+    let kept = rules.kept(&times, now_ns, coarser);
+    marks.into_iter().zip(kept).filter(|(_, is_kept)| *is_kept).map(|(mark, _)| mark).collect()
+}
+
+/// The marks of a session: those that its process knows, or those in its layers if no process
+/// serves it. The latter takes time in proportion to the captured blocks' records.
+///
+/// # Errors
+/// `NotFound`; `Busy` if its process does not answer; `Corrupt` if a layer is damaged.
+pub fn session_marks(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionMarks> {
+    let place = SessionPaths::of(repository, name);
+    let document = SessionDocument::of(repository, name)?;
+    match ask_for_marks(&place, name)? {
+        Some(marks) => Ok(marks),
+        None => idle_marks(repository, &document),
+    }
+}
+
+/// The marks of a session that no process serves.
+fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Result<SessionMarks> {
+    let marks = marks_in_layers(repository, document)?;
+    // While no process serves the session, nothing changes: its marks do not age.
+    let now_ns = marks.last().map_or(0, |mark| mark.time_ns);
+    let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0);
+    Ok(SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0 })
+}
+
+/// All marks in the layers of a session that no process serves.
+fn marks_in_layers(
+    repository: &Arc<Repository>,
+    document: &SessionDocument,
+) -> Result<Vec<SessionMark>> {
+    let disk = |disk: &SessionDisk| {
+        let sealed = sealed_layers(repository, &disk.layers, disk.size_bytes)?;
+        let top = Layer::open_for_reading(
+            &layer_path(repository, &disk.top),
+            &disk.top_superblock(),
+            LayerKeys::of(repository, &disk.top),
+            ReadMode::Idle(disk.least_sequence),
+        );
+        let top = top.map_err(layer_damage)?;
+        let layers = sealed.iter().chain([&top]).map(|layer| layer.time_marks());
+        let ids = disk.layers.iter().map(|layer| layer.id).chain([disk.top]);
+        Ok(ids.zip(layers).collect())
+    };
+    let disks = document.disks.iter().map(disk).collect::<Result<Vec<_>>>()?;
+    Ok(whole_marks(&disks))
+}
+
+/// The mark that `time` means.
+///
+/// # Errors
+/// `NotFound`, naming the nearest marks before and after.
+pub(crate) fn choose<'a>(
+    marks: &'a [SessionMark],
+    time: &SessionTime,
+    name: &SessionName,
+) -> Result<&'a SessionMark> {
+    let (before, found) = match time {
+        SessionTime::At(second) => {
+            let seconds = second.unix_seconds();
+            let end = marks.partition_point(|mark| mark.unix_seconds() <= seconds);
+            (end, end.checked_sub(1).filter(|i| marks[*i].unix_seconds() == seconds))
+        }
+        SessionTime::Ago(age) => {
+            let until = now_ms().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+            let end = marks.partition_point(|mark| mark.time_ns / 1_000_000 <= until);
+            (end, end.checked_sub(1))
+        }
+        SessionTime::LastGood(second) => {
+            let end = marks.partition_point(|mark| mark.unix_seconds() < second.unix_seconds());
+            (end, end.checked_sub(1))
+        }
+    };
+    if let Some(found) = found {
+        return Ok(&marks[found]);
+    }
+    let nearest = |mark: Option<&SessionMark>| mark.and_then(|mark| mark.name().ok());
+    let near = |time: PointName| format!("live/{name}@{time}");
+    let earlier = nearest(before.checked_sub(1).map(|i| &marks[i])).map(near);
+    let later = nearest(marks.get(before)).map(near);
+    let what = match (earlier, later) {
+        (Some(earlier), Some(later)) => format!("the nearest are {earlier} and {later}"),
+        (Some(last), None) => format!("the last one is {last}"),
+        (None, Some(first)) => format!("the oldest is {first}"),
+        (None, None) => "it has none".to_owned(),
+    };
+    let message = format!("session {name} has no mark {time}: {what}");
+    let advice = format!("coldrise marks live/{name} lists them");
+    Err(Error::new(ErrorKind::NotFound, message).advise(advice))
+}
+
+#[cfg(test)]
+mod tests;
