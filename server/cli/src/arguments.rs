@@ -109,6 +109,7 @@ pub(crate) enum Command {
     Publish(commands::publish::PublishArguments),
     /// List the published sessions.
     Sessions,
+    Marks(commands::marks::MarksArguments),
     Seal(commands::seal::SealArguments),
     Unpublish(commands::unpublish::UnpublishArguments),
     Serve(commands::serve::ServeArguments),

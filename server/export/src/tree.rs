@@ -141,8 +141,12 @@ impl ExportTree {
                 self.open_point(&machine, &selector, file)
             }
             Address::Live { session, disk: None } => self.open_session(&session, file, read_only),
+            Address::Marked { disk: None, .. } => {
+                let point = coldrise_session::point_address(&self.repository, &address)?;
+                self.open_address(&format!("{point}/{file}"), read_only)
+            }
             // One part too many: the error says which form a name has.
-            Address::Point { .. } | Address::Live { .. } => {
+            Address::Point { .. } | Address::Live { .. } | Address::Marked { .. } => {
                 Err(Address::parse(name).err().unwrap_or_else(malformed))
             }
         }

@@ -119,6 +119,9 @@ impl Subject {
                 }
                 Ok(Subject::Point(point))
             }
+            Address::Marked { .. } => {
+                Subject::find(repository, &coldrise_session::point_address(repository, address)?)
+            }
             Address::Live { session, disk } => {
                 let document = coldrise_session::session(repository, session)?.document;
                 if let Some(disk) = disk {

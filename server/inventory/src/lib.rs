@@ -32,6 +32,7 @@ mod inventory;
 mod listing;
 mod machine_pattern;
 mod machines;
+mod marks;
 mod occupied;
 mod points;
 mod retention;
@@ -57,6 +58,7 @@ pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{MachinePattern, matches_wildcards};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
+pub use marks::{MarkDetails, MarkStretch, MarksDetails};
 pub use points::{PointDetails, PointDisk, PointPart, find_disk};
 pub use retention::{
     PrunedMachine, PrunedPoint, Retention, RetentionPlan, going, machines_or_all,

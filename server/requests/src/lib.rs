@@ -30,7 +30,7 @@ pub use points::{
 pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use value::{
     Hypervisor, Target, live_session, parse_backup_machine, parse_network, parse_percent,
-    parse_point, parse_target, session_name, unique_names,
+    parse_point, parse_target, sealable, session_name, unique_names,
 };
 
 use clap::{ArgMatches, Command};

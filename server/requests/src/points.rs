@@ -9,13 +9,13 @@ use coldrise_formats::Format;
 use coldrise_hosts::parse_host_name;
 use coldrise_ingest::{RestoreTarget, is_ova};
 use coldrise_inventory::{BootStage, Retention};
-use coldrise_store::{Address, DisplayName, MachineName, SessionName};
+use coldrise_store::{Address, DisplayName, MachineName, MarkRules, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::value::{
     only, pairs, parse_backup_machine, parse_percent, parse_point, parse_rate, parse_target,
-    session_name, text,
+    sealable, session_name, text,
 };
 
 /// Disks of a machine to back up.
@@ -144,20 +144,25 @@ pub struct Verify {
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
-    /// MACHINE/POINT.
+    /// MACHINE/POINT, or live/SESSION@TIME.
     #[arg(value_name = "MACHINE/POINT", value_parser = text(Address::parse))]
     pub address: String,
     /// Name of the session. Default: the machine's name and the first unused number.
     #[arg(long = "name", value_name = "SESSION", value_parser = text(SessionName::parse))]
     pub session: Option<String>,
+    /// Which time marks of the session are kept: off, or INTERVAL=AGE,…. Default:
+    /// 1s=10m,10s=1h,1m=1d.
+    #[arg(long, value_name = "RULE", value_parser = text(MarkRules::parse))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marks: Option<String>,
 }
 
 /// A session to make a restore point of.
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Seal {
-    /// The session's name, or live/SESSION.
-    #[arg(value_name = "SESSION", value_parser = text(session_name))]
+    /// The session's name, live/SESSION, or live/SESSION@TIME for its state at a time mark.
+    #[arg(value_name = "SESSION", value_parser = text(sealable))]
     pub session: String,
 }
 

@@ -80,6 +80,23 @@ pub fn session_name(text: &str) -> Result<SessionName> {
     SessionName::parse(text.strip_prefix("live/").unwrap_or(text))
 }
 
+/// A session, or one at a time mark: its name, live/SESSION or live/SESSION@TIME.
+///
+/// # Errors
+/// `InvalidInput` for another address.
+pub fn sealable(text: &str) -> Result<Address> {
+    let address = match text.contains('/') {
+        true => Address::parse(text)?,
+        false => Address::parse(&format!("live/{text}"))?,
+    };
+    match address {
+        Address::Live { disk: None, .. } | Address::Marked { disk: None, .. } => Ok(address),
+        _ => Err(invalid(format!(
+            "{text}: all disks of a session are sealed together: give SESSION or live/SESSION@TIME"
+        ))),
+    }
+}
+
 /// A session by its address.
 ///
 /// # Errors
@@ -120,7 +137,7 @@ pub fn parse_target(text: &str) -> Result<Target> {
 pub fn parse_point(text: &str) -> Result<Target> {
     match Address::parse(text)? {
         Address::Point { machine, selector, disk: None } => Ok(Target::Point(machine, selector)),
-        Address::Point { .. } | Address::Live { .. } => Err(invalid(format!(
+        _ => Err(invalid(format!(
             "{text}: the command takes whole restore points: give MACHINE/POINT"
         ))),
     }

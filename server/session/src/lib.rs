@@ -91,7 +91,9 @@ pub use session_folder::document::{SessionDisk, SessionDocument};
 pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{SessionDamage, session_damage};
 pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
-pub use sessions::marks::{SessionMark, SessionMarks, session_marks};
+pub use sessions::marks::{
+    SessionMark, SessionMarks, layers_with_marks, session_marks, set_mark_rules,
+};
 pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions};
 pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};

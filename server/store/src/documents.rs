@@ -157,6 +157,10 @@ pub struct LayerReference {
     /// point is the state at a time mark. A version that does not know this refuses the layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_sequence: Option<u64>,
+    /// Until this time, in milliseconds since 1970, the session to which the layer belonged may go
+    /// back to time marks in it. A fold that chooses points by itself leaves it alone until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marks_until_ms: Option<u64>,
 }
 
 fn is_zero(number: &u32) -> bool {

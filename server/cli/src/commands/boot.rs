@@ -125,7 +125,14 @@ impl Subject {
         repository: &Arc<Repository>,
         arguments: &BootArguments,
     ) -> Result<Subject> {
-        match &arguments.address {
+        let is_whole = arguments.address.disk().is_none();
+        let address = match &arguments.address {
+            marked @ Address::Marked { .. } if is_whole => {
+                &coldrise_session::point_address(repository, marked)?
+            }
+            address => address,
+        };
+        match address {
             Address::Point { machine, selector, disk: None } => {
                 let origin = Origin::find(invocation.caller()?, repository, machine, selector)?;
                 check_offered(origin.document().clone())?;
@@ -140,7 +147,7 @@ impl Subject {
                 }
                 Ok(Subject::Session(Box::new(startable_session(repository, session)?)))
             }
-            Address::Point { .. } | Address::Live { .. } => Err(Error::new(
+            _ => Err(Error::new(
                 ErrorKind::InvalidInput,
                 format!(
                     "{}: a machine boots with all its disks: leave out the disk",

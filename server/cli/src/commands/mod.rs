@@ -23,6 +23,7 @@ pub(crate) mod key;
 pub(crate) mod link;
 pub(crate) mod list;
 pub(crate) mod man;
+pub(crate) mod marks;
 pub(crate) mod mount;
 pub(crate) mod moves;
 mod picture;
@@ -74,6 +75,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Diff(arguments) => diff::run(invocation, &arguments),
         Command::Publish(arguments) => publish::run(invocation, arguments),
         Command::Sessions => sessions::run(invocation),
+        Command::Marks(arguments) => marks::run(invocation, &arguments),
         Command::Seal(arguments) => seal::run(invocation, &arguments),
         Command::Unpublish(arguments) => unpublish::run(invocation, &arguments),
         Command::Serve(arguments) => serve::run(invocation, arguments),

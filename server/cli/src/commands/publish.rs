@@ -3,8 +3,8 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::Publish;
-use coldrise_session::{SessionDocument, check_offered};
-use coldrise_store::{Address, SessionName};
+use coldrise_session::{SessionDocument, check_offered, point_address, set_mark_rules};
+use coldrise_store::{Address, MarkRules, SessionName};
 use serde::Serialize;
 
 use super::serve::DEFAULT_ADDRESS;
@@ -20,6 +20,9 @@ use coldrise_hosting::ganesha::PATH as NFS_PATH;
 /// Takes the same short time for points of any size. Writes to the session are captured
 /// separately; the point never changes. The session survives crashes and restarts, until
 /// coldrise unpublish ends it. Front ends serve it: see coldrise serve.
+///
+/// While it is served, each second with writes is marked, and the session can go back to it: see
+/// coldrise marks. live/SESSION@TIME publishes a session as it was at such a time.
 ///
 /// A point that is still being copied from another site can be published, too: missing data is fetched when it is read.
 #[derive(Debug, Args)]
@@ -49,18 +52,25 @@ struct PublishedDisk<'a> {
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Result<Report> {
-    let address = arguments.request.address.parse()?;
-    let Address::Point { machine, selector, disk: None } = &address else {
+    let address: Address = arguments.request.address.parse()?;
+    if address.disk().is_some() || matches!(address, Address::Live { .. }) {
         let text = format!("{address}: whole restore points are published: give MACHINE/POINT");
         return Err(Error::new(ErrorKind::InvalidInput, text));
-    };
+    }
     let name = arguments.request.session.as_deref().map(SessionName::parse).transpose()?;
+    let rules = arguments.request.marks.as_deref().map(MarkRules::parse).transpose()?;
     let repository = invocation.open()?;
+    let Address::Point { machine, selector, .. } = &point_address(&repository, &address)? else {
+        return Err(Error::new(ErrorKind::Internal, "not a restore point"));
+    };
     let origin = Origin::find(invocation.caller()?, &repository, machine, selector)?;
     if !arguments.force {
         check_offered(origin.document().clone())?;
     }
     let session = origin.publish(invocation.caller()?, &repository, name)?;
+    if let Some(rules) = rules {
+        set_mark_rules(&repository, &session.name, rules)?;
+    }
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),

@@ -197,6 +197,10 @@ pub(crate) fn open_disk(
             let opened = open_point_disk(repository, &point, &name)?;
             Ok((format!("{machine}/{}/{name}", point.point), opened, held))
         }
+        Address::Marked { .. } => {
+            let point = coldrise_session::point_address(repository, address)?;
+            open_disk(invocation, repository, &point)
+        }
         Address::Live { session, disk } => {
             let document = coldrise_session::session(repository, session)?.document;
             let names = document.disks.iter().map(|disk| &disk.name);

@@ -47,6 +47,7 @@ pub(super) fn run(
             "an OVA cannot be written to standard output: its start is known only at the end";
         return Err(Error::new(ErrorKind::InvalidInput, text).advise("name a file: x.ova"));
     }
+    let address = &coldrise_session::point_address(repository, address)?;
     let state = match address {
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
@@ -67,6 +68,8 @@ pub(super) fn run(
                 _held: held,
             }
         }
+        // It has become a point.
+        Address::Marked { .. } => return Err(Error::new(ErrorKind::Internal, "a time mark")),
         Address::Live { session, disk } => {
             let document = coldrise_session::session(repository, session)?.document;
             let held = ReadLease::session(repository, PROGRAM, &document)?;

@@ -62,11 +62,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let repository = invocation.open_for_disks()?;
     let arguments = arguments.request;
     let address: Address = arguments.address.parse()?;
+    let address = coldrise_session::point_address(&repository, &address)?;
     let (machine, selector) = match &address {
         Address::Point { machine, selector, .. } => (machine, selector),
-        Address::Live { .. } => {
+        Address::Live { .. } | Address::Marked { .. } => {
             return Err(Error::new(ErrorKind::InvalidInput, "a session changes while it is read")
-                .advise("seal it, and roll back to the point"));
+                .advise("name a time mark of it (coldrise marks), or seal it and name the point"));
         }
     };
     let catalog = Catalog::new(&repository);

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use coldrise_block::Result;
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_recovery::keep_parts;
-use coldrise_requests::{Seal, session_name};
+use coldrise_requests::{Seal, sealable};
 use coldrise_session::{SealReport, SessionDocument, SkippedFile};
+use coldrise_store::Address;
 use serde::Serialize;
 
 use super::skipped_files;
@@ -21,6 +22,8 @@ use crate::units::show_duration;
 /// data that the machine has not yet written to its disks is not in the point. The point
 /// carries the small files that clients keep in the session's folder: up to 1 MiB each and 4
 /// MiB together, without locks and swap. Files that are too large are named.
+///
+/// live/SESSION@TIME seals the session as it was at a time mark (see coldrise marks).
 #[derive(Debug, Args)]
 pub(crate) struct SealArguments {
     #[command(flatten)]
@@ -52,10 +55,19 @@ const MANY_WAITING_BYTES: usize = 256 << 10;
 
 pub(crate) fn run(invocation: &Invocation, arguments: &SealArguments) -> Result<Report> {
     let repository = invocation.open()?;
-    let session = &session_name(&arguments.request.session)?;
     let patience = Duration::from_secs(u64::from(arguments.wait));
-    keep_parts(invocation.caller()?, &repository, session);
-    let sealed = coldrise_session::seal(&repository, session, patience)?;
+    let (session, sealed) = match &sealable(&arguments.request.session)? {
+        Address::Marked { session, time, .. } => {
+            let sealed = coldrise_session::seal_at(&repository, session, time, patience)?;
+            (&session.clone(), sealed)
+        }
+        Address::Live { session, .. } => {
+            keep_parts(invocation.caller()?, &repository, session);
+            let sealed = coldrise_session::seal(&repository, session, patience)?;
+            (&session.clone(), sealed)
+        }
+        Address::Point { .. } => return Err(Error::new(ErrorKind::Internal, "not a session")),
+    };
     let SealReport { point, left_out } = sealed;
     skipped_files::tell(&left_out);
     let found = coldrise_session::session(&repository, session);

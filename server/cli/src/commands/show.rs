@@ -74,6 +74,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: &ShowArguments) -> Result<
             let shown = PointDetails::new(&point, disk.as_ref(), boot.map(|(check, _)| check))?;
             Ok(point_report(&shown))
         }
+        Address::Marked { session, .. } => {
+            let text =
+                format!("show describes points and sessions: coldrise marks {session} lists marks");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
         Address::Live { session, disk } => {
             if arguments.screenshot.is_some() {
                 let text = "--screenshot is for points: sessions have no boot check";

@@ -15,6 +15,7 @@ use crate::damage::DamageListing;
 use crate::difference::Difference;
 use crate::listing::Listing;
 use crate::machines::{MachineSummary, PointPage, PointQuery};
+use crate::marks::MarksDetails;
 use crate::occupied::Occupied;
 use crate::points::PointDetails;
 use crate::retention::RetentionPlan;
@@ -118,6 +119,14 @@ impl Inventory {
     /// `Corrupt` if a document does not authenticate.
     pub fn sessions(&self) -> Result<SessionListing> {
         SessionListing::read(&self.repository()?)
+    }
+
+    /// The time marks of a session.
+    ///
+    /// # Errors
+    /// As of [`MarksDetails::read`].
+    pub fn session_marks(&self, name: &SessionName) -> Result<MarksDetails> {
+        MarksDetails::read(&self.repository()?, name)
     }
 
     /// One session as it is now, with what its clients do.

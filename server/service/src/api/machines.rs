@@ -11,8 +11,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{
-    ActivityTotals, DamageListing, Listing, MachineSummary, PointDetails, PointPage, PointQuery,
-    Retention, RetentionPlan, SessionDetails, SessionListing, Stats,
+    ActivityTotals, DamageListing, Listing, MachineSummary, MarksDetails, PointDetails, PointPage,
+    PointQuery, Retention, RetentionPlan, SessionDetails, SessionListing, Stats,
 };
 use coldrise_session::ActivityDetail;
 use coldrise_store::{MachineName, PointName, PointSelector, SessionName};
@@ -54,6 +54,7 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
         .routes(routes!(session))
         .routes(routes!(session_activity))
         .routes(routes!(session_history))
+        .routes(routes!(session_marks))
         .routes(routes!(space))
         .routes(routes!(damage))
         .routes(routes!(preview_retention))
@@ -278,6 +279,23 @@ async fn session(
     Names(session): Names<String>,
 ) -> Answer<Json<SessionAndMachine>> {
     read_session(service, caller, session, ActivityDetail::Totals).await.map(Json)
+}
+
+/// List the time marks of a session: the times to which it can go back.
+#[utoipa::path(get, path = "/sessions/{session}/marks", tag = "sessions", params(("session" = String, Path)),
+    responses((status = 200, body = MarksDetails), (status = "4XX", body = Problem, content_type = "application/problem+json")),
+    security(("token" = []), ("login" = [])))]
+async fn session_marks(
+    State(service): State<SharedService>,
+    Caller(caller): Caller,
+    Names(session): Names<String>,
+) -> Answer<Json<MarksDetails>> {
+    let session = session.parse::<SessionName>()?;
+    let marks = blocking(move || {
+        live(&service, &caller, Permission::View, &session)?;
+        service.inventory()?.session_marks(&session)
+    });
+    marks.await.map(Json)
 }
 
 /// Show a session as `/sessions/{session}` does, with a heat map of each disk of a served session.

@@ -11,7 +11,7 @@ use coldrise_requests::{Attach, Detach, Move, Recover, Rollback};
 use coldrise_session::SessionNotes;
 use coldrise_store::{Address, DiskName, PointName, SessionName};
 
-use super::starts::{Command, disk, live, new_session, point};
+use super::starts::{Command, disk, live, new_session, origin};
 use super::vsphere_starts::{known_login, to_datastore, under_vsphere, vsphere_note_of};
 use crate::access::{Identity, Permission};
 use crate::hypervisors::vsphere_note;
@@ -68,7 +68,7 @@ fn under_libvirt(request: &Recover, service: &Service, caller: &Identity) -> Res
 /// The machine of a recovery, whose new name is free.
 pub(super) fn subject(request: &Recover, service: &Service, caller: &Identity) -> Result<String> {
     let Address::Live { session, disk: None } = request.address.parse::<Address>()? else {
-        let machine = point(caller, Permission::Operate, &request.address)?;
+        let machine = origin(service, caller, &request.address)?;
         new_session(service, request.name.as_deref())?;
         if let Some(name) = &request.name {
             // It must not take the name of a machine that the caller does not see.

@@ -6,7 +6,7 @@ use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::{AtEnd, Boot, Protocol, Serve};
 use coldrise_store::Address;
 
-use super::starts::{Command, live, new_session, point};
+use super::starts::{Command, live, new_session, origin};
 use crate::access::{Identity, Permission};
 use crate::invalid::invalid;
 use crate::service::Service;
@@ -32,7 +32,7 @@ pub(super) fn boot(boot: Boot, service: &Service, caller: &Identity) -> Result<C
 /// The machine that boots.
 fn booting(boot: &Boot, service: &Service, caller: &Identity) -> Result<String> {
     let Address::Live { session, disk } = boot.address.parse::<Address>()? else {
-        return point(caller, Permission::Operate, &boot.address);
+        return origin(service, caller, &boot.address);
     };
     if disk.is_some() {
         return Err(invalid("give MACHINE/POINT or live/SESSION: a machine boots all disks"));

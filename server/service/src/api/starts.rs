@@ -13,7 +13,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_inventory::{Inventory, SessionDetails};
-use coldrise_requests::{CommandLine, Request, session_name};
+use coldrise_requests::{CommandLine, Request, sealable, session_name};
 use coldrise_runs::RunId;
 use coldrise_store::{Address, DiskName, DisplayName, MachineName, SessionName};
 use serde::Serialize;
@@ -107,12 +107,12 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             Command::new("verify", machine, &verify)
         }
         Request::Publish(publish) => {
-            let machine = point(caller, Operate, &publish.address)?;
+            let machine = origin(service, caller, &publish.address)?;
             new_session(service, publish.session.as_deref())?;
             Command::new("publish", machine, &publish)
         }
         Request::Seal(seal) => {
-            let found = live(service, caller, Operate, &session_name(&seal.session)?)?;
+            let found = live(service, caller, Operate, &sealed_session(&seal.session)?)?;
             Command::new("seal", found.machine, &seal)
         }
         Request::Unpublish(unpublish) => {
@@ -184,6 +184,24 @@ pub(super) fn point(caller: &Identity, permission: Permission, text: &str) -> Re
     }
 }
 
+/// The machine of MACHINE/POINT or live/SESSION@TIME.
+pub(super) fn origin(service: &Service, caller: &Identity, text: &str) -> Result<String> {
+    match text.parse::<Address>()? {
+        Address::Marked { session, disk: None, .. } => {
+            Ok(live(service, caller, Permission::Operate, &session)?.machine)
+        }
+        _ => point(caller, Permission::Operate, text),
+    }
+}
+
+/// The session of a request to seal.
+fn sealed_session(text: &str) -> Result<SessionName> {
+    match sealable(text)? {
+        Address::Live { session, .. } | Address::Marked { session, .. } => Ok(session),
+        Address::Point { .. } => Err(invalid("session: give SESSION or live/SESSION@TIME")),
+    }
+}
+
 /// The machine of MACHINE/POINT/DISK or live/SESSION/DISK.
 pub(super) fn disk(service: &Service, caller: &Identity, text: &str) -> Result<String> {
     match text.parse::<Address>()? {
@@ -191,7 +209,8 @@ pub(super) fn disk(service: &Service, caller: &Identity, text: &str) -> Result<S
             caller.allow_machine(Permission::Operate, machine.as_str())?;
             Ok(machine.to_string())
         }
-        Address::Live { session, disk: Some(_) } => {
+        Address::Live { session, disk: Some(_) }
+        | Address::Marked { session, disk: Some(_), .. } => {
             Ok(live(service, caller, Permission::Operate, &session)?.machine)
         }
         _ => Err(invalid("give MACHINE/POINT/DISK or live/SESSION/DISK")),
@@ -205,7 +224,7 @@ fn disks(service: &Service, caller: &Identity, text: &str) -> Result<String> {
             caller.allow_machine(Permission::Operate, machine.as_str())?;
             Ok(machine.to_string())
         }
-        Address::Live { session, .. } => {
+        Address::Live { session, .. } | Address::Marked { session, .. } => {
             Ok(live(service, caller, Permission::Operate, &session)?.machine)
         }
     }

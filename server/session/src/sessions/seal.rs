@@ -269,6 +269,8 @@ pub(crate) fn commit(
             return Err(Error::new(ErrorKind::Busy, message));
         }
     }
+    let rules = document.mark_rules();
+    let longest_ms = u64::try_from(rules.longest().as_millis()).unwrap_or(u64::MAX);
     for (i, disk) in document.disks.iter_mut().enumerate() {
         let sealed = facts[i];
         // An empty layer adds nothing, so the point does not name it.
@@ -279,6 +281,8 @@ pub(crate) fn commit(
                 sealed_slots: sealed.slots,
                 sealed_cells: sealed.cells,
                 layer_sequence: None,
+                marks_until_ms: (tops.is_some() && sealed.cells > 0 && !rules.is_off())
+                    .then(|| now_ms().saturating_add(longest_ms)),
             });
         }
         if let Some(tops) = tops.filter(|tops| tops[i].top != disk.top) {

@@ -64,6 +64,7 @@ fn disk(page: PageId, size_chunks: u64, layers: &[u8]) -> DiskDocument {
                 sealed_sequence: 1,
                 sealed_slots: 1,
                 layer_sequence: None,
+                marks_until_ms: None,
                 sealed_cells: 0,
             })
             .collect(),

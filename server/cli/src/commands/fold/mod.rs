@@ -146,6 +146,10 @@ fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<Poi
     if addresses.is_empty() {
         // An incompletely readable point cannot be folded.
         points.retain(|point| point.quarantine.is_none());
+        // A session can go back to time marks in them, which a fold removes.
+        let marked = coldrise_session::layers_with_marks(repository)?;
+        let has_marks = |disk: &DiskDocument| disk.layers.iter().any(|l| marked.contains(&l.id));
+        points.retain(|point| !point.disks.iter().any(has_marks));
     }
     points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
     points.dedup_by(|a, b| (&a.machine, &a.point) == (&b.machine, &b.point));
@@ -157,6 +161,10 @@ fn not_a_point(address: &Address) -> Error {
         Address::Live { session, .. } => format!(
             "{address} is a session: seal it (coldrise seal {session}) and fold the restore point \
              that this makes"
+        ),
+        Address::Marked { .. } => format!(
+            "{address} is a time mark: seal it (coldrise seal {address}) and fold the restore \
+             point that this makes"
         ),
         Address::Point { machine, selector, .. } => {
             format!("a fold takes all disks of a restore point: give {machine}/{selector}")

@@ -106,7 +106,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let host = arguments.request.on.as_deref().map(parse_host_name).transpose()?;
     let mut signals = ChildSignals::catch()?;
     let (repository, caller) = (invocation.open()?, invocation.caller()?);
-    let prepared = match &address {
+    let prepared = match &whole_point(&repository, &address)? {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
@@ -172,6 +172,17 @@ fn known_hypervisor(invocation: &Invocation, address: &Address) -> Result<Option
     };
     let note = recovery_note(&invocation.open()?, session)?;
     Ok(note.map(|note| Hypervisor::Vsphere(note.access.server)))
+}
+
+/// The point of an address with a time mark; any other address as it is.
+fn whole_point(
+    repository: &std::sync::Arc<coldrise_store::Repository>,
+    address: &Address,
+) -> Result<Address> {
+    match address.disk() {
+        None => coldrise_session::point_address(repository, address),
+        Some(_) => Err(no_single_disk(address)),
+    }
 }
 
 fn no_single_disk(address: &Address) -> Error {

@@ -15,7 +15,7 @@ use coldrise_requests::VsphereLogin;
 use coldrise_session::check_offered;
 use coldrise_store::Address;
 
-use super::{RecoverArguments, no_single_disk};
+use super::{RecoverArguments, no_single_disk, whole_point};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use answer::{report, tell_running};
@@ -70,7 +70,7 @@ pub(super) fn run(
         has_new_uuid: arguments.request.new_uuid,
         name: name.as_ref(),
     };
-    let recovery = match address {
+    let recovery = match &whole_point(&repository, address)? {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;

@@ -133,6 +133,10 @@ fn resolve(
     is_read_only: bool,
 ) -> Result<Target> {
     let (folder, disk, there, is_read_only) = match address {
+        Address::Marked { .. } => {
+            let point = coldrise_session::point_address(repository, address)?;
+            return resolve(invocation, repository, &point, is_read_only);
+        }
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let point = catalog.point(machine, selector)?;

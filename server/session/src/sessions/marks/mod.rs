@@ -11,7 +11,7 @@
 
 mod keeper;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result, now_ms};
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disks::point_disk::sealed_layers;
 use crate::layer::{Layer, LayerKeys, ReadMode, TimeMark, layer_damage};
+use crate::locks::file_lock::FileLock;
 use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
@@ -131,6 +132,35 @@ pub(crate) fn kept_marks(
     let times: Vec<u64> = marks.iter().map(|mark| mark.time_ns).collect();
     let kept = rules.kept(&times, now_ns, coarser);
     marks.into_iter().zip(kept).filter(|(_, is_kept)| *is_kept).map(|(mark, _)| mark).collect()
+}
+
+/// Sets which marks of a session are kept. A process that serves it follows the rule from its next
+/// opening on.
+///
+/// # Errors
+/// `NotFound`.
+pub fn set_mark_rules(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    rules: MarkRules,
+) -> Result<()> {
+    let _documents = FileLock::documents(repository)?;
+    let mut document = SessionDocument::of(repository, name)?;
+    document.marks = Some(rules);
+    document.write(repository, &SessionPaths::of(repository, name))
+}
+
+/// The sealed layers with marks to which sessions may go back.
+///
+/// # Errors
+/// `Corrupt` if a session's document does not authenticate.
+pub fn layers_with_marks(repository: &Repository) -> Result<HashSet<LayerId>> {
+    let now_ms = now_ms();
+    let documents = SessionDocument::readable(repository)?.into_iter();
+    let disks = documents.filter(|(_, d)| !d.is_ended).flat_map(|(_, document)| document.disks);
+    let layers = disks.flat_map(|disk| disk.layers);
+    let reachable = layers.filter(|layer| layer.marks_until_ms.is_some_and(|end| end > now_ms));
+    Ok(reachable.map(|layer| layer.id).collect())
 }
 
 /// The marks of a session: those that its process knows, or those in its layers if no process

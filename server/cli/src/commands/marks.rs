@@ -1,0 +1,90 @@
+//! `coldrise marks`: lists the time marks of a session.
+
+use clap::Args;
+use coldrise_block::{Result, now_ms};
+use coldrise_inventory::MarksDetails;
+use coldrise_requests::session_name;
+use coldrise_store::SessionName;
+
+use crate::invocation::Invocation;
+use crate::report::{Report, table};
+use crate::units::{show_count, show_moment, show_size};
+use coldrise_block::units::show_age;
+
+/// Marks that are listed without --all.
+const LISTED: usize = 20;
+
+/// List the times to which a session can go back.
+///
+/// While a front end serves a session, it marks each second in which clients wrote: the state of
+/// all disks at one instant. Marks become fewer with their age: by default each second for 10
+/// minutes, each 10 seconds for an hour, each minute for a day (see coldrise publish --marks).
+///
+/// A mark is used as an address: coldrise publish live/SESSION@20261127T030405Z, or with an age:
+/// live/SESSION@-90s. live/SESSION@last-good-20261127T030405Z is the last mark before that time.
+/// A mark that is used becomes a restore point.
+#[derive(Debug, Args)]
+pub(crate) struct MarksArguments {
+    /// The session's name, or live/SESSION.
+    #[arg(value_name = "SESSION", value_parser = session_name)]
+    session: SessionName,
+
+    /// List all marks, not only the newest 20.
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn run(invocation: &Invocation, arguments: &MarksArguments) -> Result<Report> {
+    let marks = MarksDetails::read(&invocation.open()?, &arguments.session)?;
+    let text = text(&marks, arguments.all);
+    Ok(Report::answer(&marks, text))
+}
+
+fn text(marks: &MarksDetails, all: bool) -> String {
+    let session = &marks.session;
+    let mut text = format!("session    {session}\nrule       {}\n", marks.rule);
+    if let (Some(held), Some(limit)) = (marks.held_bytes, marks.held_bytes_limit) {
+        text.push_str(&format!("held       {} of at most {}\n", show_size(held), show_size(limit)));
+    }
+    if marks.interval_factor > 1 {
+        text.push_str(&format!(
+            "intervals  {} times as long as the rule says: there is no space for more\n",
+            marks.interval_factor
+        ));
+    }
+    for stretch in &marks.stretches {
+        let step = match stretch.finest_step_s {
+            0 => String::new(),
+            step => format!(", at best each {step} s"),
+        };
+        text.push_str(&format!(
+            "reachable  {} to {}: {}{step}\n",
+            show_moment(stretch.from_ms),
+            show_moment(stretch.to_ms),
+            show_count(stretch.marks, "mark"),
+        ));
+    }
+    if marks.marks.is_empty() {
+        text.push_str(
+            "no marks: they are made while a front end serves the session and clients write\n",
+        );
+        return text;
+    }
+    let first = if all { 0 } else { marks.marks.len().saturating_sub(LISTED) };
+    let now_ms = now_ms();
+    let rows: Vec<Vec<String>> = marks.marks[first..]
+        .iter()
+        .map(|mark| {
+            let age_s = now_ms.saturating_sub(mark.marked_at_ms) / 1000;
+            let age = if age_s < 60 { format!("{age_s} s") } else { show_age(age_s) };
+            vec![mark.address.clone(), age]
+        })
+        .collect();
+    text.push('\n');
+    text.push_str(&table(&["ADDRESS", ">AGE"], &rows));
+    if first > 0 {
+        text.push_str(&format!("\n{first} older ones: coldrise marks {session} --all"));
+    }
+    text.push_str(&format!("\n\ngo back  coldrise publish live/{session}@-90s --name NAME"));
+    text
+}

@@ -1,0 +1,123 @@
+//! The time marks of a session, as `marks` and the service show them.
+
+use std::sync::Arc;
+
+use coldrise_block::{Result, now_ms};
+use coldrise_session::{SessionMarks, session_marks};
+use coldrise_store::{Repository, SessionName};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The time marks of a session: states of all its disks to which it can go back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MarksDetails {
+    /// The session's name.
+    pub session: String,
+    /// Which marks are kept: `off`, or `INTERVAL=AGE,…`.
+    pub rule: String,
+    /// Space of the blocks that only marks need, in bytes; absent if the session is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
+    /// The most that they may take, in bytes: a tenth of the drive, and at most half of its free
+    /// space.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes_limit: Option<u64>,
+    /// How many times longer than the rule says the intervals are, because of that limit.
+    pub interval_factor: u64,
+    /// Stretches of marks at about the same interval, the oldest first.
+    pub stretches: Vec<MarkStretch>,
+    /// The marks, the oldest first.
+    pub marks: Vec<MarkDetails>,
+}
+
+/// A time mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MarkDetails {
+    /// `live/SESSION@TIME`.
+    pub address: String,
+    /// Its time, in milliseconds since 1970-01-01T00:00:00Z.
+    pub marked_at_ms: u64,
+}
+
+/// Marks between which about the same time passes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MarkStretch {
+    /// Time of the oldest mark, in milliseconds since 1970-01-01T00:00:00Z.
+    pub from_ms: u64,
+    /// Time of the newest mark.
+    pub to_ms: u64,
+    /// Number of marks.
+    pub marks: u64,
+    /// Shortest time between two neighbours, in seconds; 0 for a single mark.
+    pub finest_step_s: u64,
+}
+
+impl MarksDetails {
+    /// Reads the marks of a session. Takes time in proportion to the captured blocks if no process
+    /// serves it.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` if the process that serves it does not answer.
+    pub fn read(repository: &Arc<Repository>, name: &SessionName) -> Result<MarksDetails> {
+        let document = coldrise_session::session(repository, name)?.document;
+        let SessionMarks { marks, held_bytes, held_bytes_limit, coarser } =
+            session_marks(repository, name)?;
+        let mut listed = Vec::with_capacity(marks.len());
+        for mark in &marks {
+            listed.push(MarkDetails {
+                address: format!("live/{name}@{}", mark.name()?),
+                marked_at_ms: mark.time_ns / 1_000_000,
+            });
+        }
+        Ok(MarksDetails {
+            session: name.to_string(),
+            rule: document.mark_rules().to_string(),
+            held_bytes,
+            held_bytes_limit,
+            interval_factor: 1 << coarser.min(63),
+            stretches: stretches(&listed, now_ms()),
+            marks: listed,
+        })
+    }
+}
+
+/// Ends of the stretches, as ages in seconds: what the marks of the last minutes, hours and days
+/// are is of different interest.
+const AGES_S: [u64; 4] = [600, 3600, 86_400, u64::MAX];
+
+fn stretches(marks: &[MarkDetails], now_ms: u64) -> Vec<MarkStretch> {
+    let class = |mark: &MarkDetails| {
+        let age_s = now_ms.saturating_sub(mark.marked_at_ms) / 1000;
+        AGES_S.iter().position(|end| age_s <= *end)
+    };
+    let runs = marks.chunk_by(|a, b| class(a) == class(b));
+    let stretch = |run: &[MarkDetails]| {
+        let steps = run.windows(2).map(|pair| pair[1].marked_at_ms - pair[0].marked_at_ms);
+        MarkStretch {
+            from_ms: run[0].marked_at_ms,
+            to_ms: run[run.len() - 1].marked_at_ms,
+            marks: run.len() as u64,
+            finest_step_s: steps.min().map_or(0, |step| step.div_ceil(1000).max(1)),
+        }
+    };
+    runs.map(stretch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_say_how_fine_the_marks_of_an_age_are() {
+        let mark = |marked_at_ms| MarkDetails { address: String::new(), marked_at_ms };
+        let marks: Vec<_> = [0, 60, 120, 3000, 3010, 3020, 3990, 3991, 3993]
+            .map(|seconds| mark(seconds * 1000))
+            .to_vec();
+        let found = stretches(&marks, 4_000_000);
+        let steps: Vec<_> = found.iter().map(|s| (s.marks, s.finest_step_s)).collect();
+        assert_eq!(steps, [(3, 60), (3, 10), (3, 1)]);
+        assert_eq!((found[1].from_ms, found[1].to_ms), (3_000_000, 3_020_000));
+        assert!(stretches(&[], 5).is_empty());
+        assert_eq!(stretches(&marks[..1], 0)[0].finest_step_s, 0);
+    }
+}
