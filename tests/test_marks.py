@@ -1,0 +1,196 @@
+"""Time marks: a session goes back to any second in which it was written."""
+
+import contextlib
+import math
+import random
+import struct
+import threading
+import time
+
+import nbd
+import pytest
+
+from support.nbdserver import refused, wait_until
+
+BLOCK = 4096
+DISK_BYTES = 4 << 20
+# Few blocks, so that each is written again and again.
+BLOCKS = 200
+
+
+class Writer(threading.Thread):
+    """Writes numbered blocks to two disks by turns: the oracle of what a mark must show."""
+
+    def __init__(self, server, exports):
+        super().__init__()
+        self.server = server
+        self.exports = exports
+        self.random = random.Random(7)
+        # For each write: its start and end in seconds, its disk and its block.
+        self.writes = []
+        self.must_end = threading.Event()
+
+    def run(self):
+        with self.server.connect(self.exports[0]) as first, self.server.connect(self.exports[1]) as second:
+            with contextlib.suppress(nbd.Error):  # The server was killed.
+                while not self.must_end.is_set():
+                    disk, block = len(self.writes) % 2, self.random.randrange(BLOCKS)
+                    self.writes.append([time.time(), math.inf, disk, block])
+                    (first, second)[disk].pwrite(content(len(self.writes)), block * BLOCK)
+                    self.writes[-1][1] = time.time()
+                    if len(self.writes) % 500 == 0:
+                        first.flush()
+                        second.flush()
+
+    def end(self):
+        self.must_end.set()
+        self.join()
+
+    def check(self, mark, images):
+        """The disks must be what they were after a number of writes that fits the mark's time."""
+        found = [
+            [struct.unpack_from("<Q", image, block * BLOCK)[0] for block in range(BLOCKS)] for image in images
+        ]
+        number = max(map(max, found))
+        expected = [[0] * BLOCKS, [0] * BLOCKS]
+        for n, (_, _, disk, block) in enumerate(self.writes[:number], 1):
+            expected[disk][block] = n
+        assert found == expected, f"the disks are not as after write {number}"
+        for disk, numbers in enumerate(found):
+            for block, n in enumerate(numbers):
+                assert n == 0 or images[disk][block * BLOCK:][:BLOCK] == content(n)
+        # The mark's time is cut to milliseconds.
+        at = mark["marked_at_ms"] / 1000
+        assert all(end > at for _, end, _, _ in self.writes[number:]), "a write before the mark is missing"
+        assert all(start < at + 0.002 for start, _, _, _ in self.writes[:number]), "a write after the mark is there"
+        return number
+
+
+def content(number):
+    return struct.pack("<Q", number) * (BLOCK // 8)
+
+
+@pytest.fixture
+def session(coldrise, tmp_path):
+    """A session of a machine with two empty disks."""
+    disks = {}
+    for name in ["vda", "vdb"]:
+        disks[name] = tmp_path / f"{name}.raw"
+        disks[name].write_bytes(bytes(DISK_BYTES))
+    return coldrise.publish(coldrise.backup("web01", **disks), "trial")
+
+
+def marks(coldrise, session="trial"):
+    return coldrise.json("marks", session)["marks"]
+
+
+def wait_for_marks(coldrise, count, after=0):
+    def enough():
+        found = [mark for mark in marks(coldrise) if mark["marked_at_ms"] > after]
+        return found if len(found) >= count else None
+    return wait_until(enough, f"{count} marks")
+
+
+def images(coldrise, address, folder):
+    """The disks of a point or a mark, as restore writes them."""
+    found = []
+    for disk in ["vda", "vdb"]:
+        target = folder / f"{disk}-restored.raw"
+        coldrise.json("restore", "--force", f"{address}/{disk}", target)
+        found.append(target.read_bytes())
+    return found
+
+
+def test_each_mark_is_what_both_disks_were_at_one_instant(coldrise, session, nbdkit, tmp_path):
+    server = nbdkit()
+    writer = Writer(server, list(session.values()))
+    writer.start()
+    try:
+        # While the disks are written, the session is sealed and writes to other layers.
+        for mark in wait_for_marks(coldrise, 3):
+            writer.check(mark, images(coldrise, mark["address"], tmp_path))
+        newest = marks(coldrise)[-1]["marked_at_ms"]
+        wait_for_marks(coldrise, 3, after=newest)
+    finally:
+        server.kill()
+        writer.end()
+    after_kill = marks(coldrise)
+    assert len([mark for mark in after_kill if mark["marked_at_ms"] > newest]) >= 1
+    numbers = [writer.check(mark, images(coldrise, mark["address"], tmp_path)) for mark in after_kill]
+    assert numbers == sorted(numbers)
+    assert coldrise.run("verify").returncode == 0
+
+
+def test_a_session_published_at_a_mark_is_independent(coldrise, session, nbdkit, tmp_path):
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        [mark] = wait_for_marks(coldrise, 1)
+        disk.pwrite(content(2), 0)
+        assert len(marks(coldrise)) <= 2
+        published = coldrise.json("publish", mark["address"], "--name", "back")
+        with server.connect("live/back/vda") as back:
+            assert bytes(back.pread(BLOCK, 0)) == content(1)
+            back.pwrite(content(3), 0)
+            assert bytes(disk.pread(BLOCK, 0)) == content(2)
+        # The same mark again is the same point; as an export it is read-only.
+        assert coldrise.json("seal", mark["address"])["address"] == published["address"]
+        with server.connect(f"{mark['address']}/vda") as export:
+            assert export.is_read_only() and bytes(export.pread(BLOCK, 0)) == content(1)
+        differing = coldrise.json("diff", f"{mark['address']}/vda", "live/trial/vda")
+        assert differing["disks"][0]["differing_bytes"] > 0
+    # The marked state is a point like any other: neither the end of its session nor gc changes it.
+    coldrise.json("unpublish", "trial", "--discard")
+    coldrise.json("fold")
+    coldrise.json("gc")
+    assert images(coldrise, published["address"], tmp_path)[0][:BLOCK] == content(1)
+    assert coldrise.run("verify").returncode == 0
+
+
+def test_fold_leaves_the_layers_to_whose_marks_a_session_can_go_back(coldrise, session, nbdkit, tmp_path):
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        [mark] = wait_for_marks(coldrise, 1)
+        disk.pwrite(content(2), 0)
+        sealed = coldrise.json("seal", "trial")["address"]
+        assert coldrise.json("fold")["points"] == []
+        coldrise.json("gc")
+        assert mark in marks(coldrise)
+        # Named, it is folded: then its marks are gone.
+        assert [point["address"] for point in coldrise.json("fold", sealed)["points"]] == [sealed]
+        assert mark not in marks(coldrise)
+        assert bytes(disk.pread(BLOCK, 0)) == content(2)
+
+
+def test_a_time_without_a_mark_is_refused_with_the_nearest(coldrise, session, nbdkit):
+    server = nbdkit()
+    early = coldrise.run("publish", "live/trial@-5m")
+    assert early.returncode == 1 and "session trial has no mark -5m: it has none" in early.stderr
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        [mark] = wait_for_marks(coldrise, 1)
+        late = coldrise.run("seal", "live/trial@20991231T235959Z")
+        assert late.returncode == 1 and f"the last one is {mark['address']}" in late.stderr
+        before = coldrise.run("seal", "live/trial@last-good-20200101T000000Z")
+        assert before.returncode == 1 and f"the oldest is {mark['address']}" in before.stderr
+        assert coldrise.json("seal", "live/trial@last-good-20991231T235959Z")["session"] == "trial"
+        refused(server, "live/trial@20991231T235959Z/vda")
+        assert mark["address"] in server.messages()
+    for address in ["live/trial@yesterday", "live/trial@", "live/trial@-5x", "web01@-90s/latest"]:
+        assert coldrise.run("publish", address).returncode == 2, address
+    assert coldrise.run("seal", "live/trial@-90s/vda").returncode == 2
+
+
+def test_marks_are_off_on_request(coldrise, point, nbdkit):
+    coldrise.json("publish", point, "--name", "plain", "--marks", "off")
+    coldrise.publish(point, "marked")
+    server = nbdkit()
+    with server.connect("live/plain/vda") as plain, server.connect("live/marked/vda") as marked:
+        plain.pwrite(content(1), 0)
+        marked.pwrite(content(1), 0)
+        wait_until(lambda: marks(coldrise, "marked"), "a mark of the other session")
+        found = coldrise.json("marks", "plain")
+    assert (found["rule"], found["marks"]) == ("off", [])
+    wrong = coldrise.run("publish", point, "--marks", "1m=1s")
+    assert wrong.returncode == 2 and "1s=10m,10s=1h,1m=1d" in wrong.stderr
