@@ -38,6 +38,7 @@ from bench.support.setting import Setting, Sizes  # noqa: E402
 MEASUREMENTS = [
     "nbd_read",
     "nbd_write",
+    "marks",
     "many_sessions",
     "flush_latency",
     "publish_seal",

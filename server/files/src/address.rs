@@ -1,4 +1,4 @@
-//! `MACHINE/POINT[/DISK[,DISK...]]:[FILE SYSTEM]/PATH`.
+//! `MACHINE/POINT[/DISK[,DISK...]]:[FILE SYSTEM]/PATH`, and the same of `live/SESSION@TIME`.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,17 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files_protocol::MAX_PATH_BYTES;
-use coldrise_store::{Address, DiskName, MachineName, PointSelector};
+use coldrise_store::{Address, DiskName, MachineName};
 
 use super::names::shown;
 
-/// A path in a restore point.
+/// A path in a restore point, or in a session at a time mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesAddress {
-    /// The machine.
-    pub machine: MachineName,
-    /// The point.
-    pub selector: PointSelector,
+    /// The point or the time mark, without a disk.
+    pub whole: Address,
     /// The only disks to look at, sorted; none stands for all.
     pub disks: Vec<DiskName>,
     /// The file system's name; `None` for the root of the system.
@@ -46,12 +44,14 @@ impl FilesAddress {
             Some((place, _)) => (point.get(..place), point.get(place + 1..)),
             None => (Some(point), None),
         };
-        let Address::Point { machine, selector, .. } = Address::parse(whole.unwrap_or_default())?
-        else {
-            let text =
-                format!("{point}: files are read from restore points; seal the session first");
+        let whole = Address::parse(whole.unwrap_or_default())?;
+        if let Address::Live { session, .. } = &whole {
+            let text = format!(
+                "{point}: files are read from restore points; seal the session first, or name a time \
+                 of it such as live/{session}@-90s"
+            );
             return Err(Error::new(ErrorKind::InvalidInput, text));
-        };
+        }
         let disks = named.map_or(Ok(Vec::new()), disks)?;
         let (system, path) = match inside.iter().position(|byte| *byte == b'/') {
             Some(end) => inside.split_at(end),
@@ -62,17 +62,16 @@ impl FilesAddress {
         }
         let system = std::str::from_utf8(system).map_err(|_| refuse())?;
         Ok(FilesAddress {
-            machine,
-            selector,
+            whole,
             disks,
             system: (!system.is_empty()).then(|| system.to_owned()),
             path: (!path.is_empty()).then(|| path.to_vec()),
         })
     }
 
-    /// MACHINE/POINT.
+    /// MACHINE/POINT or live/SESSION@TIME.
     pub fn point(&self) -> String {
-        format!("{}/{}", self.machine, self.selector)
+        self.whole.to_string()
     }
 
     /// The last name of the path, if it has one.
@@ -85,10 +84,15 @@ impl FilesAddress {
 
 /// `MACHINE:[FILE SYSTEM]/PATH`: a path in all points of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HistoryAddress(pub FilesAddress);
+pub struct HistoryAddress {
+    /// The machine.
+    pub machine: MachineName,
+    /// The path. Its point means nothing.
+    pub inside: FilesAddress,
+}
 
 impl HistoryAddress {
-    /// Parses an address. The selector of its inner one means nothing.
+    /// Parses an address.
     ///
     /// # Errors
     /// `InvalidInput`; the message says what is allowed.
@@ -106,9 +110,9 @@ impl HistoryAddress {
         let machine = machine.ok_or_else(refuse)?;
         let mut whole = format!("{machine}/latest:").into_bytes();
         whole.extend_from_slice(inside);
-        let address = FilesAddress::parse(OsStr::from_bytes(&whole)).map_err(|_| refuse())?;
-        match address.path {
-            Some(_) => Ok(HistoryAddress(address)),
+        let inside = FilesAddress::parse(OsStr::from_bytes(&whole)).map_err(|_| refuse())?;
+        match inside.path {
+            Some(_) => Ok(HistoryAddress { machine, inside }),
             None => Err(refuse()),
         }
     }
@@ -116,9 +120,9 @@ impl HistoryAddress {
 
 impl fmt::Display for HistoryAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let system = self.0.system.as_deref().unwrap_or_default();
-        let path = shown(self.0.path.as_deref().unwrap_or_default());
-        write!(f, "{}:{}{path}", self.0.machine, shown(system.as_bytes()))
+        let system = self.inside.system.as_deref().unwrap_or_default();
+        let path = shown(self.inside.path.as_deref().unwrap_or_default());
+        write!(f, "{}:{}{path}", self.machine, shown(system.as_bytes()))
     }
 }
 
@@ -178,6 +182,8 @@ mod tests {
         assert_eq!(several.to_string(), "web01/latest/vda,vdb:/etc");
         let list = parse("web01/latest:").unwrap();
         assert_eq!((list.system, list.path), (None, None));
+        let marked = parse("live/rescue@-90s/vda:/etc").unwrap();
+        assert_eq!(marked.to_string(), "live/rescue@-90s/vda:/etc");
         let history = HistoryAddress::parse(OsStr::new("web01:vda1/etc/a:b")).unwrap();
         assert_eq!(history.to_string(), "web01:vda1/etc/a:b");
         for refused in ["web01", "web01:", "web01/latest:/etc", ":/etc"] {

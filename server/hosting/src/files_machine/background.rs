@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_files::FilesAddress;
-use coldrise_session::Catalog;
 use rustix::process::{Signal, getpid, kill_process, setsid};
 
 use super::machine::FilesMachine;
 use super::place::Place;
+use super::reading::Reading;
 use crate::caller::Caller;
 use crate::signals::ChildSignals;
 
@@ -30,9 +30,9 @@ pub fn keep(caller: &Caller, address: &FilesAddress, idle: Duration) -> Result<(
     let _ = setsid();
     let mut signals = ChildSignals::catch()?;
     let may_stay = watch_command()?;
-    let FilesAddress { machine, selector, disks, .. } = address;
     let repository = &caller.open()?;
-    let point = Catalog::new(repository).point(machine, selector)?;
+    let point = Reading::point(caller, repository, address)?;
+    let disks = &address.disks;
     let place = Place::new(caller, &point, disks)?;
     let until = Instant::now() + LOOK_PATIENCE;
     let _lock = loop {

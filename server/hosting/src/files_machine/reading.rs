@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{AttachedDisks, Client, FileSystems, FilesAddress, Limits};
-use coldrise_session::{Catalog, check_offered};
-use coldrise_store::{PointDocument, Repository};
+use coldrise_session::{Catalog, check_offered, point_address};
+use coldrise_store::{Address, PointDocument, Repository};
 
 use super::KeptMachine;
 use crate::signals::ChildSignals;
@@ -40,8 +40,12 @@ impl Reading {
         address: &FilesAddress,
     ) -> Result<PointDocument> {
         let catalog = Catalog::new(repository);
-        let point = catalog.point(&address.machine, &address.selector)?;
-        tell_newer(caller, &catalog, &address.selector, &point);
+        let whole = point_address(repository, &address.whole)?;
+        let Address::Point { machine, selector, .. } = &whole else {
+            return Err(Error::new(ErrorKind::Internal, "files of a session"));
+        };
+        let point = catalog.point(machine, selector)?;
+        tell_newer(caller, &catalog, selector, &point);
         check_offered(point)
     }
 

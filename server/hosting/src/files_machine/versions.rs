@@ -50,7 +50,7 @@ pub fn read_points(
             Ok(done) => drop(rest.drain(..done)),
             // Some were forgotten meanwhile: those that are there still have their versions.
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let there = Catalog::new(repository).points(&address.machine)?;
+                let there = Catalog::new(repository).points(&first.machine)?;
                 let before = rest.len();
                 rest.retain(|point| there.iter().any(|found| found.point == point.point));
                 if rest.len() == before {

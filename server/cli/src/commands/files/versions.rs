@@ -147,7 +147,7 @@ impl Output<'_> {
 pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Result<Report> {
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
-    let address = &arguments.address.0;
+    let address = &arguments.address.inside;
     let key = arguments.key.read()?;
     let points = points(repository, arguments)?;
     let history = History::default();
@@ -160,7 +160,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &VersionsArguments) -> Res
     output.push(last);
     let path = address.path.as_deref().unwrap_or_default();
     let found = Found {
-        machine: address.machine.to_string(),
+        machine: arguments.address.machine.to_string(),
         path: shown(path),
         path_hex: path_hex(path),
         points: output.points,
@@ -181,7 +181,7 @@ fn points(
     repository: &Arc<Repository>,
     arguments: &VersionsArguments,
 ) -> Result<Vec<PointDocument>> {
-    let machine = &arguments.address.0.machine;
+    let machine = &arguments.address.machine;
     let since = arguments.since.as_ref().map(|since| since.unix_ms(jiff::Timestamp::now()));
     let mut points = Catalog::new(repository).points(machine)?;
     if points.is_empty() {
