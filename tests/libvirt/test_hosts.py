@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import socket
 import subprocess
 
@@ -206,9 +207,11 @@ def test_a_start_on_the_host_is_not_hindered(coldrise, host, backup, off, tmp_pa
     first = backup()
     write(off, "vda", "write -P 19 0 20M")
     reading = RunningBackup(coldrise, "web01", "--from", "libvirt", "--on", "hv1", "--rate", "8M")
+    # Else it could have read all before the start.
+    reading.process.send_signal(signal.SIGSTOP)
     host.libvirt.virsh("start", "web01", "--paused")
     off.write("vda", "write -P 20 0 4M")
-    code, made, messages = reading.end()
+    code, made, messages = reading.end(signal.SIGCONT)
     assert code == 0 and "starts again" in messages, messages
     assert not made["instant"]["is_off"] and made["disks"][0]["base"] == first["point"]
     assert_same_as_now(coldrise, made["address"], off, tmp_path)
