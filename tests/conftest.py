@@ -1,5 +1,6 @@
 """Fixtures that the end-to-end tests share."""
 
+import ctypes
 import functools
 import os
 import pathlib
@@ -30,6 +31,12 @@ from support.wallclock import BothClocks  # noqa: E402
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MIB = 1 << 20
+
+# Disks of megabytes are made and freed all the time. Freed memory stays with this process: the kernel would clear each page
+# again, which takes as long as all that tests do in Python. The thresholds of glibc for mmap and for trimming.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1024 * MIB)
+ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 256 * MIB)
 
 # Tests record no runs in this machine's folder.
 os.environ["COLDRISE_RUNS"] = "none"

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import socket
 import subprocess
 
@@ -9,7 +10,6 @@ import pytest
 
 from support.domain import Domain
 from support.nbdserver import DEADLINE_S, wait_until
-from support.nbdserver import wait_until
 from support.off import assert_same, bitmaps, write
 from support.running import MIB, assert_same_as_now
 from support.sources import RunningBackup
@@ -17,20 +17,33 @@ from support.ssh_host import SshHost
 
 
 @pytest.fixture(scope="module")
-def hv1():
-    started = SshHost()
-    yield started
-    started.close()
+def running_hosts():
+    """The host of all tests, in a list. After a test that failed, the next one starts another host."""
+    hosts = []
+    yield hosts
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture
+def hv1(running_hosts, request):
+    """Clean before and after each test."""
+    if not running_hosts:
+        running_hosts.append(SshHost())
+    yield running_hosts[0]
+    if request.node.is_failed:
+        running_hosts.pop().close()
+        return
+    running_hosts[0].libvirt.clear()
+    assert not list(running_hosts[0].scratch.iterdir())
+    running_hosts[0].keys.write_text("", encoding="utf-8")
 
 
 @pytest.fixture
 def host(hv1, coldrise):
-    """Known to the repository, and clean before and after each test."""
+    """Known to the repository."""
     hv1.add_to(coldrise)
-    yield hv1
-    hv1.libvirt.clear()
-    assert not list(hv1.scratch.iterdir())
-    hv1.keys.write_text("", encoding="utf-8")
+    return hv1
 
 
 @pytest.fixture
@@ -194,9 +207,11 @@ def test_a_start_on_the_host_is_not_hindered(coldrise, host, backup, off, tmp_pa
     first = backup()
     write(off, "vda", "write -P 19 0 20M")
     reading = RunningBackup(coldrise, "web01", "--from", "libvirt", "--on", "hv1", "--rate", "8M")
+    # Else it could have read all before the start.
+    reading.process.send_signal(signal.SIGSTOP)
     host.libvirt.virsh("start", "web01", "--paused")
     off.write("vda", "write -P 20 0 4M")
-    code, made, messages = reading.end()
+    code, made, messages = reading.end(signal.SIGCONT)
     assert code == 0 and "starts again" in messages, messages
     assert not made["instant"]["is_off"] and made["disks"][0]["base"] == first["point"]
     assert_same_as_now(coldrise, made["address"], off, tmp_path)
@@ -250,8 +265,6 @@ def test_the_service_adds_and_checks_hosts(hv1, coldrise, request):
     assert service.call("DELETE", "kvm-hosts/hv1", token=viewer).status == 403
     assert service.call("DELETE", "kvm-hosts/hv1").status == 204
     assert service.get("kvm-hosts")["hosts"] == []
-    hv1.libvirt.clear()
-    hv1.keys.write_text("", encoding="utf-8")
 
 
 @pytest.fixture

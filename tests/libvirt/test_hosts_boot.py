@@ -8,9 +8,9 @@ import subprocess
 from support.foreground import is_running
 from support.nbdserver import wait_until
 from test_check_boot import HALT, LOGIN, SAY, boot_record, check, small, stages
-from test_hosts import host, hv1, refused
+from test_hosts import host, hv1, refused, running_hosts
 
-__all__ = ["host", "hv1", "refused", "small"]
+__all__ = ["host", "hv1", "refused", "running_hosts", "small"]
 ON = "--on", "hv1", "--memory", "64M"
 
 

@@ -9,10 +9,10 @@ from support.line import Line
 from support.nbdserver import wait_until
 from support.running import MIB, TICKING_SECTOR, assert_one_instant, assert_same_as_now, restored
 from support.ssh_host import SshHost
-from test_hosts import backup, host, hv1, hv2
+from test_hosts import backup, host, hv1, hv2, running_hosts
 from test_recover_hosts import address, grows, recover, sockets
 
-__all__ = ["address", "backup", "grows", "host", "hv1", "hv2", "recover"]
+__all__ = ["address", "backup", "grows", "host", "hv1", "hv2", "recover", "running_hosts"]
 
 
 def test_a_host_reboots_during_a_backup(coldrise, host, backup, tmp_path):

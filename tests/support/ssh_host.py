@@ -80,10 +80,13 @@ class SshHost:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.sshd.pid, signal.SIGKILL)
         self.sshd.wait(timeout=DEADLINE_S)
-        # Each connection is a process group of its own.
-        for process in self.sessions():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        # Each connection is a process group of its own. All are stopped before one ends: the program on the host would see the
+        # end of its connection, and remove its folder.
+        sessions = set()
+        while more := set(self.sessions()) - sessions:
+            sessions |= more
+            _send(signal.SIGSTOP, more)
+        _send(signal.SIGKILL, sessions)
 
     def reboot(self):
         """Ends everything of the host at once, then starts its sshd and its libvirtd."""
@@ -119,6 +122,12 @@ class SshHost:
         self.stop()
         self.log.close()
         self.libvirt.close()
+
+
+def _send(number, processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 if __name__ == "__main__":
