@@ -4,13 +4,15 @@ import contextlib
 import math
 import random
 import struct
+import subprocess
 import threading
 import time
 
 import nbd
 import pytest
 
-from support.nbdserver import refused, wait_until
+from support.cli import Coldrise
+from support.nbdserver import Nbdkit, refused, wait_until
 
 BLOCK = 4096
 DISK_BYTES = 4 << 20
@@ -194,3 +196,59 @@ def test_marks_are_off_on_request(coldrise, point, nbdkit):
     assert (found["rule"], found["marks"]) == ("off", [])
     wrong = coldrise.run("publish", point, "--marks", "1m=1s")
     assert wrong.returncode == 2 and "1s=10m,10s=1h,1m=1d" in wrong.stderr
+
+
+def test_marks_end_with_their_age_and_give_their_blocks_back(coldrise, session, nbdkit):
+    coldrise.json("publish", "web01/latest", "--name", "short", "--marks", "1s=3s")
+    server = nbdkit()
+    writer = Writer(server, ["live/short/vda", "live/short/vdb"])
+    writer.start()
+
+    def oldest():
+        found = marks(coldrise, "short")
+        return found[0]["marked_at_ms"] if found else None
+    try:
+        first = wait_until(oldest, "a mark")
+        # Ten of its lives later, and after the sync that frees its blocks.
+        wait_until(lambda: oldest() > first + 6000, "the first marks to end")
+        found = coldrise.json("marks", "short")
+    finally:
+        server.kill()
+        writer.end()
+    assert len(found["marks"]) <= 5 + 10  # The rule is applied after each ten marks.
+    # Each mark needs at most all blocks of both disks.
+    assert found["held_bytes"] <= len(found["marks"]) * 2 * BLOCKS * BLOCK
+    assert coldrise.run("verify").returncode == 0
+
+
+def test_on_a_small_drive_marks_become_fewer_and_writes_succeed(tmp_path, template):
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "small", drive], check=True)
+    try:
+        coldrise = Coldrise.copied(template, drive / "repository")
+        disks = {}
+        for name in ["vda", "vdb"]:
+            disks[name] = tmp_path / f"{name}.raw"
+            disks[name].write_bytes(bytes(DISK_BYTES))
+        exports = coldrise.publish(coldrise.backup("web01", **disks), "trial")
+        with Nbdkit(coldrise, tmp_path / "nbdkit") as server:
+            writer = Writer(server, list(exports.values()))
+            writer.start()
+            try:
+                # A tenth of the drive: less than five states of both disks.
+                found = wait_until(lambda: coarse(coldrise), "longer intervals")
+            finally:
+                writer.end()
+        assert found["held_bytes_limit"] <= (64 << 20) // 10
+        assert not math.isinf(writer.writes[-1][1]), "a write failed"
+        for mark in marks(coldrise):
+            writer.check(mark, images(coldrise, mark["address"], tmp_path))
+        assert coldrise.run("verify").returncode == 0
+    finally:
+        subprocess.run(["umount", "--lazy", drive], check=True)
+
+
+def coarse(coldrise):
+    found = coldrise.json("marks", "trial")
+    return found if found["interval_factor"] > 1 else None

@@ -37,6 +37,11 @@ pub(crate) struct Superseded {
 }
 
 impl Superseded {
+    /// Whether a mark needed it when it was superseded.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.mark != 0
+    }
+
     /// A slot that no mark needs.
     pub(crate) fn unneeded(slot: u32) -> Superseded {
         Superseded { slot, mark: 0, written: 0 }

@@ -42,10 +42,10 @@ pub(crate) enum ReadMode<'a> {
     PerhapsAttached(&'a Path),
 }
 
-/// Maximum number of slots of a layer: twice the disk (live and superseded), and room for small
-/// disks.
+/// Maximum number of slots of a layer: four times the disk (live, superseded, and twice as many that
+/// only time marks need), and room for small disks.
 fn max_slots(blocks: u64) -> u32 {
-    let wanted = blocks.saturating_mul(2).saturating_add(1 << 20);
+    let wanted = blocks.saturating_mul(4).saturating_add(1 << 20);
     u32::try_from(wanted).unwrap_or(MAX_SLOTS).min(MAX_SLOTS)
 }
 
@@ -111,7 +111,7 @@ impl Layer {
         };
         let slots = segments * SLOTS_PER_SEGMENT;
         let what = |layer: &LayerFile| format!("opening the layer {}", layer.path.display());
-        let known = RecoveryFacts::of_mark(&mark);
+        let known = RecoveryFacts { rebuilds_history: true, ..RecoveryFacts::of_mark(&mark) };
         let mut found = recovery::scan(&layer, slots, &known).context(|| what(&layer))?;
         let nonces = NoncePrefix::random()?;
         let facts = recovery::finish_interrupted(&layer, &found, &nonces)?;
@@ -217,7 +217,12 @@ impl Layer {
                 let mark = Mark::read(&layer.file, &layer.path, layer.keys.marks());
                 // Without the mark the content is the same, but its history is unknown.
                 let history_from = mark.map_or(0, |mark| mark.history_from);
-                let known = RecoveryFacts { facts, is_whole: true, history_from, as_of };
+                let known = RecoveryFacts {
+                    is_whole: true,
+                    history_from,
+                    as_of,
+                    ..RecoveryFacts::of_mark(&Mark { facts, ..Mark::default() })
+                };
                 let found = recovery::scan(&layer, facts.slots, &known)?;
                 layer.marks = found.marks.into_iter().filter(|m| m.sequence <= as_of).collect();
                 layer.close_until_read(facts.slots)?;

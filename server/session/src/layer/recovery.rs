@@ -32,13 +32,21 @@ pub(crate) struct RecoveryFacts {
     pub(crate) history_from: u64,
     /// Only writes up to this sequence number count: those before a time mark.
     pub(crate) as_of: u64,
+    /// The records that time marks need are gathered.
+    pub(crate) rebuilds_history: bool,
 }
 
 impl RecoveryFacts {
     /// What the layer's own mark says.
     pub(crate) fn of_mark(mark: &Mark) -> RecoveryFacts {
         let Mark { facts, is_closed, history_from, .. } = *mark;
-        RecoveryFacts { facts, is_whole: is_closed, history_from, as_of: u64::MAX }
+        RecoveryFacts {
+            facts,
+            is_whole: is_closed,
+            history_from,
+            as_of: u64::MAX,
+            rebuilds_history: false,
+        }
     }
 }
 
@@ -69,7 +77,7 @@ pub(crate) struct Found {
     /// The cells of marks: slot and cell.
     mark_cells: Vec<(TimeMark, (u32, usize))>,
     removed_marks: Vec<RemovedMarks>,
-    /// All valid records of blocks, if there are marks.
+    /// All valid records of blocks, if there are marks and their history is rebuilt.
     captures: Vec<Capture>,
 }
 
@@ -110,7 +118,7 @@ pub(crate) fn scan(layer: &LayerFile, slots: u32, known: &RecoveryFacts) -> Resu
             }
             found.unproven.push(slot);
         }
-        if !found.marks.is_empty() {
+        if known.rebuilds_history && !found.marks.is_empty() {
             let Record { block, sequence, .. } = record;
             found.captures.push(Capture { block, sequence, slot });
         }

@@ -31,6 +31,8 @@ pub(crate) struct SlotRun {
 struct State {
     free: Vec<u32>,
     superseded: Vec<Superseded>,
+    /// Number of slots so far that time marks needed when they were superseded.
+    marked: u64,
     /// The first never-used slot.
     next: u32,
     /// The file has space for the slots below this one.
@@ -70,6 +72,7 @@ impl Slots {
             state: Mutex::new(State {
                 free,
                 superseded: Vec::new(),
+                marked: 0,
                 next,
                 ready,
                 syncs_since_growth: 0,
@@ -137,8 +140,15 @@ impl Slots {
     /// Notes slots whose blocks were captured again.
     pub(crate) fn supersede(&self, slots: &[Superseded]) {
         if !slots.is_empty() {
-            self.state.lock().superseded.extend_from_slice(slots);
+            let mut state = self.state.lock();
+            state.marked += slots.iter().filter(|slot| slot.is_marked()).count() as u64;
+            state.superseded.extend_from_slice(slots);
         }
+    }
+
+    /// Number of slots so far that time marks needed when they were superseded.
+    pub(crate) fn marked(&self) -> u64 {
+        self.state.lock().marked
     }
 
     /// Takes the slots superseded so far. The caller syncs, then calls `release`.

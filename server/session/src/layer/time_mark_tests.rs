@@ -203,3 +203,19 @@ fn only_writes_count_as_unmarked() {
     drop((layer, disk));
     assert!(place.open().0.has_unmarked_writes(), "written after the last mark");
 }
+
+#[test]
+fn a_write_without_space_takes_the_space_of_marks() {
+    let place = SessionPaths::new();
+    let (layer, disk) = place.open();
+    // Space for the disk's blocks twice and for cells, not for a third state.
+    layer.bound((2 * 64 + 8) * BLOCK);
+    for round in 0..10 {
+        disk.write_at(&content(0, 64 * BLOCK, round), 0).unwrap();
+        disk.flush().unwrap();
+        mark(&layer, u64::from(round) + 1);
+    }
+    let mut bytes = vec![0; 64 * BLOCK as usize];
+    disk.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, content(0, 64 * BLOCK, 9));
+}

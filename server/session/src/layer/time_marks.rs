@@ -81,6 +81,11 @@ impl LayerFile {
         }
     }
 
+    /// Bytes of all blocks so far that were kept for marks when they were captured again.
+    pub(crate) fn superseded_bytes(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |w| w.slots.marked() * BLOCK_SIZE_BYTES)
+    }
+
     /// Bytes of the slots that only marks need; 0 for a layer that is open for reading.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.writer.as_ref().map_or(0, |w| w.history.kept_slots() * BLOCK_SIZE_BYTES)

@@ -29,7 +29,7 @@ use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control;
-use crate::sessions::marks::{SessionMark, choose, session_marks};
+use crate::sessions::marks::{SessionMark, check_there, choose, marks_in_layers, session_marks};
 use crate::sessions::seal_report::SealReport;
 
 /// How long an address with a mark waits for the process that serves the session.
@@ -129,6 +129,10 @@ pub(crate) fn seal_mark(
         let committed = commit_sealed(repository, &place, &document, &carried, mark, &|| Ok(()))?;
         let (point, _) = committed.mark(repository, &carried);
         return Ok(SealReport { point, left_out: carried.left_out });
+    }
+    if let Some(mark) = mark {
+        // A process may have served it since the mark was chosen, and removed the mark.
+        check_there(mark, &marks_in_layers(repository, &document)?)?;
     }
     let facts = idle_facts(repository, &document, &writing)?;
     let committed = with_new_tops(repository, &document, |tops| {

@@ -25,7 +25,7 @@ use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
-use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks};
+use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks, check_there, marks_in};
 use crate::sessions::seal::{Sealed, check_layers, commit, commit_sealed};
 use crate::sessions::seal_report::SealReport;
 
@@ -305,6 +305,10 @@ impl Session {
         }
         let carried = carry(&self.repository, &self.files)?;
         let mut stacks: Vec<_> = self.disks.iter().map(|disk| disk.layered().pause()).collect();
+        if let Some(mark) = mark {
+            // From here on no mark is removed from these layers.
+            check_there(mark, &marks_in(stacks.iter().map(|stack| &**stack), document))?;
+        }
         let mut facts = Vec::with_capacity(stacks.len());
         for stack in &stacks {
             let top = stack.layers.last().ok_or_else(no_top)?;

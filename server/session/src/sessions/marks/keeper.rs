@@ -9,16 +9,24 @@ use std::ops::ControlFlow;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Context, PeriodicThread, Result, now_ms};
+use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
 use coldrise_store::MarkRules;
 use parking_lot::Mutex;
 
 use super::{SessionMark, SessionMarks, kept_marks, whole_marks};
+use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
+use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::session::Session;
 
 /// Part of the drive that the blocks of marks may take.
 const SHARE_OF_DRIVE: u64 = 10;
+/// The guest's rewrites cost more after a mark: a block that was captured before goes to another
+/// slot, and both are written to the drive. So heavy writers get fewer marks: the next one is made when
+/// the blocks kept since the last one are at most this many bytes for each second.
+const KEPT_BYTES_PER_S: f64 = (32 << 20) as f64;
+/// Room in a small layer for blocks of marks (see `max_slots`).
+const LEAST_ROOM_BYTES: u64 = 1 << 30;
 /// Interval between two looks at the rule, in marks.
 const TURNS_BETWEEN_REMOVALS: u32 = 10;
 /// Intervals grow at most by this power of two. Above it all marks but the newest are removed.
@@ -40,6 +48,8 @@ struct State {
     changed: Instant,
     turns: u32,
     limit_bytes: u64,
+    /// The bytes kept for marks so far, when the newest mark was made.
+    superseded_bytes: u64,
 }
 
 impl MarkKeeper {
@@ -52,6 +62,7 @@ impl MarkKeeper {
             changed: now,
             turns: 0,
             limit_bytes: u64::MAX,
+            superseded_bytes: 0,
         };
         MarkKeeper { rules, state: Mutex::new(state), thread: Mutex::new(None) }
     }
@@ -110,7 +121,7 @@ impl Session {
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
-        if turns % (1 << coarser.min(MOST_COARSE)) == 0 {
+        if turns % (1 << coarser.min(MOST_COARSE)) == 0 && !self.keeps_too_fast() {
             self.mark()?;
         }
         let limit_bytes = self.held_limit()?;
@@ -120,6 +131,15 @@ impl Session {
             self.remove_marks(limit_bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether too many blocks were kept since the newest mark to make another one now.
+    fn keeps_too_fast(&self) -> bool {
+        let superseded_bytes = self.superseded_bytes();
+        let state = self.keeper().state.lock();
+        let Some((_, at)) = state.last else { return false };
+        let kept_bytes = superseded_bytes.saturating_sub(state.superseded_bytes);
+        kept_bytes as f64 > at.elapsed().as_secs_f64() * KEPT_BYTES_PER_S
     }
 
     /// Makes a mark of all disks if one of them was written since the last one.
@@ -138,6 +158,7 @@ impl Session {
         let now = Instant::now();
         let time_ns = next_time_ns(state.last, clock_ns(), now);
         state.last = Some((time_ns, now));
+        state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns)?;
         }
@@ -189,29 +210,28 @@ impl Session {
         self.layered().filter_map(|disk| disk.top()).map(|top| top.kept_bytes()).sum()
     }
 
-    /// The most bytes that they may take: a share of the drive, and never more than half of what it
-    /// has left.
+    /// Bytes kept for marks so far. Counts from a seal on: then the next mark is not held back.
+    fn superseded_bytes(&self) -> u64 {
+        self.layered().filter_map(|disk| disk.top()).map(|top| top.superseded_bytes()).sum()
+    }
+
+    /// The most bytes that they may take: a share of the drive, never more than half of what it has
+    /// left, and never more than the layers have room for.
     fn held_limit(&self) -> Result<u64> {
         let folder = self.repository().layers_dir();
         let drive = rustix::fs::statvfs(&folder).map_err(std::io::Error::from);
         let drive = drive.context(|| format!("reading the free space of {}", folder.display()))?;
         let bytes = |blocks: u64| blocks.saturating_mul(drive.f_frsize);
         let left = bytes(drive.f_bavail).saturating_add(self.held_bytes());
-        Ok((bytes(drive.f_blocks) / SHARE_OF_DRIVE).min(left / 2))
+        let disks_bytes: u64 = self.layered().map(|disk| disk.size_bytes()).sum();
+        let room = disks_bytes.saturating_mul(2).saturating_add(LEAST_ROOM_BYTES);
+        Ok((bytes(drive.f_blocks) / SHARE_OF_DRIVE).min(left / 2).min(room))
     }
 
     /// The marks of the disks that `document` describes.
-    pub(crate) fn marks_of(&self, document: &crate::SessionDocument) -> Vec<SessionMark> {
-        let disks: Vec<_> = self
-            .layered()
-            .zip(&document.disks)
-            .map(|(disk, described)| {
-                let ids = described.layers.iter().map(|layer| layer.id).chain([described.top]);
-                let stack = disk.hold();
-                ids.zip(stack.layers.iter().map(|layer| layer.time_marks())).collect()
-            })
-            .collect();
-        whole_marks(&disks)
+    pub(crate) fn marks_of(&self, document: &SessionDocument) -> Vec<SessionMark> {
+        let stacks: Vec<_> = self.layered().map(|disk| disk.hold()).collect();
+        marks_in(stacks.iter().map(|stack| &**stack), document)
     }
 
     /// The marks that the rule keeps, and what they take.
@@ -230,6 +250,18 @@ impl Session {
             coarser,
         }
     }
+}
+
+/// The marks in these stacks of the disks that `document` describes.
+pub(crate) fn marks_in<'a>(
+    stacks: impl Iterator<Item = &'a Stack>,
+    document: &SessionDocument,
+) -> Vec<SessionMark> {
+    let marks = |(stack, described): (&Stack, &SessionDisk)| {
+        let ids = described.layers.iter().map(|layer| layer.id).chain([described.top]);
+        ids.zip(stack.layers.iter().map(|layer| layer.time_marks())).collect()
+    };
+    whole_marks(&stacks.zip(&document.disks).map(marks).collect::<Vec<_>>())
 }
 
 /// The ranges of the marks that are not kept.

@@ -28,7 +28,7 @@ use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
 
-pub(crate) use keeper::MarkKeeper;
+pub(crate) use keeper::{MarkKeeper, marks_in};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -187,7 +187,7 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
 }
 
 /// All marks in the layers of a session that no process serves.
-fn marks_in_layers(
+pub(crate) fn marks_in_layers(
     repository: &Arc<Repository>,
     document: &SessionDocument,
 ) -> Result<Vec<SessionMark>> {
@@ -206,6 +206,16 @@ fn marks_in_layers(
     };
     let disks = document.disks.iter().map(disk).collect::<Result<Vec<_>>>()?;
     Ok(whole_marks(&disks))
+}
+
+/// # Errors
+/// `NotFound` if the mark is not among `marks` any more.
+pub(crate) fn check_there(mark: &SessionMark, marks: &[SessionMark]) -> Result<()> {
+    if marks.contains(mark) {
+        return Ok(());
+    }
+    let text = "the mark has just ended: its blocks are being given back. Choose a later one";
+    Err(Error::new(ErrorKind::NotFound, text))
 }
 
 /// The mark that `time` means.
