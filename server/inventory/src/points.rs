@@ -40,6 +40,10 @@ pub struct PointDetails {
     /// The session that it was sealed from; absent for a backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// The time of the mark of that session that it shows, in milliseconds since
+    /// 1970-01-01T00:00:00Z; absent if it shows the session as it was when it was sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marked_at_ms: Option<u64>,
     /// Descriptions of the sources of a backup.
     pub sources: Vec<String>,
     /// The disks.
@@ -113,10 +117,10 @@ impl PointDetails {
             None => point.disks.iter().collect(),
         };
         let address = format!("{}/{}", point.machine, point.point);
-        let (sources, base, session) = match &point.origin {
-            PointOrigin::Backup { sources } => (sources.clone(), None, None),
-            PointOrigin::Synthetic { base, session, .. } => {
-                (Vec::new(), Some(base.to_string()), Some(session.to_string()))
+        let (sources, base, session, marked_at_ms) = match &point.origin {
+            PointOrigin::Backup { sources } => (sources.clone(), None, None, None),
+            PointOrigin::Synthetic { base, session, marked_at_ms } => {
+                (Vec::new(), Some(base.to_string()), Some(session.to_string()), *marked_at_ms)
             }
         };
         let disks = chosen
@@ -139,6 +143,7 @@ impl PointDetails {
             quarantine: point.quarantine,
             base,
             session,
+            marked_at_ms,
             sources,
             disks,
             configuration: point.configuration.clone(),

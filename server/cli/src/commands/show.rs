@@ -119,6 +119,9 @@ fn text(shown: &PointDetails) -> String {
             "sealed from  session {session}, published from {machine}/{base}\n"
         ));
     }
+    if let Some(marked_at_ms) = shown.marked_at_ms {
+        text.push_str(&format!("shows        that session at {}\n", show_moment(marked_at_ms)));
+    }
     if shown.is_protected {
         text.push_str("protected    neither forget nor prune removes it\n");
     }

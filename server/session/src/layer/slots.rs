@@ -146,6 +146,11 @@ impl Slots {
         }
     }
 
+    /// Number of superseded slots that time marks need, and that no sync has covered yet.
+    pub(crate) fn marked_unsynced(&self) -> u64 {
+        self.state.lock().superseded.iter().filter(|slot| slot.is_marked()).count() as u64
+    }
+
     /// Number of slots so far that time marks needed when they were superseded.
     pub(crate) fn marked(&self) -> u64 {
         self.state.lock().marked

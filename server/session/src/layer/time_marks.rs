@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use coldrise_block::{BLOCK_SIZE_BYTES, Result};
 use parking_lot::RwLockWriteGuard;
 
-use super::LayerFile;
 use super::format::{RecordKind, RemovedMarks, TimeMark};
+use super::{LayerFile, Writer};
 
 /// Keeps all writes of a layer waiting. None is unfinished.
 pub(crate) struct PausedWrites<'a> {
@@ -88,6 +88,7 @@ impl LayerFile {
 
     /// Bytes of the slots that only marks need; 0 for a layer that is open for reading.
     pub(crate) fn kept_bytes(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |w| w.history.kept_slots() * BLOCK_SIZE_BYTES)
+        let slots = |w: &Writer| w.history.kept_slots() + w.slots.marked_unsynced();
+        self.writer.as_ref().map_or(0, |writer| slots(writer) * BLOCK_SIZE_BYTES)
     }
 }
