@@ -17,6 +17,7 @@ from support.nbdserver import wait_until
 from support.recovery import Recovery
 from support.running import TICKING_SECTOR, counter_in_use
 from support.ssh_host import SshHost
+from test_recover_move import copies
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_a_machine_moves_to_files_of_its_host(coldrise, host, recover, grows, ad
     target = host.libvirt.images / "web01-vda.qcow2"
     # The connection is lost while the disks are copied: the session has all writes, and nothing stays.
     process = coldrise.start("move", "live/web01-1", host.libvirt.images, "--rate", "32K", stderr=subprocess.PIPE)
-    wait_until(target.exists, "the copy")
+    wait_until(lambda: copies(host.libvirt), "the copy")
     host.stop()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1 and "not moved" in said, said
