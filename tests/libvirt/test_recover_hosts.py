@@ -77,7 +77,7 @@ def connects(path):
 def sockets(coldrise):
     """On the host, which has this machine's /run: of this repository."""
     repository = json.loads((coldrise.repository / "repository.json").read_text(encoding="utf-8"))["id"]
-    return glob.glob(f"/run/coldrise-machines/web01-1-{repository[:8]}*")
+    return glob.glob(f"/run/coldrise-machines/web01-*-{repository[:8]}*")
 
 
 def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover, grows, address, tmp_path):
@@ -108,7 +108,7 @@ def test_a_machine_survives_lost_connections_of_its_host(coldrise, host, recover
     running.kill()
     wait_until(lambda: libvirt.state("web01") == "paused (I/O error)", "the pause")
     wait_until(lambda: not sockets(coldrise), "the end of the program on the host")
-    assert "(host hv1)" in coldrise.run("sessions").stdout
+    wait_until(lambda: "(host hv1)" in coldrise.run("sessions").stdout, "the end of the session's server")
     paused = coldrise.run("move", "live/web01-1", libvirt.images)
     assert paused.returncode == 11 and "web01 is paused" in paused.stderr, paused.stderr
     refused = coldrise.run("unpublish", "web01-1")
@@ -145,7 +145,7 @@ def test_a_host_that_is_gone_keeps_no_session(coldrise, host, recover, grows, ad
     assert "removed web01 of the ended session web01-1" in running.said()
     coldrise.json("recover", f"live/{running.event['session']}", "--undo")
     running.end()
-    wait_until(lambda: not glob.glob("/run/coldrise-machines/web01-*"), "the end of the program on the host")
+    wait_until(lambda: not sockets(coldrise), "the end of the program on the host")
 
 
 def test_invalid_options_are_refused_before_anything_is_published(coldrise, host, address):
