@@ -112,16 +112,18 @@ def test_a_resumed_copy_sends_only_changes(coldrise, gated, tmp_path):
     clock = BothClocks(tmp_path)
     far = gated(environment=clock.environment())
     pieces = random.Random(17)
-    path, disk = tmp_path / "vda.raw", bytearray(pieces.randbytes(48 * MIB))
+    disks = {"vda": bytearray(pieces.randbytes(12 * MIB)), "vdb": bytearray(pieces.randbytes(36 * MIB))}
     expected = {}
     for day in (1, 2):
-        path.write_bytes(disk)
         point = f"2026110{day}T100000Z"
-        coldrise.json("backup", "web01", f"vda=raw:{path}", "--time", point)
-        expected[point] = {"vda": bytes(disk)}
-        changed = write_small(disk, pieces, lambda: pieces.randbytes(6144), 16 * 1024 + 128 * 1024)
+        expected[point] = {name: bytes(disk) for name, disk in disks.items()}
+        for name, disk in disks.items():
+            (tmp_path / name).write_bytes(disk)
+        coldrise.json("backup", "web01", *(f"{name}=raw:{tmp_path / name}" for name in disks), "--time", point)
+        changed = sum(write_small(disk, pieces, lambda: pieces.randbytes(6144), 16 * 1024 + 128 * 1024) for disk in disks.values())
         if day == 1:
             coldrise.json("copy", "--to", "far")
+    # Half a MiB is of the first disk.
     copy = far.held(coldrise, MIB, "--to", "far")
     far.let_note(clock)
     copy.kill()

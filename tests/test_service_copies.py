@@ -248,7 +248,9 @@ def test_invalid_jobs_are_refused(service, coldrise):
 
 
 def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_path):
-    address = back_up(coldrise, tmp_path, "web01", size=16 * MIB)
+    second = tmp_path / "second.img"
+    second.write_bytes(random.Random(1).randbytes(12 * MIB))
+    address = back_up(coldrise, tmp_path, "web01", 0, 4 * MIB, f"vdb=raw:{second}")
     work = tmp_path / "there"
     work.mkdir()
     clock = BothClocks(tmp_path)
@@ -279,7 +281,7 @@ def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_pa
         assert (found[f"coldrise_coming_points{label}"], found[f"coldrise_coming_connected{label}"]) == (1, 1)
         assert 0 < found[f"coldrise_coming_missing_bytes{label}"] <= 16 * MIB
         assert metrics(there, token=there.token("metrics", ["db*"]), over="https") == {}
-        far.let_note(clock, 20)
+        far.let_note(clock)
         wait_until(lambda: there.get("coming")[0]["percent_here"] >= 20, "a part of it")
         session = there.post("runs", {"kind": "publish", "address": address, "session": "early"})["run"]
         # A run that has not begun is not known yet.
@@ -297,7 +299,7 @@ def test_incomplete_points_are_shown_at_the_receiving_site(coldrise, far, tmp_pa
 
             wait_until(is_same, f"the same answer to {command}")
         shown = printed(far.program, *remote, "show", address)
-        assert f"{address}/vda  16.0 MiB" in shown and "the other site is not connected" in shown, shown
+        assert f"{address}/vdb  12.0 MiB" in shown and "the other site is not connected" in shown, shown
         unknown = far.program.run(*remote, "show", "web01/20200101T000000Z")
         assert unknown.returncode == 1 and "being copied" not in unknown.stderr, unknown.stderr
         coldrise.json("copy", "--to", "far")

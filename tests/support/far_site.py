@@ -134,9 +134,11 @@ class FarSite:
                 # The skipped time may have ended the connection: the copy makes another one after a pause.
                 clock.skip(1)
 
-    def let_note(self, clock, percent=1):
-        """Advances the held copy until the site has recorded this share of its point."""
-        self.step_until(lambda: max(point["percent_here"] for point in incoming(self.program).values()) >= percent, clock)
+    def let_note(self, clock):
+        """Waits until the site has recorded a share of a point whose first disk has arrived, as it has when the copy is held in
+        the next one. The parts of a disk arrive in any order, and only its whole beginning counts."""
+        clock.skip(10)
+        wait_until(lambda: any(point["percent_here"] for point in incoming(self.program).values()), "the record of a first disk")
 
     def stop(self, number=signal.SIGTERM):
         if self.process and self.process.poll() is None:
