@@ -43,6 +43,12 @@ def write_some(server, export, image, numbers, count=20):
 
 
 @pytest.fixture
+def live(coldrise, point):
+    """Without time marks: fold leaves the layers to whose marks a session can go back."""
+    return coldrise.publish(point, "trial", "--marks", "off")["vda"]
+
+
+@pytest.fixture
 def sealed(coldrise, live, nbdkit, image):
     """Three points, each sealed from the session after some writes, with their bytes."""
     numbers = random.Random(7)
@@ -122,7 +128,7 @@ def test_a_kill_at_any_moment_loses_nothing(coldrise, nbdkit, tmp_path):
     image = Image(32 * MIB)
     image.fill(0, 8 * MIB, "base")
     base = coldrise.backup("web02", vda=image.save(tmp_path / "large.raw"))
-    live = coldrise.publish(base, "killed")["vda"]
+    live = coldrise.publish(base, "killed", "--marks", "off")["vda"]
     points = []
     server = nbdkit()
     for turn in range(8):
@@ -197,7 +203,7 @@ def captured(coldrise, nbdkit, tmp_path):
     """A point sealed over another one: its captured writes take a while to fold."""
     disk = Image(160 * MIB)
     disk.fill(0, 1 * MIB, "disk")
-    coldrise.publish(coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial")
+    coldrise.publish(coldrise.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial", "--marks", "off")
     with nbdkit() as server, server.connect("live/trial/vda") as handle:
         for at in range(0, 128 * MIB, 16 * MIB):
             content = random.Random(at).randbytes(16 * MIB)
@@ -219,7 +225,7 @@ def test_a_background_fold_yields_and_completes(coldrise, captured, watching, tm
     until(lambda: layers_of(coldrise, address) == 0)
     assert restored(coldrise, f"{address}/vda", tmp_path) == bytes(disk.content)
     # Points sealed later are folded as well.
-    coldrise.publish("db01/latest", "second")
+    coldrise.publish("db01/latest", "second", "--marks", "off")
     sealed = coldrise.json("seal", "second")["address"]
     until(lambda: layers_of(coldrise, sealed) == 0)
 

@@ -6,6 +6,8 @@ import signal
 import struct
 import threading
 
+import pytest
+
 from support.cli import Coldrise
 from support.faults import FAMILIES, Fault, Faults, build_shim
 from support.image import Image
@@ -45,7 +47,7 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
     plain.init("--no-encryption")
     disk = Image(DISK_BYTES)
     disk.fill(0, 6 * MIB, "first")
-    live = plain.publish(plain.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial")["vda"]
+    live = plain.publish(plain.backup("web01", vda=disk.save(tmp_path / "vda.raw")), "trial", "--marks", "off")["vda"]
     shim = build_shim(tmp_path)
     numbers = random.Random(5)
     steps = [None]
@@ -90,6 +92,12 @@ def test_a_server_killed_at_any_step_loses_nothing(tmp_path):
     # The server's own syncs may occur in between.
     assert killed >= total * 2 // 3, f"{killed} of {total}"
     assert plain.json("verify")["is_clean"]
+
+
+@pytest.fixture
+def live(coldrise, point):
+    """Without time marks: fold leaves the layers to whose marks a session can go back."""
+    return coldrise.publish(point, "trial", "--marks", "off")["vda"]
 
 
 def test_readers_see_writes_made_during_seals_and_folds(coldrise, image, live, nbdkit):

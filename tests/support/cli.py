@@ -106,8 +106,8 @@ class Coldrise:
         sources = [f"{disk}=raw:{image}" for disk, image in disks.items()]
         return self.json("backup", machine, *sources)["address"]
 
-    def publish(self, address, session):
+    def publish(self, address, session, *options):
         """Publishes a point; returns its export names by disk."""
-        published = self.json("publish", address, "--name", session)
+        published = self.json("publish", address, "--name", session, *options)
         assert published["session"] == session
         return {entry["disk"]: entry["export"] for entry in published["disks"]}

@@ -98,7 +98,15 @@ fn reserve(
             }
             Err(error) => {
                 opened.iter().for_each(|target| target.discard(request.host));
-                return Err(error);
+                // The host may have made the file, and no note names it.
+                let advice = "an empty file may be there: remove it, or move again with --force";
+                return Err(match request.host.is_lost() {
+                    true => error
+                        .context(format!("making {}", target.path().display()))
+                        .context(STILL_IN_SESSION)
+                        .advise(advice),
+                    false => error,
+                });
             }
         }
     }

@@ -48,6 +48,8 @@ struct Done {
     removed_layers: u64,
     removed_bytes: u64,
     stored_bytes: u64,
+    /// Restore points that were left, because sessions can go back to time marks in their layers.
+    left_for_marks: u64,
     /// Sessions that keep layers: the processes that serve them did not move them.
     served_sessions: u64,
     elapsed_ms: u64,
@@ -74,7 +76,8 @@ pub(crate) fn run(invocation: &Invocation, arguments: &FoldArguments) -> Result<
     let writer = invocation.access()?.open_for_writing()?;
     let addresses = arguments.request.addresses.iter().map(|text| Address::parse(text));
     let addresses = addresses.collect::<Result<Vec<_>>>()?;
-    let points = chosen(writer.repository(), &addresses)?;
+    let (points, left_for_marks) = chosen(writer.repository(), &addresses)?;
+    done.left_for_marks = left_for_marks;
     let view = ProgressView::new(invocation);
     let progress = |point: &PointDocument, disk: &DiskDocument, done_bytes: u64| {
         view.update(&ProgressState {
@@ -122,10 +125,13 @@ impl Done {
 }
 
 /// The points with layers, the oldest first: a layer that several points share is folded
-/// once.
-fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<PointDocument>> {
+/// once. Also the number of those that are left for their time marks.
+fn chosen(
+    repository: &Arc<Repository>,
+    addresses: &[Address],
+) -> Result<(Vec<PointDocument>, u64)> {
     let catalog = Catalog::new(repository);
-    let mut points = Vec::new();
+    let (mut points, mut left_for_marks) = (Vec::new(), 0);
     if addresses.is_empty() {
         for machine in catalog.machines()? {
             points.extend(catalog.points(&machine)?);
@@ -149,11 +155,13 @@ fn chosen(repository: &Arc<Repository>, addresses: &[Address]) -> Result<Vec<Poi
         // A session can go back to time marks in them, which a fold removes.
         let marked = coldrise_session::layers_with_marks(repository)?;
         let has_marks = |disk: &DiskDocument| disk.layers.iter().any(|l| marked.contains(&l.id));
+        let before = points.len();
         points.retain(|point| !point.disks.iter().any(has_marks));
+        left_for_marks = (before - points.len()) as u64;
     }
     points.sort_by(|a, b| (&a.machine, &a.point).cmp(&(&b.machine, &b.point)));
     points.dedup_by(|a, b| (&a.machine, &a.point) == (&b.machine, &b.point));
-    Ok(points)
+    Ok((points, left_for_marks))
 }
 
 fn not_a_point(address: &Address) -> Error {
@@ -174,8 +182,19 @@ fn not_a_point(address: &Address) -> Error {
 }
 
 fn text(done: &Done, invocation: &Invocation) -> String {
+    let left = match done.left_for_marks {
+        0 => String::new(),
+        left => format!(
+            "{} left: sessions can go back to time marks in their layers. To fold one all the same, \
+             name it",
+            show_count(left, "restore point")
+        ),
+    };
     if done.points.is_empty() {
-        return "nothing to fold: no restore point has layers".to_owned();
+        return match left.is_empty() {
+            true => "nothing to fold: no restore point has layers".to_owned(),
+            false => format!("nothing to fold; {left}"),
+        };
     }
     let rows: Vec<Vec<String>> = done
         .points
@@ -197,6 +216,9 @@ fn text(done: &Done, invocation: &Invocation) -> String {
         show_size(done.removed_bytes),
         table(&["  POINT", ">CAPTURED", ">STORED", ">RETURNED"], &rows)
     );
+    if !left.is_empty() {
+        text.push_str(&format!("\n{left}"));
+    }
     if done.served_sessions > 0 {
         text.push_str(&format!(
             "\n{} the folded layers, because the process that serves it did not release them: see \

@@ -68,7 +68,7 @@ fn turn(
             tracing::warn!(error = %error.full_message(), "nothing can be folded now");
             return Ok(Turn::Idle);
         }
-        points => points?,
+        points => points?.0,
     };
     points.retain(|point| !failed.contains(&(point.machine.clone(), point.point.clone())));
     if points.is_empty() {
