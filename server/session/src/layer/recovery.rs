@@ -385,13 +385,16 @@ fn slot_matches(
 /// The number of a cell that does not authenticate, and the sequence number in its nonce.
 type TornCell = (usize, u64);
 
+/// An authentic cell with its number.
+type NumberedCell = (usize, Record);
+
 /// The authentic cells of a slot with their numbers, and the numbers and sequence numbers of the
 /// other ones.
 fn read_cells(
     layer: &LayerFile,
     slot: u32,
     nonce: [u8; NONCE_BYTES],
-) -> Result<(Vec<(usize, Record)>, Vec<TornCell>)> {
+) -> Result<(Vec<NumberedCell>, Vec<TornCell>)> {
     let mut stored = [0; BLOCK];
     layer
         .file
