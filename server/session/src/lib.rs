@@ -91,6 +91,7 @@ pub use session_folder::document::{SessionDisk, SessionDocument};
 pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{SessionDamage, session_damage};
 pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
+pub use sessions::follow::{FollowProgress, Follower, Round, RoundTime};
 pub use sessions::marks::{
     SessionMark, SessionMarks, layers_with_marks, session_marks, set_mark_rules,
 };

@@ -38,15 +38,20 @@ impl LayerFile {
 
     /// Adds a mark: the disk's present content, under this time. It counts after a crash once a sync
     /// has covered it.
-    pub(crate) fn add_time_mark(&self, _paused: &PausedWrites<'_>, time_ns: u64) -> Result<()> {
+    pub(crate) fn add_time_mark(
+        &self,
+        _paused: &PausedWrites<'_>,
+        time_ns: u64,
+        round: u64,
+    ) -> Result<()> {
         let writer = self.writer()?;
         writer.poison.check()?;
-        let (block, payload) = TimeMark::cell(time_ns);
+        let (block, payload) = TimeMark::cell(round, time_ns);
         let sequence = self.store_cell(writer, RecordKind::TimeMark, block, payload)?;
         // From here on a rewrite of an older block takes another slot.
         writer.covered_sequence.fetch_max(sequence, Ordering::SeqCst);
         let next = writer.next_sequence.load(Ordering::SeqCst);
-        writer.history.add(TimeMark { sequence, time_ns }, next);
+        writer.history.add(TimeMark { sequence, time_ns, round }, next);
         Ok(())
     }
 

@@ -24,16 +24,28 @@ use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
+use crate::sessions::follow::{FollowProgress, not_served};
 use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
 use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks, check_there, marks_in};
 use crate::sessions::seal::{Sealed, check_layers, commit, commit_sealed};
 use crate::sessions::seal_report::SealReport;
+
+/// Who writes a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Clients.
+    Serve,
+    /// The process that follows a machine which runs elsewhere.
+    Follow,
+}
 
 /// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
 /// flushes, closes the layers cleanly and releases the session's lock.
 pub struct Session {
     // Fields are dropped in this order: first the sockets, then the disks, then the lock.
     keeper: MarkKeeper,
+    /// How far it follows its machine, if it follows one.
+    rounds: Option<Mutex<FollowProgress>>,
     control: Mutex<Option<ControlSocket>>,
     /// `None` if the process could not listen: it serves the session all the same.
     _activity: Option<ActivitySocket>,
@@ -58,11 +70,22 @@ impl Session {
     /// the captured blocks' records.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if another process writes the session; `Corrupt` if a layer is missing,
-    /// foreign or damaged.
+    /// `NotFound`; `Busy` if another process writes the session, or if it follows a machine; `Corrupt` if a layer is
+    /// missing, foreign or damaged.
     pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
+        Session::open_for(repository, name, Use::Serve)
+    }
+
+    pub(crate) fn open_for(
+        repository: &Arc<Repository>,
+        name: &SessionName,
+        purpose: Use,
+    ) -> Result<Arc<Session>> {
         let place = SessionPaths::of(repository, name);
-        SessionDocument::of(repository, name)?;
+        let found = SessionDocument::of(repository, name)?;
+        if purpose == Use::Serve && found.follows.is_some() {
+            return Err(not_served(&found));
+        }
         let Some(writing) = lock_for_serving(&place)? else {
             return Err(Error::new(
                 ErrorKind::Busy,
@@ -105,6 +128,7 @@ impl Session {
         let newest_ns = newest_mark(&disks);
         let session = Arc::new(Session {
             keeper: MarkKeeper::new(document.mark_rules(), newest_ns),
+            rounds: (purpose == Use::Follow).then(|| Mutex::new(FollowProgress::default())),
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
             _read_ahead: read_ahead,
@@ -214,6 +238,9 @@ impl Session {
         // The disks below read the complete point already, or move to it with the next read that needs it.
         *document = finish_arrival(&self.repository, &self.place, document.clone())?;
         check_arrived(&document)?;
+        if self.is_following() && mark.is_none() {
+            return Err(not_served(&document));
+        }
         let before = document.clone();
         check_layers(&self.repository, &before)?;
         if mark.is_some_and(|mark| mark.is_sealed(&before)) {
@@ -227,6 +254,39 @@ impl Session {
         with_new_tops(&self.repository, &before, |tops| {
             self.seal_onto(&mut document, tops, mark, may_commit)
         })
+    }
+
+    pub(crate) fn is_following(&self) -> bool {
+        self.rounds.is_some()
+    }
+
+    pub(crate) fn follow_progress(&self) -> Option<FollowProgress> {
+        self.rounds.as_ref().map(|progress| progress.lock().clone())
+    }
+
+    pub(crate) fn note_progress_of_rounds(&self, progress: FollowProgress) {
+        if let Some(rounds) = &self.rounds {
+            *rounds.lock() = progress;
+        }
+    }
+
+    /// Notes where its machine is.
+    pub(crate) fn follow_at(&self, source: &str) -> Result<()> {
+        let mut document = self.document.lock();
+        if document.follows.as_deref() == Some(source) {
+            return Ok(());
+        }
+        let _documents = FileLock::documents(&self.repository)?;
+        let mut now = SessionDocument::of(&self.repository, &document.name)?;
+        now.follows = Some(source.to_owned());
+        now.write(&self.repository, &self.place)?;
+        *document = now;
+        Ok(())
+    }
+
+    /// Makes all writes and marks durable, so that the marks count after a crash.
+    pub(crate) fn flush_time_marks(&self) -> Result<()> {
+        self.layered().filter_map(|disk| disk.top()).try_for_each(|top| top.flush_time_marks())
     }
 
     pub(super) fn keeper(&self) -> &MarkKeeper {

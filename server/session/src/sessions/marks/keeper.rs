@@ -6,7 +6,7 @@
 //! until they take less.
 
 use std::ops::ControlFlow;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
@@ -17,6 +17,7 @@ use super::{SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::sessions::follow::{Round, RoundTime};
 use crate::sessions::session::Session;
 
 /// Part of the drive that the blocks of marks may take.
@@ -102,7 +103,19 @@ fn clock_ns() -> u64 {
     now_ms().saturating_mul(1_000_000)
 }
 
+impl State {
+    fn next_time(&self) -> RoundTime {
+        let at = Instant::now();
+        RoundTime { time_ns: next_time_ns(self.last, clock_ns(), at), at }
+    }
+}
+
 impl Session {
+    /// The time of a mark that would be made now.
+    pub(crate) fn round_time(&self) -> RoundTime {
+        self.keeper().state.lock().next_time()
+    }
+
     fn mark_turn(&self) -> ControlFlow<()> {
         if self.has_stopped() {
             return ControlFlow::Break(());
@@ -114,6 +127,12 @@ impl Session {
         ControlFlow::Continue(())
     }
 
+    /// What the thread does at each interval.
+    #[cfg(test)]
+    pub(crate) fn mark_turn_now(&self) {
+        self.mark_and_remove().unwrap();
+    }
+
     fn mark_and_remove(&self) -> Result<()> {
         let turns = {
             let mut state = self.keeper().state.lock();
@@ -121,7 +140,8 @@ impl Session {
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
-        if turns % (1 << coarser.min(MOST_COARSE)) == 0 && !self.keeps_too_fast() {
+        let is_due = turns % (1 << coarser.min(MOST_COARSE)) == 0;
+        if is_due && !self.is_following() && !self.keeps_too_fast() {
             self.mark()?;
         }
         let limit_bytes = self.held_limit()?;
@@ -144,23 +164,32 @@ impl Session {
 
     /// Makes a mark of all disks if one of them was written since the last one.
     pub(crate) fn mark(&self) -> Result<()> {
+        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
+        if !self.layered().filter_map(|disk| disk.top()).any(is_written) {
+            return Ok(());
+        }
+        self.mark_round(None)
+    }
+
+    /// Makes a mark of all disks: of the present time, or of a round.
+    pub(crate) fn mark_round(&self, round: Option<(Round, RoundTime)>) -> Result<()> {
         let stacks: Vec<_> = self.layered().map(|disk| disk.hold()).collect();
         let tops: Vec<&Layer> =
             stacks.iter().filter_map(|stack| stack.layers.last()).map(|top| &**top).collect();
-        if !tops.iter().any(|top| top.has_unmarked_writes()) {
-            return Ok(());
-        }
         for top in &tops {
             top.reserve_time_marks()?;
         }
         let paused = tops.iter().map(|top| top.pause_writes()).collect::<Result<Vec<_>>>()?;
         let mut state = self.keeper().state.lock();
-        let now = Instant::now();
-        let time_ns = next_time_ns(state.last, clock_ns(), now);
-        state.last = Some((time_ns, now));
+        let taken = round.map(|(_, time)| time).filter(|time| {
+            // A mark was made since: the time of this one has to be later.
+            state.last.is_none_or(|(last_ns, _)| last_ns < time.time_ns)
+        });
+        let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.next_time());
+        state.last = Some((time_ns, at));
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
-            top.add_time_mark(paused, time_ns)?;
+            top.add_time_mark(paused, time_ns, round.map_or(0, |(round, _)| round.encode()))?;
         }
         Ok(())
     }
@@ -202,7 +231,7 @@ impl Session {
     }
 
     fn now_ns(&self) -> u64 {
-        next_time_ns(self.keeper().state.lock().last, clock_ns(), Instant::now())
+        self.round_time().time_ns
     }
 
     /// Bytes of the blocks that only marks need.
@@ -248,6 +277,7 @@ impl Session {
             held_bytes: Some(self.held_bytes()),
             held_bytes_limit: Some(limit_bytes),
             coarser,
+            progress: self.follow_progress(),
         }
     }
 }
@@ -294,7 +324,7 @@ mod tests {
 
     #[test]
     fn neighbouring_marks_are_removed_as_one_range() {
-        let marks: Vec<_> = (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n }).collect();
+        let marks: Vec<_> = (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n, round: 0 }).collect();
         let ranges = gone(&marks, |mark| [1, 4].contains(&mark.time_ns));
         let range = |first, last| RemovedMarks { first, last };
         assert_eq!(ranges, [range(20, 30), range(50, 60)]);
