@@ -204,7 +204,10 @@ impl Rounds {
         let is_incremental = instant.sources.iter().all(|source| {
             matches!(&source.location, Location::Live { bitmap: Some(_), .. })
         });
-        let is_marked = !(is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0);
+        let is_unchanged =
+            is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0;
+        // The first round shows the machine's state even if that is the backup's.
+        let is_marked = last.is_none() || !is_unchanged;
         if is_marked {
             let round = round.consistent(instant.is_quiesced);
             if let Err(error) = self.follower.finish_round(round, time) {
