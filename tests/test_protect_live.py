@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from support.cli import Coldrise
 from support.nbdserver import refused, wait_until
 from support.protection import SESSION, Protections, marks, newest
 from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now,
@@ -162,9 +163,16 @@ def test_only_one_process_follows_a_machine_and_writes_its_session(coldrise, mac
     # A seal is of the newest mark, and a session at a mark is independent.
     sealed = coldrise.json("seal", SESSION)["address"]
     assert coldrise.json("seal", SESSION)["address"] == sealed
+    # Folded and collected under the rounds.
+    running.write("vda", "write -P 7 2M 4k")
+    protection.changed()
+    later = coldrise.json("seal", SESSION)["address"]
+    assert [point["address"] for point in coldrise.json("fold", later)["points"]] == [later]
+    coldrise.json("gc")
+    running.write("vda", "write -z 2M 4k")
+    protection.changed()
     assert_same_as_now(coldrise, sealed, running, tmp_path)
-    published = coldrise.json("publish", newest(coldrise), "--name", "back")
-    assert published["address"] == sealed
+    coldrise.json("publish", newest(coldrise), "--name", "back")
     with server.connect("live/back/vda") as disk:
         disk.pwrite(b"x" * 4096, 0)
     running.write("vda", "write -P 6 1M 4k")
@@ -209,3 +217,35 @@ def test_a_full_scratch_file_costs_a_round_and_not_the_guest(coldrise, machine, 
         subprocess.run(["umount", "-l", small], check=True)
     assert_one_instant(*restored(coldrise, newest(coldrise), tmp_path))
     assert not running.failures.read_text()
+
+
+def test_a_full_drive_costs_marks_and_not_the_guest(machine, tmp_path, template, own_tmp):
+    running = machine(sector=TICKING_SECTOR)
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", drive], check=True)
+    try:
+        coldrise = Coldrise.copied(template, drive / "repository")
+        protect = Protections(coldrise, "--from", f"qmp:{running.monitor}")
+        protection = protect()
+        protection.next_round()
+        with open(tmp_path / "noise", "wb") as noise:
+            noise.write(random.Random(5).randbytes(MIB))
+        running.write("vda", f"write -s {tmp_path / 'noise'} 16M 48M")
+        failed = wait_until(lambda: protection.events("failed"), "a round without space")
+        assert "space" in failed[0]["problem"].lower(), failed
+        before = running.counter()
+        wait_until(lambda: running.counter() > before, "the guest's next write")
+        subprocess.run(["mount", "-o", "remount,size=256m", drive], check=True)
+        wait_until(lambda: protection.lines[-1]["event"] == "round" and protection.lines[-1]["is_marked"], "the next round")
+        code, message = protection.end()
+        assert code == 0, message
+        images = restored(coldrise, newest(coldrise), tmp_path)
+        assert_one_instant(*images)
+        with open(images[0], "rb") as image:
+            image.seek(16 * MIB)
+            assert image.read(48 * MIB) == (tmp_path / "noise").read_bytes() * 48
+        assert coldrise.run("verify").returncode == 0
+    finally:
+        subprocess.run(["umount", "-l", drive], check=True)
+    assert not running.failures.read_text() and running.status() == "running"

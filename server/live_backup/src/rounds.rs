@@ -118,6 +118,7 @@ impl Rounds {
         cancel: &AtomicBool,
     ) -> Result<RoundsEnd> {
         let mut current_ms = 0;
+        let mut has_state = self.follower.last_round().is_some();
         loop {
             let begun = Instant::now();
             let done = match self.round(cancel) {
@@ -130,6 +131,7 @@ impl Rounds {
             }
             if let Ok(report) = &done {
                 current_ms = report.current_ms;
+                has_state = true;
             }
             let problem = done.as_ref().err().map(Error::full_message);
             self.follower.note(FollowProgress { current_ms, problem });
@@ -137,8 +139,7 @@ impl Rounds {
             if let Err(error) = done {
                 let is_useless =
                     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
-                let is_over = self.follower.has_stopped() || self.follower.last_round().is_none();
-                if is_useless || is_over {
+                if is_useless || !has_state || self.follower.has_stopped() {
                     return Err(error);
                 }
                 self.is_compared = false;
