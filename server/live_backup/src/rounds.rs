@@ -202,11 +202,11 @@ impl Rounds {
                 });
             }
         };
-        let is_incremental = instant.sources.iter().all(|source| {
-            matches!(&source.location, Location::Live { bitmap: Some(_), .. })
-        });
-        let is_unchanged =
-            is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0;
+        let is_incremental = instant
+            .sources
+            .iter()
+            .all(|source| matches!(&source.location, Location::Live { bitmap: Some(_), .. }));
+        let is_unchanged = is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0;
         // The first round shows the machine's state even if that is the backup's.
         let is_marked = last.is_none() || !is_unchanged;
         if is_marked {
@@ -278,7 +278,9 @@ impl Rounds {
             if !self.is_compared {
                 let chunk_bytes = u64::from(self.repository.chunk_size_bytes());
                 let seed = self.follower.now().unix_ms();
-                if unrecorded_difference(&source, disk.as_ref(), chunk_bytes, seed, cancel)?.is_some() {
+                if unrecorded_difference(&source, disk.as_ref(), chunk_bytes, seed, cancel)?
+                    .is_some()
+                {
                     let text = "this is not the disk of the last round: everything is read";
                     remarks.push(format!("{}: {text}", source.disk));
                     if let Location::Live { bitmap, .. } = &mut source.location {

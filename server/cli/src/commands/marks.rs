@@ -90,7 +90,9 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     if marks.marks.is_empty() {
         text.push_str(match marks.follows {
             Some(_) => "no marks: the first round has not ended\n",
-            None => "no marks: they are made while a front end serves the session and clients write\n",
+            None => {
+                "no marks: they are made while a front end serves the session and clients write\n"
+            }
         });
         return text;
     }
