@@ -13,6 +13,8 @@ export const REACHES: [name: string, ms: number][] = [['the last 10 min', 600_00
   ['the last day', 86_400_000]];
 /** Least width of what is drawn of a mark: others in it are not seen. */
 const COLUMN_PX = 1.5;
+/** Rings nearer than this would be a blot. */
+const LEAST_RING_STEP_PX = 8;
 
 /** The marks of the last `reachMs`, or from `chosenMs` on if that is older, and their span. */
 export function lastOf(marks: Mark[], reachMs: number, chosenMs = Infinity): { shown: Mark[]; span: Span } {
@@ -55,8 +57,12 @@ export function linesOf(marks: Mark[], span: Span, width: number, base: number, 
 
 /** A ring on a stem for each consistent mark: the lines of the others have none. As the `d` of an SVG path. */
 export function ringsOf(marks: Mark[], span: Span, width: number, base: number, top: number): string {
-  const columns = marks.filter((mark) => mark.is_consistent).map((mark) => Math.round(toPixel(mark.marked_at_ms, span, width)));
-  return [...new Set(columns)].map((x) => `M${x} ${base}V${top + 6}a3 3 0 1 1 .01 0`).join('');
+  const columns: number[] = [];
+  for (const mark of marks) {
+    const x = Math.round(toPixel(mark.marked_at_ms, span, width));
+    if (mark.is_consistent && x - (columns.at(-1) ?? -Infinity) >= LEAST_RING_STEP_PX) columns.push(x);
+  }
+  return columns.map((x) => `M${x} ${base}V${top + 6}a3 3 0 1 1 .01 0`).join('');
 }
 
 /** Where stretches of marks begin and end, and how fine they are. Those too narrow for words have none. */
