@@ -161,7 +161,7 @@ def test_clicks_and_drags_choose_among_a_day_of_marks(service, point, coldrise, 
     newest_ms = session["created_at_ms"]
     listed, stretches = thinned(newest_ms)
     follows = {"source": "libvirt:web01 on kvm7", "is_running": True, "current_ms": newest_ms, "lag_s": 75, "problem": "no space left"}
-    visitor = visit(service)
+    visitor = visit(service, has_touch=True)
     visitor.log_in("operator")
     page = visitor.page
     page.route("**/sessions", lambda route: route.fulfill(json={"sessions": [{**session, "follows": follows["source"]}]}))
@@ -177,6 +177,13 @@ def test_clicks_and_drags_choose_among_a_day_of_marks(service, point, coldrise, 
     # The newest mark is at 7 of 10 of an hour's width, so a click there is within half a minute of it.
     x, y = box["x"] + box["width"] * 0.7, box["y"] + 130
     chosen = page.get_by_role("region", name="Chosen time mark")
+    # A pinch that begins on marks zooms and does not choose.
+    screen = visitor.context.new_cdp_session(page)
+    for kind, *fingers in [("Start", 99), ("Start", 99, 101), ("Move", 90, 110), ("Move", 80, 120), ("End",)]:
+        touches = [{"x": x - 200 + finger, "y": y, "id": number} for number, finger in enumerate(fingers)]
+        screen.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": touches})
+    assert "time mark" not in timeline.get_attribute("aria-valuetext")
+    page.get_by_role("button", name="Hour").click()
     page.mouse.click(x - 1, y)
     chosen.wait_for()
     clicked = timeline.get_attribute("aria-valuetext")
