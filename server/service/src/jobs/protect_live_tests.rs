@@ -85,23 +85,29 @@ fn a_killed_run_comes_back_at_once_but_not_in_a_loop() {
     job.schedule.clear();
     queue.database.add_job(&job, START_MS).unwrap();
     queue.tick(START_MS, &Nothing).unwrap();
+    let ended = |row: &QueueRow, state| {
+        let request = row.request(queue.global().unwrap(), &[]);
+        queue.runs.plan(&row.id().unwrap(), &request).unwrap();
+        let failure = coldrise_runs::Failure { kind: "io".into(), message: "x".into() };
+        queue.runs.fail_planned(&row.id().unwrap(), failure).unwrap();
+        let run = queue.runs.read(&row.id().unwrap()).unwrap();
+        coldrise_runs::RunRecord { state, result: None, ..run }
+    };
     // How long it lived, how long the next one waits, and as which attempt.
     let mut now = START_MS;
     for (lived_ms, wait_ms, attempt) in
         [(1000, 0, 2), (1000, 20_000, 3), (DAY_MS, 0, 2), (DAY_MS, 0, 2)]
     {
         let row = queue.database.queue_rows().unwrap().remove(0);
-        let request = row.request(queue.global().unwrap(), &[]);
-        queue.runs.plan(&row.id().unwrap(), &request).unwrap();
-        let failure = coldrise_runs::Failure { kind: "io".into(), message: "x".into() };
-        queue.runs.fail_planned(&row.id().unwrap(), failure).unwrap();
-        let mut run = queue.runs.read(&row.id().unwrap()).unwrap();
-        (run.state, run.result) = (State::Lost, None);
         now = row.due_ms + lived_ms;
-        queue.record_end(&row, &run, now).unwrap();
+        queue.record_end(&row, &ended(&row, State::Lost), now).unwrap();
         let next = queue.database.queue_rows().unwrap().remove(0);
         assert_eq!(((next.due_ms - now) / 5000 * 5000, next.attempt), (wait_ms, attempt));
     }
+    // The host shuts down, which no user asked of the job.
+    let row = queue.database.queue_rows().unwrap().remove(0);
+    queue.record_end(&row, &ended(&row, State::Ok), now).unwrap();
+    assert!(queue.database.queue_rows().unwrap().is_empty());
     queue.tick(now, &Nothing).unwrap();
     assert_eq!(queue.database.queue_rows().unwrap().len(), 1);
 }

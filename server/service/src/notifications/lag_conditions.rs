@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_no_success_and_a_new_process_no_failure() {
+    fn an_unknown_state_counts_as_behind_and_a_new_process_does_not() {
         let text =
             r#"{"name":"always","kind":"protect-live","machines":["web01"],"from":"libvirt"}"#;
         let job: Job = serde_json::from_str(text).unwrap();
