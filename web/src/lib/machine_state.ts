@@ -19,6 +19,7 @@ const BY_TOPIC: Partial<Record<Alarm['topic'], MachineState>> = {
   run_lost: 'failing',
   boot: 'failing',
   age: 'old',
+  lag: 'failing',
 };
 
 /** A boot check's own session: it is not a recovery. */
