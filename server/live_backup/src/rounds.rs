@@ -2,7 +2,7 @@
 //!
 //! Each round is like a backup (see `LiveMachine`): one instant of all disks, what has changed is read, and if that fails the
 //! changes count on. The session makes a mark of it, whose round names the bitmap (see `coldrise_session::Follower`). The
-//! order makes a kill at any step safe: the mark is durable before the bitmap of the round before is given up.
+//! order makes a kill at any step safe: the mark is durable before the bitmap of the round before is removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

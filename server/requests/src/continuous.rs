@@ -30,8 +30,8 @@ pub struct ProtectLive {
     /// How often the changes are read: 1s to 1h.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = text(parse_every))]
     pub every: Option<String>,
-    /// How often the guest's file systems are frozen for the instant through the guest agent, such as 15m. The marks of
-    /// these times say so. Default: never.
+    /// How often the guest's file systems are frozen for the instant through the guest agent, such as 15m. `marks` shows which
+    /// marks these are. Default: never.
     #[arg(long, value_name = "TIME", value_parser = text(parse_duration))]
     pub consistent_every: Option<String>,
     /// Name of the session that takes the changes. Default: the one that follows the machine already; else the machine's name

@@ -5,7 +5,6 @@
 //! disks. A failed or cancelled backup leaves nothing visible; the next run finds its
 //! committed chunks by deduplication.
 
-mod changes;
 mod pipeline;
 mod plan;
 mod rate;
@@ -24,10 +23,9 @@ use coldrise_store::{
 use jiff::{SignedDuration, Timestamp};
 
 use crate::source::{Location, Source, SourceOptions, SourceSpec, open_source, round_down};
-pub use changes::{Changes, write_changes};
 pub use pipeline::Watch;
-use pipeline::store_disk;
-use plan::Plan;
+pub(crate) use pipeline::{Sink, store_disk};
+pub(crate) use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
 pub use same_disk::unrecorded_difference;
 pub use shared::{Proof, store_shared};

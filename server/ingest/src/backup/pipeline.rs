@@ -65,7 +65,7 @@ impl Watch<'_> {
 }
 
 /// Takes the content, in ascending order.
-pub(super) trait Sink {
+pub(crate) trait Sink {
     /// An empty buffer, reused if possible.
     fn buffer(&mut self) -> Vec<u8>;
     fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()>;
@@ -93,7 +93,7 @@ impl Sink for dyn DiskTarget + '_ {
 }
 
 /// Executes the plan, not faster than `limit`; returns the number of bytes read.
-pub(super) fn store_disk<S: Sink + ?Sized>(
+pub(crate) fn store_disk<S: Sink + ?Sized>(
     source: &dyn Source,
     plan: &mut Plan<'_>,
     writer: &mut S,

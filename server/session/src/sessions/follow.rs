@@ -11,7 +11,7 @@
 //! - after that, the bitmap of round n has them;
 //! - if there is no mark, or no such bitmap, everything is read and compared.
 //!
-//! Between two marks the disks are a mixture of two states. So clients get none but marks, and nobody else writes.
+//! Between two marks the disks are a mixture of two states. So clients get none but marks, and no other process writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

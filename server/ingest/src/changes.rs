@@ -6,8 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, NoProgress, Result};
 
-use super::pipeline::{Sink, Watch, store_disk};
-use super::plan::Plan;
+use crate::backup::{Plan, Sink, Watch, store_disk};
 use crate::in_place::{differing_runs, parts};
 use crate::source::{Location, SourceOptions, SourceSpec, open_source};
 
