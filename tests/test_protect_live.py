@@ -1,19 +1,17 @@
 """coldrise protect-live: the writes of a machine that runs elsewhere, captured while it runs."""
 
 import contextlib
-import json
 import random
 import signal
 import subprocess
-import threading
 
 import pytest
 
+from support.cli import Coldrise
 from support.nbdserver import refused, wait_until
+from support.protection import SESSION, Protections, marks, newest
 from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now,
                              restored)
-
-SESSION = "web01-1"
 
 
 @pytest.fixture
@@ -28,69 +26,13 @@ def machine(tmp_path):
         yield start
 
 
-class Protection(threading.Thread):
-    """A running `coldrise protect-live`, and the lines that it has printed."""
-
-    def __init__(self, coldrise, running, *options):
-        super().__init__(daemon=True)
-        self.process = coldrise.start("--json", "protect-live", "web01", "--from", f"qmp:{running.monitor}",
-                                      "--every", "1s", *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.lines = []
-        self.start()
-
-    def run(self):
-        for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-
-    def events(self, kind):
-        return [line for line in self.lines if line.get("event") == kind]
-
-    def next_round(self, count=1):
-        """The round that ends `count` rounds from now: all that was written before is in it."""
-        before = len(self.events("round"))
-        wait_until(lambda: len(self.events("round")) >= before + count or not self.is_alive(), "a round")
-        rounds = self.events("round")
-        assert len(rounds) >= before + count, self.lines
-        return rounds[before + count - 1]
-
-    def changed(self):
-        """The next round with changes."""
-        while True:
-            found = self.next_round()
-            if found["is_marked"]:
-                return found
-
-    def end(self, number=signal.SIGINT):
-        self.process.send_signal(number)
-        message = self.process.stderr.read()
-        code = self.process.wait(timeout=60)
-        self.join()
-        return code, message
-
-
 @pytest.fixture
 def protect(coldrise, own_tmp):
     """Starts protections; all are ended, and leave no temporary file."""
-    started = []
-
-    def start(running, *options):
-        started.append(Protection(coldrise, running, *options))
-        return started[-1]
-
-    yield start
-    for protection in started:
-        if protection.process.poll() is None:
-            code, message = protection.end()
-            assert code == 0, message
+    started = Protections(coldrise)
+    yield lambda running, *options: started("--from", f"qmp:{running.monitor}", *options)
+    started.end()
     assert not list(own_tmp.iterdir()), "the folders of temporary files are gone"
-
-
-def marks(coldrise, session=SESSION):
-    return coldrise.json("marks", session)["marks"]
-
-
-def newest(coldrise, session=SESSION):
-    return marks(coldrise, session)[-1]["address"]
 
 
 def test_each_mark_is_all_disks_at_one_instant(coldrise, machine, protect, tmp_path):
@@ -123,7 +65,7 @@ def test_only_changed_blocks_are_read_and_idle_seconds_have_no_mark(coldrise, ma
     # The bitmap of the backup counts, and stays for the next backup.
     assert (first["read_bytes"], first["written_bytes"], first["remarks"]) == (65536, 4096, [])
     assert_same_as_now(coldrise, newest(coldrise), running, tmp_path)
-    assert not protection.next_round(2)["is_marked"]
+    assert first["is_marked"] and not protection.next_round(2)["is_marked"]
     assert len(marks(coldrise)) == 1
     running.write("vdb", "write -P 19 63M 8k")
     running.write("vda", "write -z 4M 64k")
@@ -197,6 +139,7 @@ def test_a_resized_disk_begins_a_new_session(coldrise, machine, protect, tmp_pat
     running.qmp.ask("block_resize", **{"node-name": "vda", "size": 96 * MIB})
     running.write("vda", f"write -P 6 {95 * MIB} 1M")
     wait_until(lambda: len(protection.events("following")) == 2, "the new session")
+    protection.next_round()
     running.write("vda", "write -P 7 0 4k")
     protection.changed()
     assert_same_as_now(coldrise, newest(coldrise, "web01-2"), running, tmp_path)
@@ -220,9 +163,16 @@ def test_only_one_process_follows_a_machine_and_writes_its_session(coldrise, mac
     # A seal is of the newest mark, and a session at a mark is independent.
     sealed = coldrise.json("seal", SESSION)["address"]
     assert coldrise.json("seal", SESSION)["address"] == sealed
+    # Folded and collected under the rounds.
+    running.write("vda", "write -P 7 2M 4k")
+    protection.changed()
+    later = coldrise.json("seal", SESSION)["address"]
+    assert [point["address"] for point in coldrise.json("fold", later)["points"]] == [later]
+    coldrise.json("gc")
+    running.write("vda", "write -z 2M 4k")
+    protection.changed()
     assert_same_as_now(coldrise, sealed, running, tmp_path)
-    published = coldrise.json("publish", newest(coldrise), "--name", "back")
-    assert published["address"] == sealed
+    coldrise.json("publish", newest(coldrise), "--name", "back")
     with server.connect("live/back/vda") as disk:
         disk.pwrite(b"x" * 4096, 0)
     running.write("vda", "write -P 6 1M 4k")
@@ -267,3 +217,35 @@ def test_a_full_scratch_file_costs_a_round_and_not_the_guest(coldrise, machine, 
         subprocess.run(["umount", "-l", small], check=True)
     assert_one_instant(*restored(coldrise, newest(coldrise), tmp_path))
     assert not running.failures.read_text()
+
+
+def test_a_full_drive_costs_marks_and_not_the_guest(machine, tmp_path, template, own_tmp):
+    running = machine(sector=TICKING_SECTOR)
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", drive], check=True)
+    try:
+        coldrise = Coldrise.copied(template, drive / "repository")
+        protect = Protections(coldrise, "--from", f"qmp:{running.monitor}")
+        protection = protect()
+        protection.next_round()
+        with open(tmp_path / "noise", "wb") as noise:
+            noise.write(random.Random(5).randbytes(MIB))
+        running.write("vda", f"write -s {tmp_path / 'noise'} 16M 48M")
+        failed = wait_until(lambda: protection.events("failed"), "a round without space")
+        assert "space" in failed[0]["problem"].lower(), failed
+        before = running.counter()
+        wait_until(lambda: running.counter() > before, "the guest's next write")
+        subprocess.run(["mount", "-o", "remount,size=256m", drive], check=True)
+        wait_until(lambda: protection.lines[-1]["event"] == "round" and protection.lines[-1]["is_marked"], "the next round")
+        code, message = protection.end()
+        assert code == 0, message
+        images = restored(coldrise, newest(coldrise), tmp_path)
+        assert_one_instant(*images)
+        with open(images[0], "rb") as image:
+            image.seek(16 * MIB)
+            assert image.read(48 * MIB) == (tmp_path / "noise").read_bytes() * 48
+        assert coldrise.run("verify").returncode == 0
+    finally:
+        subprocess.run(["umount", "-l", drive], check=True)
+    assert not running.failures.read_text() and running.status() == "running"

@@ -24,8 +24,8 @@ mod zeroing;
 
 pub use appliance::{Appliance, appliance_path, open_appliance};
 pub use backup::{
-    BackupRequest, BackupStart, BackupSummary, Changes, DiskSummary, Flow, Pace, Proof, Rate, RateLimit,
-    StoredDisk, StoredDisks, Watch, backup, read_disks, store_shared, store_source,
+    BackupRequest, BackupStart, BackupSummary, Changes, DiskSummary, Flow, Pace, Proof, Rate,
+    RateLimit, StoredDisk, StoredDisks, Watch, backup, read_disks, store_shared, store_source,
     unrecorded_difference, write_changes,
 };
 pub use configuration::read_configuration;

@@ -82,7 +82,7 @@ pub struct MarkStretch {
     pub to_ms: u64,
     /// Number of marks.
     pub marks: u64,
-    /// Shortest time between two neighbours, in seconds; 0 for a single mark.
+    /// Shortest time between two neighbours, in seconds, rounded; 0 for a single mark.
     pub finest_step_s: u64,
 }
 
@@ -134,7 +134,7 @@ fn stretches(marks: &[MarkDetails], now_ms: u64) -> Vec<MarkStretch> {
             from_ms: run[0].marked_at_ms,
             to_ms: run[run.len() - 1].marked_at_ms,
             marks: run.len() as u64,
-            finest_step_s: steps.min().map_or(0, |step| step.div_ceil(1000).max(1)),
+            finest_step_s: steps.min().map_or(0, |step| ((step + 500) / 1000).max(1)),
         }
     };
     runs.map(stretch).collect()

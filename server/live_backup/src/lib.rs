@@ -20,10 +20,10 @@ mod since;
 
 use disk_pick::DiskPick;
 use libvirt::Stillness;
-pub use rounds::{RoundReport, Rounds, RoundsEnd};
-use since::Since;
 pub use live_backup::{LiveBackup, LiveOptions};
 pub use place::{Candidate, find_host};
+pub use rounds::{RoundReport, Rounds, RoundsEnd};
+use since::Since;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -68,11 +68,7 @@ trait LiveMachine {
     /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with advice;
     /// `ToolFailed` if the hypervisor refuses something. After an error nothing is left in it, and the
     /// changes since the latest backup still count.
-    fn take(
-        &mut self,
-        since: &Since<'_>,
-        cancel: &AtomicBool,
-    ) -> Result<Instant>;
+    fn take(&mut self, since: &Since<'_>, cancel: &AtomicBool) -> Result<Instant>;
 
     /// Removes everything of the backup. With `is_stored` the state that was read counts as the last one of its series;
     /// otherwise the bitmap or checkpoint of the one before stays valid.

@@ -118,6 +118,7 @@ impl Rounds {
         cancel: &AtomicBool,
     ) -> Result<RoundsEnd> {
         let mut current_ms = 0;
+        let mut has_state = self.follower.last_round().is_some();
         loop {
             let begun = Instant::now();
             let done = match self.round(cancel) {
@@ -130,6 +131,7 @@ impl Rounds {
             }
             if let Ok(report) = &done {
                 current_ms = report.current_ms;
+                has_state = true;
             }
             let problem = done.as_ref().err().map(Error::full_message);
             self.follower.note(FollowProgress { current_ms, problem });
@@ -137,8 +139,7 @@ impl Rounds {
             if let Err(error) = done {
                 let is_useless =
                     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
-                let is_over = self.follower.has_stopped() || self.follower.last_round().is_none();
-                if is_useless || is_over {
+                if is_useless || !has_state || self.follower.has_stopped() {
                     return Err(error);
                 }
                 self.is_compared = false;
@@ -201,10 +202,13 @@ impl Rounds {
                 });
             }
         };
-        let is_incremental = instant.sources.iter().all(|source| {
-            matches!(&source.location, Location::Live { bitmap: Some(_), .. })
-        });
-        let is_marked = !(is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0);
+        let is_incremental = instant
+            .sources
+            .iter()
+            .all(|source| matches!(&source.location, Location::Live { bitmap: Some(_), .. }));
+        let is_unchanged = is_incremental && changes.read_bytes == 0 && changes.written_bytes == 0;
+        // The first round shows the machine's state even if that is the backup's.
+        let is_marked = last.is_none() || !is_unchanged;
         if is_marked {
             let round = round.consistent(instant.is_quiesced);
             if let Err(error) = self.follower.finish_round(round, time) {
@@ -274,7 +278,9 @@ impl Rounds {
             if !self.is_compared {
                 let chunk_bytes = u64::from(self.repository.chunk_size_bytes());
                 let seed = self.follower.now().unix_ms();
-                if unrecorded_difference(&source, disk.as_ref(), chunk_bytes, seed, cancel)?.is_some() {
+                if unrecorded_difference(&source, disk.as_ref(), chunk_bytes, seed, cancel)?
+                    .is_some()
+                {
                     let text = "this is not the disk of the last round: everything is read";
                     remarks.push(format!("{}: {text}", source.disk));
                     if let Location::Live { bitmap, .. } = &mut source.location {

@@ -43,7 +43,8 @@ impl<'a> Since<'a> {
     pub(crate) fn series(&self) -> String {
         match self {
             Since::Backup { machine, .. } => machine.to_string(),
-            Since::Round(round) => format!("{}@{}", round.machine, round.session),
+            // Names of machines have no capital letters, and those of checkpoints no other signs.
+            Since::Round(round) => format!("{}.LIVE.{}", round.machine, round.session),
         }
     }
 

@@ -27,6 +27,11 @@ export function isOfCheck({ session }: SessionDetails): boolean {
   return session.endsWith('-throwaway');
 }
 
+/** A machine runs from it: neither a check nor `protect-live` uses it. */
+export function isInUse(session: SessionDetails): boolean {
+  return session.is_served && !session.follows && !isOfCheck(session);
+}
+
 /** The machines that an alarm is about. */
 export function machinesOf(alarm: Alarm): string[] {
   return [...new Set([...(alarm.machine ? [alarm.machine] : []), ...(alarm.affects ?? [])])];

@@ -152,7 +152,8 @@ impl Protected {
         let point = match repository.newest_point_that(&self.machine, is_backup)? {
             Some(point) => point,
             None => {
-                invocation.remark(&format!("{} has no backup yet: one is made first", self.machine));
+                invocation
+                    .remark(&format!("{} has no backup yet: one is made first", self.machine));
                 self.back_up(invocation, repository, cancel)?
             }
         };
@@ -176,7 +177,8 @@ impl Protected {
         cancel: &Arc<AtomicBool>,
     ) -> Result<PointDocument> {
         let (machine, derived) = (&self.machine, self.derived_from.clone());
-        let name = store_live(invocation, machine, derived, self.options.clone(), &self.disks, cancel)?;
+        let name =
+            store_live(invocation, machine, derived, self.options.clone(), &self.disks, cancel)?;
         repository.catch_up()?;
         let found = repository.newest_point_that(machine, |point| point.point == name)?;
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "the backup was forgotten meanwhile"))
@@ -210,12 +212,7 @@ struct Shown {
 }
 
 impl Shown {
-    fn show(
-        &mut self,
-        invocation: &Invocation,
-        session: &SessionName,
-        done: &Result<RoundReport>,
-    ) {
+    fn show(&mut self, invocation: &Invocation, session: &SessionName, done: &Result<RoundReport>) {
         let problem = done.as_ref().err().map(Error::full_message);
         if invocation.is_json() {
             let line = match done {
@@ -233,7 +230,8 @@ impl Shown {
         let Ok(report) = done else {
             if problem != self.problem {
                 let why = problem.as_deref().unwrap_or_default();
-                invocation.remark(&format!("{why}; trying again, the machine's changes still count"));
+                invocation
+                    .remark(&format!("{why}; trying again, the machine's changes still count"));
             }
             self.problem = problem;
             return;

@@ -29,11 +29,7 @@ pub struct Changes {
 /// # Errors
 /// `Incomplete` if the source has another size than the disk; errors of both, after which the disk is a mixture;
 /// `Interrupted` once cancelled.
-pub fn write_changes(
-    spec: &SourceSpec,
-    disk: &dyn Disk,
-    cancel: &AtomicBool,
-) -> Result<Changes> {
+pub fn write_changes(spec: &SourceSpec, disk: &dyn Disk, cancel: &AtomicBool) -> Result<Changes> {
     let bitmap = match &spec.location {
         Location::Live { bitmap: Some(bitmap), .. } => Some(bitmap.name.clone()),
         _ => None,

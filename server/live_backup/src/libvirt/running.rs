@@ -10,9 +10,7 @@ use coldrise_hypervisors::libvirt::{
     LiveDomain, PATIENCE, PartFiles, escaped, is_named_by_another,
 };
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::{
-    ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
-};
+use coldrise_ingest::{ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec};
 use coldrise_store::{Configuration, LIBVIRT_XML, PointName};
 
 use super::checkpoints::{CheckpointNames, Checkpoints, Known, checkpoint_xml};
@@ -292,8 +290,7 @@ impl RunningDomain {
         new: &str,
     ) -> Result<Vec<String>> {
         let is_push = self.options.mode == Mode::Push;
-        let chosen: String =
-            disks.iter().map(|taken| disk_xml(space, taken, is_push)).collect();
+        let chosen: String = disks.iter().map(|taken| disk_xml(space, taken, is_push)).collect();
         let other = |target: &String| format!("<disk name='{}' backup='no'/>", escaped(target));
         let others_xml: String = others.iter().map(other).collect();
         let (mode, server) = match self.options.mode {

@@ -8,9 +8,7 @@ use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
     Domain, DomainState, LiveDomain, PATIENCE, PartFiles, is_named_by_another,
 };
-use coldrise_ingest::{
-    ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
-};
+use coldrise_ingest::{ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec};
 use coldrise_store::{Configuration, LIBVIRT_XML, PointName};
 
 use super::checkpoints::{CheckpointNames, Checkpoints};

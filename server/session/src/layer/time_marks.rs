@@ -5,7 +5,11 @@ use std::sync::atomic::Ordering;
 use coldrise_block::{BLOCK_SIZE_BYTES, Result};
 use parking_lot::RwLockWriteGuard;
 
-use super::format::{RecordKind, RemovedMarks, TimeMark};
+use super::format::{RecordKind, RemovedMarks, SLOTS_PER_SEGMENT, TimeMark, segments_in};
+use super::keys::LayerKeys;
+use super::mark::Mark;
+use super::open::length_of;
+use super::recovery::{self, RecoveryFacts};
 use super::{LayerFile, Writer};
 
 /// Keeps all writes of a layer waiting. None is unfinished.
@@ -84,6 +88,24 @@ impl LayerFile {
             Some(writer) => writer.history.marks(),
             None => self.marks.clone(),
         }
+    }
+
+    /// The slots that only marks need, in a layer that was opened for reading: read again from its records.
+    ///
+    /// # Errors
+    /// `Corrupt` if a record is damaged.
+    pub(crate) fn slots_of_marks(&self, keys: LayerKeys) -> Result<Vec<u32>> {
+        if self.marks.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The file of a sealed layer is closed, except during a read.
+        let layer = self.reopened(keys)?;
+        let mark = Mark::read(&layer.file, &layer.path, layer.keys.marks())?;
+        let known = RecoveryFacts { rebuilds_history: true, ..RecoveryFacts::of_mark(&mark) };
+        let slots = segments_in(length_of(&layer.file, &layer.path)?) * SLOTS_PER_SEGMENT;
+        let mut found = recovery::scan(&layer, slots, &known)?;
+        let highest_sequence = found.highest_sequence;
+        Ok(found.history(&layer, highest_sequence).slots())
     }
 
     /// Bytes of all blocks so far that were kept for marks when they were captured again.

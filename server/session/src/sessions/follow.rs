@@ -111,7 +111,8 @@ impl Follower {
         rules: MarkRules,
     ) -> Result<SessionDocument> {
         if rules.is_off() {
-            let text = "a session that follows a machine is reached by its marks: they cannot be off";
+            let text =
+                "a session that follows a machine is reached by its marks: they cannot be off";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         publish_following(repository, point, name, source, rules)
@@ -222,10 +223,7 @@ impl Drop for Follower {
 ///
 /// # Errors
 /// `NotFound` without one.
-pub(crate) fn newest<'a>(
-    marks: &'a [SessionMark],
-    name: &SessionName,
-) -> Result<&'a SessionMark> {
+pub(crate) fn newest<'a>(marks: &'a [SessionMark], name: &SessionName) -> Result<&'a SessionMark> {
     marks.last().ok_or_else(|| {
         let text = format!("session {name} has no complete state of its machine yet");
         Error::new(ErrorKind::NotFound, text)

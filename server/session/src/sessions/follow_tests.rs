@@ -93,10 +93,7 @@ fn nothing_else_writes_a_session_that_follows_a_machine() {
     let served = Session::open(repository, &name).err().unwrap();
     assert_eq!(served.kind(), ErrorKind::Busy);
     let follower = Follower::open(repository, &name, SOURCE).unwrap();
-    assert_eq!(
-        Follower::open(repository, &name, SOURCE).err().unwrap().kind(),
-        ErrorKind::Busy
-    );
+    assert_eq!(Follower::open(repository, &name, SOURCE).err().unwrap().kind(), ErrorKind::Busy);
     // Writes alone make no mark.
     fill(&follower, &DISKS, 1);
     follower.session.mark_turn_now();

@@ -324,7 +324,8 @@ mod tests {
 
     #[test]
     fn neighbouring_marks_are_removed_as_one_range() {
-        let marks: Vec<_> = (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n, round: 0 }).collect();
+        let marks: Vec<_> =
+            (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n, round: 0 }).collect();
         let ranges = gone(&marks, |mark| [1, 4].contains(&mark.time_ns));
         let range = |first, last| RemovedMarks { first, last };
         assert_eq!(ranges, [range(20, 30), range(50, 60)]);

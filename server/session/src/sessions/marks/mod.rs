@@ -127,9 +127,8 @@ pub(crate) fn whole_marks(disks: &[Vec<(LayerId, Vec<TimeMark>)>]) -> Vec<Sessio
         }
     }
     let whole = found.into_iter().filter(|(_, (_, places))| places.len() == disks.len());
-    let mark = |(time_ns, (round, places))| {
-        SessionMark { time_ns, places, round: Round::decode(round) }
-    };
+    let mark =
+        |(time_ns, (round, places))| SessionMark { time_ns, places, round: Round::decode(round) };
     whole.map(mark).collect()
 }
 

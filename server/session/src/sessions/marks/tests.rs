@@ -190,7 +190,11 @@ fn a_mark_that_is_used_twice_is_one_point() {
 #[test]
 fn a_time_without_a_mark_is_refused_with_the_nearest_marks() {
     let name = SessionName::parse("trial").unwrap();
-    let mark = |seconds: u64| SessionMark { time_ns: seconds * NS_PER_SECOND, places: Vec::new() };
+    let mark = |seconds: u64| SessionMark {
+        time_ns: seconds * NS_PER_SECOND,
+        places: Vec::new(),
+        round: None,
+    };
     // 20261127T030405Z and 20261127T030415Z.
     let marks = [mark(1_795_748_645), mark(1_795_748_655)];
     let chosen = |text: &str| {
@@ -222,6 +226,6 @@ fn a_mark_counts_if_all_disks_have_it() {
     let places = [vec![(layer(1), 5), (layer(3), 7)], vec![(layer(2), 3), (layer(3), 8)]];
     let expected = [10, 30].into_iter().zip(places);
     let expected: Vec<_> =
-        expected.map(|(time_ns, places)| SessionMark { time_ns, places }).collect();
+        expected.map(|(time_ns, places)| SessionMark { time_ns, places, round: None }).collect();
     assert_eq!(whole, expected);
 }
