@@ -44,10 +44,10 @@ def marks(coldrise):
 
 
 def follower(service):
-    """The run that follows the machine."""
-    found = [row for row in service.get("queue")["runs"] if row["kind"] == "protect-live"]
+    """The run that follows the machine, once its process has begun."""
+    found = [row["run"] for row in service.get("queue")["runs"] if row["kind"] == "protect-live"]
     assert len(found) <= 1
-    return next((row["run"] for row in found if row["state"] == "started"), None)
+    return next((run for run in found if service.call("GET", f"runs/{run}").status == 200), None)
 
 
 def alarm(service):
