@@ -1,6 +1,7 @@
 """Time marks: a session goes back to any second in which it was written."""
 
 import contextlib
+import json
 import math
 import random
 import struct
@@ -253,3 +254,32 @@ def test_on_a_small_drive_marks_become_fewer_and_writes_succeed(tmp_path, templa
 def coarse(coldrise):
     found = coldrise.json("marks", "trial")
     return found if found["interval_factor"] > 1 else None
+
+
+def test_verify_names_damage_to_blocks_that_only_marks_need(coldrise, session, nbdkit):
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        disk.flush()
+        [first] = wait_for_marks(coldrise, 1)
+        disk.pwrite(content(2), 0)
+        disk.flush()
+        wait_for_marks(coldrise, 2)
+    server.stop()
+    assert coldrise.run("verify").returncode == 0
+    [layer] = [path for path in (coldrise.repository / "layers").iterdir() if path.stat().st_size > 1 << 17]
+    named = []
+    for slot in range(4):
+        # The first slots of the first segment: see docs/on-disk-format.md.
+        with open(layer, "r+b") as file:
+            for _ in range(2):  # Damages it, and later mends it.
+                file.seek((64 << 10) + (64 << 10) + slot * BLOCK)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1]))
+                file.flush()
+                found = coldrise.run("--json", "verify")
+                named += [text["what"] for text in json.loads(found.stdout.splitlines()[-1])["damaged_layers"]]
+    assert sorted(text.split(" in ")[0] for text in named) == ["1 block of time marks", "1 captured block"], named
+    assert all("live/trial/vda" in text for text in named)
+    assert coldrise.run("verify").returncode == 0 and first in marks(coldrise)
