@@ -10,8 +10,8 @@ import pytest
 from support.cli import Coldrise
 from support.nbdserver import refused, wait_until
 from support.protection import SESSION, Protections, marks, newest
-from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now,
-                             restored)
+from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, Monitor, assert_one_instant,
+                             assert_same_as_now, restored)
 
 
 @pytest.fixture
@@ -130,6 +130,42 @@ def test_after_a_kill_of_the_machine_everything_is_read_and_little_written(coldr
     assert_same_as_now(coldrise, newest(coldrise), again, tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_machine_that_stands_still_when_its_reader_is_killed_or_stopped_is_resumed(coldrise, machine, protect, tmp_path, number):
+    events = tmp_path / "events"
+    running = machine(sector=TICKING_SECTOR, more=("-qmp", f"unix:{events},server=on,wait=off"))
+    watcher = Monitor(events)
+    protection = protect(running)
+    protection.next_round()
+    for _ in range(3):
+        watcher.wait_for("STOP")
+        protection.process.send_signal(number)
+        event = watcher.wait_for("RESUME", "STOP")
+        if number == signal.SIGKILL:
+            protection.process.wait()
+            protection = protect(running)
+        else:
+            protection.process.send_signal(signal.SIGCONT)
+        assert event == "RESUME" and running.status() == "running"
+        assert "everything is read" not in " ".join(protection.next_round()["remarks"])
+    before = running.counter()
+    wait_until(lambda: running.counter() > before, "the guest's next write")
+    watcher.close()
+
+
+def test_bitmaps_of_ended_sessions_are_removed(coldrise, machine, protect):
+    running = machine()
+    running.write("vda", "write -P 5 0 1M")
+    for name in ["one", "two"]:
+        protection = protect(running, "--name", name)
+        protection.next_round()
+        protection.end()
+        assert len(running.bitmaps()) == 2, "the backup's, and that of the session"
+        coldrise.json("unpublish", name)
+    coldrise.json("backup", "web01", "--from", f"qmp:{running.monitor}")
+    assert len(running.bitmaps()) == 1
+
+
 def test_a_resized_disk_begins_a_new_session(coldrise, machine, protect, tmp_path):
     running = machine()
     running.write("vda", "write -P 5 0 1M")
@@ -219,7 +255,7 @@ def test_a_full_scratch_file_costs_a_round_and_not_the_guest(coldrise, machine, 
     assert not running.failures.read_text()
 
 
-def test_a_full_drive_costs_marks_and_not_the_guest(machine, tmp_path, template, own_tmp):
+def test_a_full_drive_costs_rounds_and_neither_marks_nor_the_guest(machine, tmp_path, template, own_tmp):
     running = machine(sector=TICKING_SECTOR)
     drive = tmp_path / "drive"
     drive.mkdir()
@@ -236,6 +272,8 @@ def test_a_full_drive_costs_marks_and_not_the_guest(machine, tmp_path, template,
         assert "space" in failed[0]["problem"].lower(), failed
         before = running.counter()
         wait_until(lambda: running.counter() > before, "the guest's next write")
+        # What was there stays.
+        assert_one_instant(*restored(coldrise, newest(coldrise), tmp_path))
         subprocess.run(["mount", "-o", "remount,size=256m", drive], check=True)
         wait_until(lambda: protection.lines[-1]["event"] == "round" and protection.lines[-1]["is_marked"], "the next round")
         code, message = protection.end()

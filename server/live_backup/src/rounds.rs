@@ -14,7 +14,7 @@ use coldrise_session::{FollowProgress, Follower, Round};
 use coldrise_store::{MachineName, Repository};
 
 use crate::live_backup::{LiveOptions, connect, explained};
-use crate::since::RoundStart;
+use crate::since::{RoundStart, series_of};
 use crate::{LiveMachine, Since};
 
 /// How often the end is looked for between two rounds.
@@ -61,8 +61,8 @@ pub struct Rounds {
     disks: Vec<String>,
     consistent_every: Option<Duration>,
     follower: Follower,
-    /// Distinguishes the session from all others.
-    session: String,
+    /// The session's series.
+    series: String,
     last_consistent: Option<Instant>,
     /// Whether the disks were compared with the session's since the machine was last out of reach.
     is_compared: bool,
@@ -93,7 +93,7 @@ impl Rounds {
             options,
             disks: disks.to_vec(),
             consistent_every,
-            session: format!("{}.{}", document.name, document.created_at_ms),
+            series: series_of(&document),
             follower,
             last_consistent: None,
             is_compared: false,
@@ -133,17 +133,19 @@ impl Rounds {
                 current_ms = report.current_ms;
                 has_state = true;
             }
+            let is_useless = |error: &Error| {
+                matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
+            };
+            match done {
+                Err(error) if is_useless(&error) || !has_state || self.follower.has_stopped() => {
+                    return Err(error);
+                }
+                Err(_) => self.is_compared = false,
+                Ok(_) => {}
+            }
             let problem = done.as_ref().err().map(Error::full_message);
             self.follower.note(FollowProgress { current_ms, problem });
             watch(&done);
-            if let Err(error) = done {
-                let is_useless =
-                    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
-                if is_useless || !has_state || self.follower.has_stopped() {
-                    return Err(error);
-                }
-                self.is_compared = false;
-            }
             while begun.elapsed() < every {
                 if cancel.load(Ordering::Relaxed) {
                     return Ok(RoundsEnd::Cancelled);
@@ -174,7 +176,7 @@ impl Rounds {
         let since = Since::Round(RoundStart {
             repository: &self.repository,
             machine: &self.machine,
-            session: self.session.clone(),
+            series: self.series.clone(),
             disks: document.disks.iter().map(|d| (d.name.clone(), d.size_bytes)).collect(),
             base: last.map_or(Ok(document.point.clone()), Round::name)?,
             next: round.name()?,

@@ -5,9 +5,19 @@
 
 use coldrise_block::Result;
 use coldrise_ingest::BackupStart;
+use coldrise_session::{Follower, SessionDocument};
 use coldrise_store::{DiskName, MachineName, PointName, Repository};
 
 use crate::Mode;
+
+/// Between a machine's name and that of a session: names of machines have no capital letters, and those of checkpoints no
+/// other signs.
+const LIVE: &str = ".LIVE.";
+
+/// The series of the rounds of a session.
+pub(crate) fn series_of(session: &SessionDocument) -> String {
+    format!("{}{LIVE}{}.{}", session.machine, session.name, session.created_at_ms)
+}
 
 /// The state from which changes are read.
 pub(crate) enum Since<'a> {
@@ -21,8 +31,8 @@ pub(crate) enum Since<'a> {
 pub(crate) struct RoundStart<'a> {
     pub(crate) repository: &'a Repository,
     pub(crate) machine: &'a MachineName,
-    /// Distinguishes the session from all others.
-    pub(crate) session: String,
+    /// The session's series.
+    pub(crate) series: String,
     pub(crate) disks: Vec<(DiskName, u64)>,
     /// The last round; before the first one, the point that was published.
     pub(crate) base: PointName,
@@ -43,8 +53,7 @@ impl<'a> Since<'a> {
     pub(crate) fn series(&self) -> String {
         match self {
             Since::Backup { machine, .. } => machine.to_string(),
-            // Names of machines have no capital letters, and those of checkpoints no other signs.
-            Since::Round(round) => format!("{}.LIVE.{}", round.machine, round.session),
+            Since::Round(round) => round.series.clone(),
         }
     }
 
@@ -54,6 +63,28 @@ impl<'a> Since<'a> {
             Since::Round(round) if round.is_first => Some((round.machine.to_string(), &round.base)),
             _ => None,
         }
+    }
+
+    fn machine(&self) -> &'a MachineName {
+        match self {
+            Since::Backup { machine, .. } => machine,
+            Since::Round(round) => round.machine,
+        }
+    }
+
+    /// Those of the series that are of rounds of sessions that have ended.
+    ///
+    /// # Errors
+    /// Errors of reading the sessions' folder.
+    pub(crate) fn ended<'n>(&self, series: impl Iterator<Item = &'n str>) -> Result<Vec<&'n str>> {
+        let prefix = format!("{}{LIVE}", self.machine());
+        let mut found: Vec<&str> = series.filter(|name| name.starts_with(&prefix)).collect();
+        if !found.is_empty() {
+            let sessions = Follower::all(self.repository(), self.machine())?;
+            let kept: Vec<String> = sessions.iter().map(series_of).collect();
+            found.retain(|name| !kept.iter().any(|kept| kept == name));
+        }
+        Ok(found)
     }
 
     /// The name of the state that is read now.

@@ -248,6 +248,7 @@ pub(crate) fn store_live(
     cancel: &AtomicBool,
 ) -> Result<PointName> {
     let mut live = LiveBackup::connect(options, machine, derived_from, disks)?;
+    invocation.remark(&format!("a backup of {machine} is made first"));
     let mut request = BackupRequest {
         machine: machine.clone(),
         display_name: None,

@@ -89,7 +89,7 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     }
     if marks.marks.is_empty() {
         text.push_str(match marks.follows {
-            Some(_) => "no marks: the first round has not ended\n",
+            Some(_) => "no marks: no round has ended, or there was no space for them\n",
             None => {
                 "no marks: they are made while a front end serves the session and clients write\n"
             }

@@ -75,7 +75,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
         (from, None) => from.to_owned(),
         (from, Some(on)) => format!("{from} on {on}"),
     };
+    let is_qmp = request.from.starts_with("qmp:");
+    if is_qmp && consistent_every.is_some() && request.agent.is_none() {
+        let text = "--consistent-every needs the socket of the guest agent: add --agent SOCKET";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
     let rules = request.marks.as_deref().map(MarkRules::parse).transpose()?.unwrap_or_default();
+    if rules.is_off() {
+        let text = "--marks off: the times of a machine that runs elsewhere are its marks";
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
     let protected = Protected {
         machine,
         derived_from,
@@ -151,11 +160,7 @@ impl Protected {
         };
         let point = match repository.newest_point_that(&self.machine, is_backup)? {
             Some(point) => point,
-            None => {
-                invocation
-                    .remark(&format!("{} has no backup yet: one is made first", self.machine));
-                self.back_up(invocation, repository, cancel)?
-            }
+            None => self.back_up(invocation, repository, cancel)?,
         };
         self.publish(repository, &point, name.cloned())
     }

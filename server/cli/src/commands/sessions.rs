@@ -178,10 +178,8 @@ fn text(listing: &SessionListing) -> String {
     let mut followed = String::new();
     for session in &listing.sessions {
         if let Some(source) = &session.follows {
-            followed.push_str(&format!(
-                "\n{0} follows {source} (coldrise marks {0})\n",
-                session.session
-            ));
+            followed
+                .push_str(&format!("\n{0} follows {source} (coldrise marks {0})", session.session));
         }
     }
     match rows.len() {

@@ -11,6 +11,7 @@ use coldrise_store::{PointName, RepositoryId};
 use roxmltree::Document;
 
 use super::disks::DomainDisk;
+use crate::Since;
 use coldrise_hypervisors::libvirt::PATIENCE;
 use coldrise_hypervisors::virsh::Virsh;
 
@@ -59,6 +60,22 @@ impl Known {
 }
 
 impl Checkpoints<'_> {
+    /// Deletes those of the rounds of sessions that have ended.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub(super) fn delete_ended(&self, known: &Known, since: &Since<'_>) -> Result<()> {
+        let prefix = format!("coldrise-{:.8}-", since.repository().id());
+        let series = |name: &'_ String| {
+            let (series, _) = name.strip_prefix(&prefix)?.rsplit_once('-')?;
+            Some((name.clone(), series.to_owned()))
+        };
+        let all: Vec<(String, String)> = known.all.iter().filter_map(series).collect();
+        let ended = since.ended(all.iter().map(|(_, series)| series.as_str()))?;
+        let of_ended = all.iter().filter(|(_, series)| ended.contains(&series.as_str()));
+        of_ended.map(|(name, _)| name).try_for_each(|name| self.delete(name))
+    }
+
     /// The disks of which an existing checkpoint has all changes since it was made.
     pub(super) fn covered(&self, name: &str) -> BTreeSet<String> {
         // The sizes of the changes are those of the bitmaps: libvirt fails if one is lost or damaged.

@@ -101,6 +101,7 @@ impl LiveMachine for RunningDomain {
         if !since.is_round() || known.checkpoints.is_empty() {
             self.adopt_bitmaps(&names, &space, &disks, &mut known, cancel);
         }
+        self.checkpoints(&names).delete_ended(&known, since)?;
         let disks = self.settle(since, &names, disks, &known, &mut remarks)?;
         let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {

@@ -9,11 +9,13 @@
 //! backup then fails or is killed, both together have all changes since the latest backup:
 //! the new one is merged into the old one, which counts on.
 
+use coldrise_block::Result;
 use coldrise_store::{DiskName, PointName, RepositoryId};
 use serde_json::{Value, json};
 
 use super::disks::{Bitmap, LiveDisk};
 use super::monitor::OURS;
+use crate::Since;
 
 /// The names of the bitmaps of one series of a repository.
 #[derive(Clone, Debug)]
@@ -35,6 +37,24 @@ impl BitmapNames {
     /// The bitmap that counts from `point`.
     pub(super) fn name(&self, disk: &DiskName, point: &PointName) -> String {
         format!("{}{point}", self.of_disk(disk))
+    }
+
+    /// Removes the bitmaps of a disk that are of the rounds of sessions that have ended.
+    pub(super) fn ended(
+        repository: &RepositoryId,
+        disk: &LiveDisk,
+        since: &Since<'_>,
+    ) -> Result<Vec<Value>> {
+        let prefix = format!("{OURS}{repository:.8}/");
+        let series = |bitmap: &'_ Bitmap| {
+            let (series, _) = bitmap.name.strip_prefix(&prefix)?.split_once('/')?;
+            Some(series.to_owned())
+        };
+        let all: Vec<String> = disk.bitmaps.iter().filter_map(series).collect();
+        let ended = since.ended(all.iter().map(String::as_str))?;
+        let of_ended = |bitmap: &&Bitmap| series(bitmap).is_some_and(|s| ended.contains(&&*s));
+        let remove = |bitmap: &Bitmap| json!({ "type": "block-dirty-bitmap-remove", "data": { "node": disk.node, "name": bitmap.name } });
+        Ok(disk.bitmaps.iter().filter(of_ended).map(remove).collect())
     }
 
     /// Copies the bitmap that counts from `point` to a new one, which then records, too. Nothing, if there is none that may

@@ -181,6 +181,7 @@ impl RunningMachine {
         let base = since.base(self.options.mode, &live.name, live.size_bytes)?;
         let settlement = names.settle(&live, base.as_ref());
         let mut actions = settlement.actions();
+        actions.extend(BitmapNames::ended(since.repository().id(), &live, since)?);
         let mut old = settlement.believed;
         if let (None, Some((backups, point))) = (&old, since.backup()) {
             let backups = BitmapNames::new(since.repository().id(), &backups, 0);

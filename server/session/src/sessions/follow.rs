@@ -127,20 +127,31 @@ impl Follower {
         machine: &MachineName,
         name: Option<&SessionName>,
     ) -> Result<Option<SessionDocument>> {
-        let documents = SessionDocument::readable(repository)?.into_iter().map(|(_, found)| found);
-        let open = documents.filter(|document| !document.is_ended);
+        let mut followers = Self::all(repository, machine)?.into_iter();
         let Some(name) = name else {
-            let followers = open.filter(|d| d.follows.is_some() && d.machine == *machine);
             return Ok(followers.max_by_key(|document| document.created_at_ms));
         };
-        let named = open.into_iter().find(|document| document.name == *name);
-        match named {
-            Some(other) if other.follows.is_none() || other.machine != *machine => {
-                let text = format!("session {name} does not follow machine {machine}");
-                Err(Error::new(ErrorKind::InvalidInput, text).advise("choose another name"))
-            }
-            named => Ok(named),
+        if let Some(found) = followers.find(|document| document.name == *name) {
+            return Ok(Some(found));
         }
+        let documents = SessionDocument::readable(repository)?;
+        if documents.iter().any(|(_, other)| !other.is_ended && other.name == *name) {
+            let text = format!("session {name} does not follow machine {machine}");
+            return Err(Error::new(ErrorKind::InvalidInput, text).advise("choose another name"));
+        }
+        Ok(None)
+    }
+
+    /// The sessions that follow `machine`.
+    ///
+    /// # Errors
+    /// Errors of reading the sessions' folder.
+    pub fn all(repository: &Repository, machine: &MachineName) -> Result<Vec<SessionDocument>> {
+        let documents = SessionDocument::readable(repository)?.into_iter().map(|(_, found)| found);
+        let follows = |document: &SessionDocument| {
+            !document.is_ended && document.follows.is_some() && document.machine == *machine
+        };
+        Ok(documents.filter(follows).collect())
     }
 
     /// Opens the session. Its machine is at `source` from now on.
@@ -239,7 +250,7 @@ pub(crate) fn not_served(document: &SessionDocument) -> Error {
         document.machine
     );
     Error::new(ErrorKind::Busy, text)
-        .advise(format!("publish a time of it: coldrise publish live/{name}@-0s"))
+        .advise(format!("publish a time of it: coldrise publish live/{name}@-1s"))
 }
 
 /// How long a request to seal such a session waits for its process.

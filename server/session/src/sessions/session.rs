@@ -109,6 +109,7 @@ impl Session {
             .iter()
             .map(|disk| {
                 let opened = open_disk(repository, &document, disk, &poison, &writing);
+                let opened = opened.map(|disk| disk.keeping_marks(purpose == Use::Follow));
                 opened.map(Arc::new).context(|| format!("session {name}, disk {}", disk.name))
             })
             .collect::<Result<Vec<_>>>()?;

@@ -35,6 +35,11 @@ const MOST_COARSE: u32 = 16;
 /// After this time with little held, intervals become shorter again.
 const RELAX_AFTER: Duration = Duration::from_secs(60);
 
+/// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
+const CLOCK_STEP: Duration = Duration::from_secs(60);
+/// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
+const GRACE: Duration = Duration::from_secs(3600);
+
 /// The marks of a session, in the process that serves it.
 pub(crate) struct MarkKeeper {
     rules: MarkRules,
@@ -45,6 +50,10 @@ pub(crate) struct MarkKeeper {
 struct State {
     /// The time of the newest mark, and when it was made by the monotonic clock.
     last: Option<(u64, Instant)>,
+    /// The clock at the last turn.
+    clock: Option<(u64, Instant)>,
+    /// No mark ends by its age until then.
+    grace_until: Option<Instant>,
     coarser: u32,
     changed: Instant,
     turns: u32,
@@ -59,6 +68,8 @@ impl MarkKeeper {
         let now = Instant::now();
         let state = State {
             last: newest_ns.map(|newest_ns| (newest_ns, now)),
+            clock: newest_ns.map(|newest_ns| (newest_ns, now)),
+            grace_until: None,
             coarser: 0,
             changed: now,
             turns: 0,
@@ -104,6 +115,23 @@ fn clock_ns() -> u64 {
 }
 
 impl State {
+    /// Looks whether the clock was set since the last look.
+    fn look_at_clock(&mut self, clock_ns: u64, now: Instant) {
+        let before = self.clock.replace((clock_ns, now));
+        let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
+        let is_set = before.is_some_and(|before| {
+            let passed_ns = next_time_ns(Some(before), 0, now);
+            clock_ns > passed_ns.saturating_add(step_ns)
+        });
+        if is_set {
+            self.grace_until = Some(now + GRACE);
+        }
+    }
+
+    fn has_grace(&self, now: Instant) -> bool {
+        self.grace_until.is_some_and(|until| now < until)
+    }
+
     fn next_time(&self) -> RoundTime {
         let at = Instant::now();
         RoundTime { time_ns: next_time_ns(self.last, clock_ns(), at), at }
@@ -137,6 +165,7 @@ impl Session {
         let turns = {
             let mut state = self.keeper().state.lock();
             state.turns = state.turns.wrapping_add(1);
+            state.look_at_clock(clock_ns(), Instant::now());
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
@@ -200,9 +229,7 @@ impl Session {
         let Some(document) = self.try_document() else { return Ok(()) };
         loop {
             let coarser = self.keeper().state.lock().coarser;
-            let held = self.marks_of(&document);
-            let now_ns = self.now_ns();
-            let mut kept = kept_marks(held, &self.keeper().rules, now_ns, coarser);
+            let mut kept = self.kept(self.marks_of(&document), coarser);
             if coarser > MOST_COARSE {
                 kept.drain(..kept.len().saturating_sub(1));
             }
@@ -230,8 +257,14 @@ impl Session {
         }
     }
 
-    fn now_ns(&self) -> u64 {
-        self.round_time().time_ns
+    /// The marks that the rule keeps now.
+    fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
+        let state = self.keeper().state.lock();
+        let now_ns = state.next_time().time_ns;
+        match coarser == 0 && state.has_grace(Instant::now()) {
+            true => marks,
+            false => kept_marks(marks, &self.keeper().rules, now_ns, coarser),
+        }
     }
 
     /// Bytes of the blocks that only marks need.
@@ -270,12 +303,11 @@ impl Session {
             let state = self.keeper().state.lock();
             (state.coarser, state.limit_bytes)
         };
-        let marks =
-            kept_marks(self.marks_of(&document), &self.keeper().rules, self.now_ns(), coarser);
+        let marks = self.kept(self.marks_of(&document), coarser);
         SessionMarks {
             marks,
             held_bytes: Some(self.held_bytes()),
-            held_bytes_limit: Some(limit_bytes),
+            held_bytes_limit: Some(limit_bytes).filter(|limit| *limit < u64::MAX),
             coarser,
             progress: self.follow_progress(),
         }
@@ -320,6 +352,30 @@ mod tests {
         assert_eq!(next_time_ns(Some((2 * day, start)), 3 * day, at(1)), 3 * day);
         // Two marks at one instant.
         assert_eq!(next_time_ns(Some((day, start)), day, start), day + 1);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_ends_no_mark() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let second = 1_000_000_000;
+        let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let mut state = keeper.state.into_inner();
+        state.clock = Some((1000 * second, start));
+        state.look_at_clock(1001 * second, at(1));
+        // A busy machine: the turn comes late, by both clocks.
+        state.look_at_clock(1501 * second, at(501));
+        assert!(!state.has_grace(at(501)));
+        // Three hours forward, and back again.
+        state.look_at_clock(12_302 * second, at(502));
+        assert!(state.has_grace(at(502)));
+        state.look_at_clock(1503 * second, at(503));
+        assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
+        // An opening after a day.
+        let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let mut state = opened.state.into_inner();
+        state.look_at_clock(87_400 * second, Instant::now());
+        assert!(state.has_grace(Instant::now()));
     }
 
     #[test]
