@@ -194,6 +194,8 @@ def test_only_one_process_follows_a_machine_and_writes_its_session(coldrise, mac
     server = nbdkit()
     refused(server, f"live/{SESSION}/vda")
     assert "follows machine web01, which runs elsewhere" in server.messages()
+    mixture = coldrise.run("restore", f"live/{SESSION}/vda", tmp_path / "mixture.raw")
+    assert mixture.returncode == 11 and f"name a time: live/{SESSION}@-5s" in mixture.stderr
     busy = coldrise.run("unpublish", SESSION)
     assert busy.returncode == 11
     # A seal is of the newest mark, and a session at a mark is independent.
