@@ -38,9 +38,8 @@ def protect(coldrise, own_tmp):
 def test_each_mark_is_all_disks_at_one_instant(coldrise, machine, protect, tmp_path):
     running = machine(sector=COUNTING_SECTOR)
     protection = protect(running)
-    wait_until(lambda: len(protection.events("round")) >= 4, "four rounds")
-    found = marks(coldrise)
-    assert len(found) >= 4
+    protection.next_round()
+    found = wait_until(lambda: len(marks(coldrise)) >= 4 and marks(coldrise), "four marks")
     # Published, booted or restored while the rounds go on.
     rounds = [assert_one_instant(*restored(coldrise, mark["address"], tmp_path)) for mark in found]
     assert rounds == sorted(set(rounds)), "the guest goes on"

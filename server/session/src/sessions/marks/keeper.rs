@@ -13,7 +13,7 @@ use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
 use coldrise_store::MarkRules;
 use parking_lot::Mutex;
 
-use super::{SessionMark, SessionMarks, kept_marks, whole_marks};
+use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
@@ -139,9 +139,14 @@ impl State {
 }
 
 impl Session {
-    /// The time of a mark that would be made now.
+    /// The time of the mark of a round whose instant is now: in a second without a mark, so that an address always means the
+    /// same state. It may be up to a second after the instant, and never before it.
     pub(crate) fn round_time(&self) -> RoundTime {
-        self.keeper().state.lock().next_time()
+        let state = self.keeper().state.lock();
+        let RoundTime { time_ns, at } = state.next_time();
+        let next_second_ns =
+            state.last.map_or(0, |(last_ns, _)| (last_ns / NS_PER_SECOND + 1) * NS_PER_SECOND);
+        RoundTime { time_ns: time_ns.max(next_second_ns), at }
     }
 
     fn mark_turn(&self) -> ControlFlow<()> {
@@ -170,7 +175,7 @@ impl Session {
         };
         let coarser = self.keeper().state.lock().coarser;
         let is_due = turns % (1 << coarser.min(MOST_COARSE)) == 0;
-        if is_due && !self.is_following() && !self.keeps_too_fast() {
+        if is_due && !self.is_following() && !self.is_marked_now() && !self.keeps_too_fast() {
             self.mark()?;
         }
         let limit_bytes = self.held_limit()?;
@@ -180,6 +185,13 @@ impl Session {
             self.remove_marks(limit_bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether this second has its mark: an address names a second, and always means the same state.
+    fn is_marked_now(&self) -> bool {
+        let state = self.keeper().state.lock();
+        let second = state.next_time().time_ns / NS_PER_SECOND;
+        state.last.is_some_and(|(last_ns, _)| last_ns / NS_PER_SECOND == second)
     }
 
     /// Whether too many blocks were kept since the newest mark to make another one now.

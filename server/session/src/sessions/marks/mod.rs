@@ -240,8 +240,12 @@ pub(crate) fn choose<'a>(
     let (before, found) = match time {
         SessionTime::At(second) => {
             let seconds = second.unix_seconds();
-            let end = marks.partition_point(|mark| mark.unix_seconds() <= seconds);
-            (end, end.checked_sub(1).filter(|i| marks[*i].unix_seconds() == seconds))
+            // An older version made two marks in one second, sometimes.
+            let first = marks.partition_point(|mark| mark.unix_seconds() < seconds);
+            (
+                first,
+                Some(first).filter(|i| marks.get(*i).is_some_and(|m| m.unix_seconds() == seconds)),
+            )
         }
         SessionTime::Ago(age) => {
             let until = now_ms().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
