@@ -39,6 +39,7 @@ MEASUREMENTS = [
     "nbd_read",
     "nbd_write",
     "marks",
+    "protect_live",
     "many_sessions",
     "flush_latency",
     "publish_seal",

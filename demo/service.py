@@ -3,13 +3,13 @@
 
 It starts coldrised, without systemd, with one job: back up the demo guest every minute and boot
 each new point in isolation. It prints what the service's event stream tells until the given number of points
-has a green boot badge (2 by default). On a terminal the service then stays for its visitors until Ctrl-C.
+has a green boot badge (2 by default). Then a machine that runs elsewhere loses a file, and is read as it was a second before. On a terminal the service then stays for its visitors until Ctrl-C.
 
     demo/service.py --build-dir target/release [--points N] [--end] [--keep]
 
 The last line of standard output is either
 
-    demo-service: ok points=… boots=… first_point_s=… first_badge_s=… event_ms=…
+    demo-service: ok points=… boots=… first_point_s=… first_badge_s=… event_ms=… back_s=…
 
 or says what failed and where its logs are (exit status 1).
 """
@@ -34,9 +34,11 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT / "tests"))
 
+from support.guest import Guest  # noqa: E402
 from support.service import SETUP_MARK, Coldrised  # noqa: E402
 
 MACHINE = "demo"
+ORDERS, ORDER = "orders", "order 4711: twelve pumps"
 GUEST_BUILD_SECONDS = 900
 PATIENCE_SECONDS = 900
 METRICS = ("coldrise_machine_last_point_timestamp_seconds",
@@ -157,6 +159,7 @@ def demonstrate(coldrise: Path, work: Path, wanted: int, stays: bool) -> dict:
               flush=True)
         figures = watch(service, events, wanted, started)
         figures["event_ms"] = event_latency_ms(service, events)
+        figures["back_s"] = go_back(service, coldrise, repository, passphrase, image, work)
         print("\nmetrics:")
         for line in service.call("GET", "/metrics").body.decode().splitlines():
             if line.startswith(METRICS):
@@ -168,6 +171,47 @@ def demonstrate(coldrise: Path, work: Path, wanted: int, stays: bool) -> dict:
             stay(service, settings, page)
         stop_runs(service)
     return figures
+
+
+def go_back(service: Coldrised, coldrise: Path, repository: Path, passphrase: Path, image: Path, work: Path) -> float:
+    """A machine that runs elsewhere loses its data, and is read as it was a second before. Returns the seconds of that."""
+    disk, monitor = work / "orders.qcow2", work / "orders.qmp"
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", image, disk], check=True)
+    arguments = ["-blockdev", f"driver=qcow2,node-name=vda,file.driver=file,file.filename={disk}",
+                 "-device", "virtio-blk-pci,id=dvda,drive=vda", "-qmp", f"unix:{monitor},server=on,wait=off"]
+    print(f"\na machine of its own, {ORDERS}, runs in QEMU; the job always follows it each second", flush=True)
+    with Guest([arguments], log=work / "orders.log") as guest:
+        guest.wait_for_login(timeout=PATIENCE_SECONDS)
+        guest.login()
+        service.post("jobs", {"name": "always", "kind": "protect-live", "machines": [ORDERS],
+                              "from": f"qmp:{monitor}", "every_seconds": 1})
+        guest.check(f"echo '{ORDER}' > /root/orders.txt; sync")
+        good = mark_after(service, time.time())
+        guest.check("rm /root/orders.txt; sync")
+        print(f"rm /root/orders.txt in the machine; {mark_after(service, time.time())} does not have it", flush=True)
+    begun = time.monotonic()
+    command = [coldrise, "--repo", repository, "--passphrase-file", passphrase, "files", "get",
+               f"{good}:/root/orders.txt", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLDRISE_RUNS": "none"})
+    if done.stdout.strip() != ORDER:
+        raise DemoError(f"{good} does not have the file: {done.stdout}{done.stderr}")
+    print(f"coldrise files get {good}:/root/orders.txt -\n  {done.stdout.strip()}", flush=True)
+    service.call("DELETE", "jobs/always")
+    return time.monotonic() - begun
+
+
+def mark_after(service: Coldrised, seconds: float) -> str:
+    """The first mark of the followed machine after a time, once it is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for session in service.get("sessions")["sessions"]:
+            if session["machine"] == ORDERS:
+                marks = service.get(f"sessions/{session['session']}/marks")["marks"]
+                later = [mark["address"] for mark in marks if mark["marked_at_ms"] > seconds * 1000]
+                if later:
+                    return later[0]
+        time.sleep(0.2)
+    raise DemoError(f"{ORDERS} has no mark of {time.ctime(seconds)} after {PATIENCE_SECONDS} s")
 
 
 def stay(service: Coldrised, settings: dict, page: str) -> None:

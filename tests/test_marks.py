@@ -1,6 +1,7 @@
 """Time marks: a session goes back to any second in which it was written."""
 
 import contextlib
+import json
 import math
 import random
 import struct
@@ -253,3 +254,33 @@ def test_on_a_small_drive_marks_become_fewer_and_writes_succeed(tmp_path, templa
 def coarse(coldrise):
     found = coldrise.json("marks", "trial")
     return found if found["interval_factor"] > 1 else None
+
+
+def test_verify_names_damage_to_blocks_that_only_marks_need(coldrise, session, nbdkit):
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        disk.flush()
+        [first] = wait_for_marks(coldrise, 1)
+        disk.pwrite(content(2), 0)
+        disk.flush()
+        wait_for_marks(coldrise, 2)
+    server.stop()
+    assert coldrise.run("verify").returncode == 0
+    # Both disks have the marks; only this one has blocks.
+    layer = max((coldrise.repository / "layers").iterdir(), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
+    named = []
+    for slot in range(4):
+        # The first slots of the first segment: both blocks, and the marks. See docs/on-disk-format.md.
+        with open(layer, "r+b") as file:
+            for _ in range(2):  # Damages it, and later mends it.
+                file.seek((64 << 10) + (64 << 10) + slot * BLOCK + 20)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 0xff]))
+                file.flush()
+                found = coldrise.run("--json", "verify")
+                named += [text["what"] for text in json.loads(found.stdout.splitlines()[-1])["damaged_layers"]]
+    layer_of = "a layer of live/trial/vda"
+    assert sorted(named) == [f"1 block of time marks in {layer_of}", f"1 captured block in {layer_of}", layer_of]
+    assert coldrise.run("verify").returncode == 0 and first in marks(coldrise)

@@ -143,6 +143,13 @@ class Monitor:
                 assert "error" not in answer, (command, answer)
                 return answer["return"]
 
+    def wait_for(self, *events):
+        """The name of the next of these events."""
+        while True:
+            name = json.loads(self.lines.readline()).get("event")
+            if name in events:
+                return name
+
     def close(self):
         self.lines.close()
         self.socket.close()

@@ -126,6 +126,7 @@ pub(crate) enum Command {
     Detach(commands::attach::DetachArguments),
     Attest(commands::attest::AttestArguments),
     Rollback(commands::rollback::RollbackArguments),
+    ProtectLive(commands::protect_live::ProtectLiveArguments),
     Protect(commands::protect::ProtectArguments),
     Unprotect(commands::protect::UnprotectArguments),
     Quarantine(commands::quarantine::QuarantineArguments),

@@ -14,8 +14,9 @@ use crate::report::print_on_stderr;
 use coldrise_hosting::signals;
 
 /// The commands that are runs; so are all kinds of `serve`.
-const LONG_COMMANDS: [&str; 18] = [
+const LONG_COMMANDS: [&str; 19] = [
     "backup",
+    "protect-live",
     "copy",
     "restore",
     "rollback",

@@ -11,6 +11,7 @@
 
 mod appliance;
 mod backup;
+mod changes;
 mod configuration;
 mod heal;
 mod heal_disk;
@@ -26,7 +27,9 @@ pub use appliance::{Appliance, appliance_path, open_appliance};
 pub use backup::{
     BackupRequest, BackupStart, BackupSummary, DiskSummary, Flow, Pace, Proof, Rate, RateLimit,
     StoredDisk, StoredDisks, Watch, backup, read_disks, store_shared, store_source,
+    unrecorded_difference,
 };
+pub use changes::{Changes, write_changes};
 pub use configuration::read_configuration;
 pub use heal::{HealSummary, check_source, heal};
 pub use heal_disk::heal_from_disk;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Result, now_ms};
-use coldrise_session::{SessionMarks, session_marks};
+use coldrise_session::{FollowProgress, SessionMarks, session_marks};
 use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -24,6 +24,9 @@ pub struct MarksDetails {
     pub held_bytes_limit: Option<u64>,
     /// How many times longer than the rule says the intervals are, because of that limit.
     pub interval_factor: u64,
+    /// The machine that the session follows while it runs elsewhere; absent if clients write the session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<Followed>,
     /// Stretches of marks at about the same interval, the oldest first.
     pub stretches: Vec<MarkStretch>,
     /// The marks, the oldest first.
@@ -37,6 +40,37 @@ pub struct MarkDetails {
     pub address: String,
     /// Its time, in milliseconds since 1970-01-01T00:00:00Z.
     pub marked_at_ms: u64,
+    /// The guest's file systems were frozen at that time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_consistent: bool,
+}
+
+/// A machine that runs elsewhere, and whose changes a session takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Followed {
+    /// Where it runs: `libvirt:DOMAIN` or `qmp:SOCKET`.
+    pub source: String,
+    /// A process follows it now.
+    pub is_running: bool,
+    /// The newest mark has everything that the machine wrote until then, in milliseconds since 1970-01-01T00:00:00Z; 0 without
+    /// a mark.
+    pub current_ms: u64,
+    /// The time since then, in seconds; absent without a mark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_s: Option<u64>,
+    /// Why the last round failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl Followed {
+    fn new(source: String, newest_ms: u64, progress: Option<FollowProgress>) -> Followed {
+        let is_running = progress.is_some();
+        let FollowProgress { current_ms, problem } = progress.unwrap_or_default();
+        let current_ms = current_ms.max(newest_ms);
+        let lag_s = (current_ms > 0).then(|| now_ms().saturating_sub(current_ms) / 1000);
+        Followed { source, is_running, current_ms, lag_s, problem }
+    }
 }
 
 /// Marks between which about the same time passes.
@@ -48,7 +82,7 @@ pub struct MarkStretch {
     pub to_ms: u64,
     /// Number of marks.
     pub marks: u64,
-    /// Shortest time between two neighbours, in seconds; 0 for a single mark.
+    /// Shortest time between two neighbours, in seconds, rounded; 0 for a single mark.
     pub finest_step_s: u64,
 }
 
@@ -60,21 +94,24 @@ impl MarksDetails {
     /// `NotFound`; `Busy` if the process that serves it does not answer.
     pub fn read(repository: &Arc<Repository>, name: &SessionName) -> Result<MarksDetails> {
         let document = coldrise_session::session(repository, name)?.document;
-        let SessionMarks { marks, held_bytes, held_bytes_limit, coarser } =
+        let SessionMarks { marks, held_bytes, held_bytes_limit, coarser, progress } =
             session_marks(repository, name)?;
         let mut listed = Vec::with_capacity(marks.len());
         for mark in &marks {
             listed.push(MarkDetails {
                 address: format!("live/{name}@{}", mark.name()?),
                 marked_at_ms: mark.time_ns / 1_000_000,
+                is_consistent: mark.round.is_some_and(|round| round.is_consistent),
             });
         }
+        let newest_ms = listed.last().map_or(0, |mark| mark.marked_at_ms);
         Ok(MarksDetails {
             session: name.to_string(),
             rule: document.mark_rules().to_string(),
             held_bytes,
             held_bytes_limit,
             interval_factor: 1 << coarser.min(63),
+            follows: document.follows.map(|source| Followed::new(source, newest_ms, progress)),
             stretches: stretches(&listed, now_ms()),
             marks: listed,
         })
@@ -97,7 +134,7 @@ fn stretches(marks: &[MarkDetails], now_ms: u64) -> Vec<MarkStretch> {
             from_ms: run[0].marked_at_ms,
             to_ms: run[run.len() - 1].marked_at_ms,
             marks: run.len() as u64,
-            finest_step_s: steps.min().map_or(0, |step| step.div_ceil(1000).max(1)),
+            finest_step_s: steps.min().map_or(0, |step| ((step + 500) / 1000).max(1)),
         }
     };
     runs.map(stretch).collect()
@@ -109,7 +146,11 @@ mod tests {
 
     #[test]
     fn stretches_say_how_fine_the_marks_of_an_age_are() {
-        let mark = |marked_at_ms| MarkDetails { address: String::new(), marked_at_ms };
+        let mark = |marked_at_ms| MarkDetails {
+            address: String::new(),
+            marked_at_ms,
+            is_consistent: false,
+        };
         let marks: Vec<_> = [0, 60, 120, 3000, 3010, 3020, 3990, 3991, 3993]
             .map(|seconds| mark(seconds * 1000))
             .to_vec();

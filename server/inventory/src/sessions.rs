@@ -33,6 +33,9 @@ pub struct SessionDetails {
     pub is_served: bool,
     /// A killed boot check left it. It is discarded soon.
     pub is_abandoned: bool,
+    /// Where the machine runs whose changes the session takes; absent if clients write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
     /// Space that the writes since the last seal take, in bytes.
     pub captured_bytes: u64,
     /// The process that serves it. Absent in lists, if it is not served, and with `activity_missing`.
@@ -142,6 +145,7 @@ impl SessionDetails {
             created_at_ms: document.created_at_ms,
             is_served: state.is_served,
             is_abandoned: state.is_abandoned,
+            follows: document.follows.clone(),
             captured_bytes: state.captured_bytes,
             server: None,
             activity_missing: None,

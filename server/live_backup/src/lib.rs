@@ -15,19 +15,21 @@ mod libvirt;
 mod live_backup;
 mod place;
 mod qemu;
+mod rounds;
+mod since;
 
 use disk_pick::DiskPick;
 use libvirt::Stillness;
 pub use live_backup::{LiveBackup, LiveOptions};
 pub use place::{Candidate, find_host};
+pub use rounds::{RoundReport, Rounds, RoundsEnd};
+use since::Since;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use coldrise_block::Result;
-use coldrise_ingest::BackupStart;
-use coldrise_store::{DiskName, MachineName, PointName, Repository};
 
 /// How the content leaves QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,24 +38,6 @@ pub enum Mode {
     Pull,
     /// QEMU copies the disks into scratch files first.
     Push,
-}
-
-impl Mode {
-    /// The backup from which the changes of a disk count. A push copies only what is marked as changed: not the rest of
-    /// a disk that has grown. A smaller disk was recreated.
-    fn base(
-        self,
-        repository: &Repository,
-        start: &BackupStart,
-        disk: &DiskName,
-        size_bytes: u64,
-    ) -> Result<Option<PointName>> {
-        let base = start.bitmap_base(repository, disk)?.filter(|(_, stored)| match self {
-            Mode::Pull => stored.size_bytes <= size_bytes,
-            Mode::Push => stored.size_bytes == size_bytes,
-        });
-        Ok(base.map(|(point, _)| point.clone()))
-    }
 }
 
 /// The result of taking the instant.
@@ -77,23 +61,17 @@ pub struct Instant {
 
 /// A machine that runs, or that libvirt can start. Dropping it removes everything of ours from its hypervisor.
 trait LiveMachine {
-    /// Takes one instant of all disks, and offers them for reading. Call it while the machine is
-    /// claimed in the repository: `start` must stay its latest backup.
+    /// Takes one instant of all disks, and offers them for reading. For a backup, call it while the machine is
+    /// claimed in the repository: the start must stay its latest backup.
     ///
     /// # Errors
     /// `Busy` during another backup of the machine; `Unsupported`, `NoSpace`, `NotFound` with advice;
     /// `ToolFailed` if the hypervisor refuses something. After an error nothing is left in it, and the
     /// changes since the latest backup still count.
-    fn take(
-        &mut self,
-        repository: &Repository,
-        machine: &MachineName,
-        start: &BackupStart,
-        cancel: &AtomicBool,
-    ) -> Result<Instant>;
+    fn take(&mut self, since: &Since<'_>, cancel: &AtomicBool) -> Result<Instant>;
 
-    /// Removes everything of the backup. With `is_stored` the point counts as the machine's latest backup;
-    /// otherwise the bitmap or checkpoint of the backup before stays valid.
+    /// Removes everything of the backup. With `is_stored` the state that was read counts as the last one of its series;
+    /// otherwise the bitmap or checkpoint of the one before stays valid.
     ///
     /// # Errors
     /// Says what is left; the next backup removes it.
@@ -115,6 +93,11 @@ trait LiveMachine {
     /// `ToolFailed` if the hypervisor does not answer.
     fn again(&self) -> Result<Option<Box<dyn LiveMachine>>> {
         Ok(None)
+    }
+
+    /// Whether it runs.
+    fn is_running(&self) -> bool {
+        true
     }
 
     /// Its UUID in lower case, if its hypervisor knows it.

@@ -13,9 +13,10 @@ use coldrise_store::{DisplayName, MachineName, Repository};
 
 use crate::libvirt::{self, DomainOptions};
 use crate::qemu::{MachineOptions, RunningMachine};
-use crate::{DiskPick, Instant, LiveMachine, Mode};
+use crate::{DiskPick, Instant, LiveMachine, Mode, Since};
 
 /// How a running machine is backed up.
+#[derive(Clone)]
 pub struct LiveOptions {
     /// `libvirt`, `libvirt:DOMAIN` or `qmp:SOCKET`. Default for DOMAIN: the machine's name.
     pub from: String,
@@ -47,7 +48,7 @@ pub struct LiveBackup {
 const MAX_REPEATS: u32 = 3;
 
 /// An error of reading the disks, with its cause as far as the hypervisor knows it.
-fn explained(error: Error, lost: Option<(String, &'static str)>, is_off: bool) -> Error {
+pub(crate) fn explained(error: Error, lost: Option<(String, &'static str)>, is_off: bool) -> Error {
     match lost {
         Some((why, advice)) => error.context(why).advise(advice),
         None if error.kind() == ErrorKind::Io && !is_off => error.advise(
@@ -56,6 +57,53 @@ fn explained(error: Error, lost: Option<(String, &'static str)>, is_off: bool) -
         ),
         None => error,
     }
+}
+
+/// Connects to the machine that `options` name, by default the domain `domain`. `disks` has DISK=DEVICE for each disk; none
+/// stands for all.
+///
+/// # Errors
+/// `InvalidInput` for options that do not fit together; errors of the connection.
+pub(crate) fn connect(
+    options: LiveOptions,
+    domain: &str,
+    disks: &[String],
+) -> Result<Box<dyn LiveMachine>> {
+    let LiveOptions { from, host, connect, scratch, mode, is_quiesced, agent } = options;
+    let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
+    let picks = DiskPick::parse_all(disks)?;
+    Ok(match from.split_once(':').unwrap_or((&from, domain)) {
+        ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
+            if is_quiesced && agent.is_none() {
+                return invalid(
+                    "--quiesce needs the socket of the guest agent: add --agent SOCKET",
+                );
+            }
+            if connect.is_some() {
+                return invalid("--connect is for --from libvirt");
+            }
+            if host.name().is_some() {
+                return invalid("--on is for --from libvirt");
+            }
+            let socket = PathBuf::from(socket);
+            let scratch = scratch.unwrap_or_else(default_scratch);
+            let options = MachineOptions { socket, picks, scratch, mode, agent };
+            Box::new(RunningMachine::connect(options)?)
+        }
+        ("libvirt", domain) if !domain.is_empty() => {
+            if agent.is_some() {
+                return invalid("--agent: libvirt knows the agent's socket; leave it out");
+            }
+            let virsh = Virsh::on(host, connect.as_deref())?;
+            let domain = domain.to_owned();
+            let options = DomainOptions { virsh, domain, picks, scratch, mode, is_quiesced };
+            libvirt::connect(options)?
+        }
+        _ => {
+            let text = format!("--from {from}: write libvirt, libvirt:DOMAIN or qmp:SOCKET");
+            return invalid(&text);
+        }
+    })
 }
 
 impl LiveBackup {
@@ -70,42 +118,8 @@ impl LiveBackup {
         derived_from: Option<DisplayName>,
         disks: &[String],
     ) -> Result<LiveBackup> {
-        let LiveOptions { from, host, connect, scratch, mode, is_quiesced, agent } = options;
-        let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
-        let picks = DiskPick::parse_all(disks)?;
         let domain = derived_from.as_ref().map_or(machine.as_str(), DisplayName::as_str);
-        let machine: Box<dyn LiveMachine> = match from.split_once(':').unwrap_or((&from, domain)) {
-            ("qmp", socket) if !socket.is_empty() && from.contains(':') => {
-                if is_quiesced && agent.is_none() {
-                    return invalid(
-                        "--quiesce needs the socket of the guest agent: add --agent SOCKET",
-                    );
-                }
-                if connect.is_some() {
-                    return invalid("--connect is for --from libvirt");
-                }
-                if host.name().is_some() {
-                    return invalid("--on is for --from libvirt");
-                }
-                let socket = PathBuf::from(socket);
-                let scratch = scratch.unwrap_or_else(default_scratch);
-                let options = MachineOptions { socket, picks, scratch, mode, agent };
-                Box::new(RunningMachine::connect(options)?)
-            }
-            ("libvirt", domain) if !domain.is_empty() => {
-                if agent.is_some() {
-                    return invalid("--agent: libvirt knows the agent's socket; leave it out");
-                }
-                let virsh = Virsh::on(host, connect.as_deref())?;
-                let domain = domain.to_owned();
-                let options = DomainOptions { virsh, domain, picks, scratch, mode, is_quiesced };
-                libvirt::connect(options)?
-            }
-            _ => {
-                let text = format!("--from {from}: write libvirt, libvirt:DOMAIN or qmp:SOCKET");
-                return invalid(&text);
-            }
-        };
+        let machine = connect(options, domain, disks)?;
         Ok(LiveBackup { machine, derived_from, instant: None, repeats: 0 })
     }
 
@@ -130,7 +144,8 @@ impl LiveBackup {
         let start = BackupStart::choose(repository, request, cancel)?;
         let mut restarts = Vec::new();
         let mut instant = loop {
-            match self.machine.take(repository, &request.machine, &start, cancel) {
+            let since = Since::Backup { repository, machine: &request.machine, start: &start };
+            match self.machine.take(&since, cancel) {
                 Ok(instant) => break instant,
                 Err(error) => restarts.push(self.take_again(error)?),
             };

@@ -22,7 +22,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io::Write;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -59,6 +59,8 @@ pub struct Monitor {
     stream: UnixStream,
     lines: Lines,
     next_id: u64,
+    /// Other processes may use the connection, too: answers that are not for this one are left out.
+    is_shared: bool,
     events: VecDeque<Event>,
 }
 
@@ -79,8 +81,13 @@ impl Monitor {
     /// `ToolFailed` if QEMU closes the connection, does not answer within `patience`, or
     /// answers with something else.
     pub fn greet(stream: UnixStream, patience: Duration) -> Result<Monitor> {
-        let mut monitor =
-            Monitor { stream, lines: Lines::default(), next_id: 1, events: VecDeque::new() };
+        let mut monitor = Monitor {
+            stream,
+            lines: Lines::default(),
+            next_id: 1,
+            is_shared: false,
+            events: VecDeque::new(),
+        };
         let until = Instant::now() + patience;
         let greeting = monitor.message(until)?.ok_or_else(|| late("its greeting"))?;
         if !greeting["QMP"].is_object() {
@@ -145,6 +152,9 @@ impl Monitor {
             if self.keep_event(&answer) {
                 continue;
             }
+            if self.is_shared && answer["id"].is_null() {
+                continue;
+            }
             if answer["id"] != json!(id) {
                 return Err(unexpected(command, &answer));
             }
@@ -160,6 +170,12 @@ impl Monitor {
         }
     }
 
+    /// The connection, for another process that sends commands without an id.
+    pub fn share(&mut self) -> BorrowedFd<'_> {
+        self.is_shared = true;
+        self.stream.as_fd()
+    }
+
     /// Waits until an event arrives or `patience` has passed, whichever is first.
     ///
     /// # Errors
@@ -169,7 +185,8 @@ impl Monitor {
             return Ok(());
         }
         let Some(message) = self.message(Instant::now() + patience)? else { return Ok(()) };
-        if self.keep_event(&message) {
+        let is_of_another = self.is_shared && message["id"].is_null();
+        if self.keep_event(&message) || is_of_another {
             return Ok(());
         }
         Err(unexpected("a wait for events", &message))

@@ -13,6 +13,7 @@
 //! repository. The service checks requests, such as the rights of their callers.
 #![forbid(unsafe_code)]
 
+mod continuous;
 mod copy;
 mod encode;
 mod machines;
@@ -20,6 +21,7 @@ mod points;
 mod production;
 mod value;
 
+pub use continuous::{ProtectLive, parse_every};
 pub use copy::CopyOptions;
 pub use encode::{CommandLine, check, refuse};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
@@ -47,6 +49,9 @@ pub enum Request {
     /// Back up disks of a machine. Administrators only: it reads any file that the service can read.
     /// Others start jobs.
     Backup(Backup),
+    /// Capture the writes of a machine that runs elsewhere, until the run is cancelled. Administrators only: it reads any
+    /// machine that the service can read.
+    ProtectLive(ProtectLive),
     /// Boot a point in isolation, and store the evidence with it.
     CheckBoot(CheckBoot),
     /// Boot a machine from its backup, on this host. It runs until it is switched off, or the run is
@@ -101,6 +106,7 @@ pub enum Request {
 pub fn json(command: &Command, found: &ArgMatches) -> Result<Value> {
     let given = match command.get_name() {
         "backup" => encode::given::<Backup>,
+        "protect-live" => encode::given::<ProtectLive>,
         "check-boot" => encode::given::<CheckBoot>,
         "recover" => encode::given::<Recover>,
         "move" => encode::given::<Move>,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_inventory::{IncomingDetails, MachineSummary};
+use coldrise_inventory::{IncomingDetails, MachineSummary, MarksDetails};
 use coldrise_replica::{MachineCopies, TargetCopies};
 use coldrise_store::BootVerdict;
 use prometheus_client::encoding::text::encode;
@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::access::Identity;
 use crate::clock::now_ms;
-use crate::jobs::{KnownMachine, RowState};
+use crate::jobs::{JobKind, KnownMachine, RowState};
 use crate::notifications::{Drive, Severity, all_alarms};
 use crate::service::Service;
 
@@ -58,6 +58,7 @@ pub(crate) fn text(service: &Service, caller: &Identity) -> Result<String> {
     machines(&mut out, service, caller);
     jobs(&mut out, service, caller)?;
     alarms(&mut out, service, caller)?;
+    followed(&mut out, service, caller);
     copies(&mut out, service, caller);
     incoming(&mut out, service, caller);
     if caller.sees_all() {
@@ -124,6 +125,10 @@ fn jobs(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<()
     // A job runs several commands on a machine: all must be ok.
     let mut results = BTreeMap::new();
     for outcome in service.database.outcomes(None)? {
+        // Such a run has no end but a bad one: its session's lag says how it is.
+        if outcome.kind == JobKind::ProtectLive.word() {
+            continue;
+        }
         let is_seen = match &outcome.machine {
             Some(machine) => caller.sees(machine),
             None => caller.sees_all(),
@@ -168,6 +173,27 @@ fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<
     });
     out.gauge("coldrise_alarms", "Active alarms", values);
     Ok(())
+}
+
+/// Sessions that follow machines. One that cannot be read, or has no state of its machine yet, has no value.
+fn followed(out: &mut Exposition, service: &Service, caller: &Identity) {
+    let mut values = Vec::new();
+    if let Ok((repository, listing)) =
+        service.inventory().and_then(|i| Ok((i.repository()?, i.sessions()?)))
+    {
+        let sessions = listing.sessions.into_iter();
+        for found in sessions.filter(|s| s.follows.is_some() && caller.sees(&s.machine)) {
+            let marks =
+                found.session.parse().and_then(|name| MarksDetails::read(&repository, &name));
+            let follows = marks.ok().and_then(|marks| marks.follows);
+            if let Some(lag_s) = follows.and_then(|follows| follows.lag_s) {
+                let labels = vec![("session", found.session), ("machine", found.machine)];
+                values.push((labels, lag_s as f64));
+            }
+        }
+    }
+    let help = "Time since the state of its machine, which runs elsewhere, that a session has";
+    out.gauge("coldrise_session_lag_seconds", help, values);
 }
 
 fn copy_labels(target: &TargetCopies, copies: &MachineCopies) -> Labels {

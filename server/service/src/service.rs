@@ -4,13 +4,14 @@
 //! Stop (SIGTERM, SIGINT): no new connections, open answers get some seconds, event streams end,
 //! the database closes. Runs are not touched.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_hosts::{Hosts, parse_host_name};
-use coldrise_inventory::Inventory;
+use coldrise_inventory::{Inventory, SessionDetails};
 use coldrise_runs::{RunsFolder, Starter};
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
@@ -80,6 +81,18 @@ impl Service {
     pub(crate) fn known_machines(&self) -> Result<Vec<KnownMachine>> {
         Ok(self.inventory()?.machines()?.iter().map(KnownMachine::from).collect())
     }
+
+    /// The machines that sessions follow while they run elsewhere, each with its newest session.
+    ///
+    /// # Errors
+    /// Errors of the repository.
+    pub(crate) fn followed(&self) -> Result<BTreeMap<String, SessionDetails>> {
+        let mut sessions = self.inventory()?.sessions()?.sessions;
+        sessions.retain(|session| session.follows.is_some());
+        // The last one of a machine stays.
+        sessions.sort_by_key(|session| session.created_at_ms);
+        Ok(sessions.into_iter().map(|session| (session.machine.clone(), session)).collect())
+    }
 }
 
 impl Known for SharedService {
@@ -91,6 +104,14 @@ impl Known for SharedService {
         let hosts = Hosts::of(&self.inventory()?.repository()?);
         let report = check_host_of(self, &hosts.find(&parse_host_name(host)?)?)?;
         Ok(report.contact.machines)
+    }
+
+    fn followed(&self) -> Result<Vec<MachineNames>> {
+        let found = Service::followed(self)?.into_iter().map(|(machine, session)| MachineNames {
+            session: Some(session.session),
+            ..MachineNames::of(&machine)
+        });
+        Ok(found.collect())
     }
 }
 

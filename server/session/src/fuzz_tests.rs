@@ -17,7 +17,8 @@ use crate::live_disk::open_live_disk;
 use crate::paths::{SessionPaths, layer_path};
 use crate::points::inventory::Inventory;
 use crate::session_folder::document::SessionDocument;
-use crate::sessions::session::{Session, sessions};
+use crate::sessions::listed::sessions;
+use crate::sessions::session::Session;
 use crate::{publish, seal};
 
 const DISK_BYTES: u64 = 1 << 20;

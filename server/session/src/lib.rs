@@ -91,6 +91,8 @@ pub use session_folder::document::{SessionDisk, SessionDocument};
 pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{SessionDamage, session_damage};
 pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
+pub use sessions::follow::{FollowProgress, Follower, Round, RoundTime};
+pub use sessions::listed::{SessionState, session, sessions};
 pub use sessions::marks::{
     SessionMark, SessionMarks, layers_with_marks, session_marks, set_mark_rules,
 };
@@ -99,7 +101,7 @@ pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::seal::{point_address, seal, seal_at};
 pub use sessions::seal_report::SealReport;
-pub use sessions::session::{Session, SessionState, session, sessions};
+pub use sessions::session::Session;
 pub use sessions::unpublish::unpublish;
 pub use sockets::point_change::PointChange;
 pub use verify::{

@@ -18,19 +18,24 @@ use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::SessionDocument;
 use crate::session_folder::rollback_guard::check_for_reader;
 use crate::session_folder::side_file::SideFileKey;
+use crate::sessions::follow::not_read;
 
 /// Opens a disk of a session for reading, also while another process writes it. That process's
 /// writes are visible at once.
 ///
 /// # Errors
-/// `NotFound`; `Busy` if a writer is opening the session and does not finish; `Corrupt` for an older
-/// version of the session that was put back.
+/// `NotFound`; `Busy` if a writer is opening the session and does not finish, or if the session follows a machine; `Corrupt`
+/// for an older version of the session that was put back.
 pub fn open_live_disk(
     repository: &Arc<Repository>,
     session: &SessionName,
     disk: &DiskName,
 ) -> Result<Arc<dyn Disk>> {
     check_for_reader(repository, session)?;
+    let document = SessionDocument::of(repository, session)?;
+    if document.follows.is_some() {
+        return Err(not_read(&document));
+    }
     open_live(repository, session, ReaderTarget::Disk(disk.clone()))
 }
 

@@ -17,8 +17,8 @@ KIB, MIB = 1 << 10, 1 << 20
 class Fixture:
     """`repository` is what is mutated; `versions` are what it was after each step.
 
-    `expected` maps export names to contents; `files` maps paths in the mount to the
-    contents of files of clients, those that sealed points carry among them.
+    `expected` maps export names to contents, `marked` those of times of a session: to read one makes a
+    point. `files` maps paths in the mount to the contents of files of clients, those that sealed points carry among them.
     """
 
     def __init__(self, directory, is_encrypted):
@@ -28,7 +28,7 @@ class Fixture:
         self.versions = []
         self.numbers = random.Random(5)
         self._build()
-        self.expected, self.files = self._serve_all()
+        self.expected, self.files, self.marked = self._serve_all()
 
     @property
     def repository(self):
@@ -36,7 +36,7 @@ class Fixture:
 
     def names(self):
         """Points and sessions: `web01/20261120T100000Z`, `live/trial`."""
-        return sorted({export.rpartition("/")[0] for export in self.expected})
+        return sorted({owner_of(export) for export in self.expected})
 
     def _keep(self):
         version = self.directory / f"version{len(self.versions)}"
@@ -81,6 +81,7 @@ class Fixture:
         self._keep()
         self._write("trial", "vda", 12 * MIB)
         self._change_files("fourth")
+        self._mark(first)
         # A session left by a crash, with everything flushed.
         coldrise.publish(first, "crashed")
         self._write("crashed", "vda", 2 * MIB, is_killed=True)
@@ -114,6 +115,22 @@ class Fixture:
             if not is_killed:
                 server.stop()
 
+    def _mark(self, point):
+        """A session that goes back to times in which the same blocks had other content."""
+        self.coldrise.json("publish", point, "--name", "marked", "--marks", "1s=30d")
+        server = Nbdkit(self.coldrise, self.directory / "server")
+        try:
+            with server.connect("live/marked/vda") as handle:
+                for count in range(1, 4):
+                    handle.pwrite(self.numbers.randbytes(40 * KIB), 100 * KIB)
+                    handle.flush()
+                    wait_until(lambda count=count: len(self._marks("marked")) >= count, "a mark")
+        finally:
+            server.stop()
+
+    def _marks(self, session):
+        return [mark["address"] for mark in self.coldrise.json("marks", session)["marks"]]
+
     def _change_files(self, text):
         mounted = Mounted(self.coldrise, self.directory / "mount")
         try:
@@ -137,11 +154,7 @@ class Fixture:
                 exports += [f"{point['address']}/{disk['disk']}" for disk in point["disks"]]
         for session in coldrise.json("sessions")["sessions"]:
             exports += [f"live/{session['session']}/{disk['disk']}" for disk in session["disks"]]
-        with Nbdkit(coldrise, self.directory / "server") as server:
-            expected = {}
-            for export in exports:
-                with server.connect(export) as handle:
-                    expected[export] = read_all(handle)
+        expected = self._contents(coldrise, exports)
         files = {}
         mounted = Mounted(coldrise, self.directory / "mount")
         try:
@@ -149,9 +162,24 @@ class Fixture:
                 files[path] = (mounted / path).read_bytes()
         finally:
             mounted.stop()
+        marked = self._contents(coldrise, [f"{address}/vda" for address in self._marks("marked")])
         shutil.rmtree(copy)
-        assert len(expected) == 14 and len(files) >= 10, (sorted(expected), sorted(files))
-        return expected, files
+        assert len(expected) == 15 and len(files) >= 10, (sorted(expected), sorted(files))
+        assert len(set(marked.values())) >= 3
+        return expected, files, marked
+
+    def _contents(self, coldrise, exports):
+        contents = {}
+        with Nbdkit(coldrise, self.directory / "server") as server:
+            for export in exports:
+                with server.connect(export) as handle:
+                    contents[export] = read_all(handle)
+        return contents
+
+
+def owner_of(export):
+    """The point or session of a disk; for a time of a session, the session."""
+    return export.rpartition("/")[0].partition("@")[0]
 
 
 def mark_number(layer):

@@ -11,7 +11,7 @@ from support.cli import Coldrise
 from support.mounted import Mounted, MountFailed
 from support.nbdserver import Nbdkit, NbdkitFailed
 
-from .fixture import client_files, copy_repository
+from .fixture import client_files, copy_repository, owner_of
 
 PIECE = 256 << 10
 # The allowed errors after damage: docs and server/block/src/error.rs list all.
@@ -59,11 +59,14 @@ class Judge:
     def _judge(self, coldrise, verdict, with_files):
         self.is_unlisted = False
         named, is_clean, is_open = self._verify(coldrise, verdict)
-        unreadable, was_served = self._read_disks(coldrise, verdict)
+        unreadable, was_served = self._read_disks(coldrise, verdict, self.fixture.expected)
         if with_files and not self.may_be_old:
             files = self._read_files(coldrise, verdict)
             # A damaged catalog cannot be listed; points are found by name.
             unreadable |= set() if self.is_unlisted else files
+        if with_files:
+            # A point is made of each: after the rest.
+            self._read_disks(coldrise, verdict, self.fixture.marked)
         if not is_open and was_served:
             verdict.broken.append("verify gave up, and points are served")
         if is_open:
@@ -119,7 +122,7 @@ class Judge:
         named = {name for name in self.fixture.names() if is_named(name, texts)}
         return named, answer["is_clean"], True
 
-    def _read_disks(self, coldrise, verdict):
+    def _read_disks(self, coldrise, verdict, expected):
         """The names of incompletely readable disks; whether any disk was served."""
         unreadable, was_served = set(), False
         try:
@@ -128,11 +131,11 @@ class Judge:
             if failed.code != 1 or "panicked" in failed.messages:
                 verdict.broken.append(f"nbdkit ended with {failed.code}: {failed.messages[-2000:]}")
             return set(self.fixture.names()), False
-        for export, content in self.fixture.expected.items():
+        for export, content in expected.items():
             found = self._read(server, export, content, verdict)
             was_served |= found > 0
             if found < len(content):
-                unreadable.add(export.rpartition("/")[0])
+                unreadable.add(owner_of(export))
         code = server.process.poll()
         messages = server.messages()
         if code is not None or "defect" in messages:

@@ -19,11 +19,17 @@ const BY_TOPIC: Partial<Record<Alarm['topic'], MachineState>> = {
   run_lost: 'failing',
   boot: 'failing',
   age: 'old',
+  lag: 'failing',
 };
 
 /** A boot check's own session: it is not a recovery. */
 export function isOfCheck({ session }: SessionDetails): boolean {
   return session.endsWith('-throwaway');
+}
+
+/** A machine runs from it: neither a check nor `protect-live` uses it. */
+export function isInUse(session: SessionDetails): boolean {
+  return session.is_served && !session.follows && !isOfCheck(session);
 }
 
 /** The machines that an alarm is about. */

@@ -1,6 +1,9 @@
 // Time marks of a session: which ones are shown, and where.
-import type { MarksDetails } from '../api/schema';
+import { call, onceKey } from '../api/client';
+import type { Followed, MarksDetails, MarkStretch, SessionDetails } from '../api/schema';
 import { firstAt, toPixel, type Span } from '../timeline/scale';
+import { commandLine } from './command_line';
+import { answerOf } from './runs';
 import { duration } from './units';
 
 export type Mark = MarksDetails['marks'][number];
@@ -10,6 +13,8 @@ export const REACHES: [name: string, ms: number][] = [['the last 10 min', 600_00
   ['the last day', 86_400_000]];
 /** Least width of what is drawn of a mark: others in it are not seen. */
 const COLUMN_PX = 1.5;
+/** Rings nearer than this would be a blot. */
+const LEAST_RING_STEP_PX = 8;
 
 /** The marks of the last `reachMs`, or from `chosenMs` on if that is older, and their span. */
 export function lastOf(marks: Mark[], reachMs: number, chosenMs = Infinity): { shown: Mark[]; span: Span } {
@@ -50,6 +55,27 @@ export function linesOf(marks: Mark[], span: Span, width: number, base: number, 
   return [...columns].map(([column, tall]) => `M${column * COLUMN_PX} ${base}v-${Math.round(tall * height)}`).join('');
 }
 
+/** A ring on a stem for each consistent mark: the lines of the others have none. As the `d` of an SVG path. */
+export function ringsOf(marks: Mark[], span: Span, width: number, base: number, top: number): string {
+  const columns: number[] = [];
+  for (const mark of marks) {
+    const x = Math.round(toPixel(mark.marked_at_ms, span, width));
+    if (mark.is_consistent && x - (columns.at(-1) ?? -Infinity) >= LEAST_RING_STEP_PX) columns.push(x);
+  }
+  return columns.map((x) => `M${x} ${base}V${top + 6}a3 3 0 1 1 .01 0`).join('');
+}
+
+/** Where stretches of marks begin and end, and how fine they are. Those too narrow for words have none. */
+export function stretchesIn(stretches: MarkStretch[], span: Span, width: number): { x: number; width: number; text: string }[] {
+  return stretches.flatMap(({ from_ms, to_ms, finest_step_s }) => {
+    const [from, to] = [from_ms, to_ms].map((ms) => Math.min(width, Math.max(0, toPixel(ms, span, width)))) as [number, number];
+    const text = stepText(finest_step_s);
+    return to - from < 3 ? [] : [{ x: from, width: to - from, text: to - from > 12 + 6.5 * text.length ? text : '' }];
+  });
+}
+
+const stepText = (seconds: number) => (seconds > 0 ? `each ${duration(seconds * 1000)}` : 'one mark');
+
 /** `2026-11-27 03:04:05`, in UTC as in the addresses of marks. */
 export function utc(ms: number): string {
   return new Date(ms).toISOString().slice(0, 19).replace('T', ' ');
@@ -58,5 +84,24 @@ export function utc(ms: number): string {
 /** How fine the marks are, the newest first: `each 1 s up to 10 min ago`. */
 export function fineness({ stretches }: MarksDetails, now: number): string[] {
   return stretches.toReversed().map(({ finest_step_s: step, from_ms }) =>
-    `${step > 0 ? `each ${duration(step * 1000)}` : 'one mark'} up to ${duration(now - from_ms)} ago`);
+    `${stepText(step)} up to ${duration(now - from_ms)} ago`);
+}
+
+/** The session whose marks count for a machine: the newest that follows it, else the newest that is served. */
+export function markedSession(sessions: SessionDetails[]): SessionDetails | undefined {
+  const newestOf = (some: SessionDetails[]) => some.toSorted((a, b) => a.created_at_ms - b.created_at_ms).at(-1);
+  return newestOf(sessions.filter(({ follows }) => follows)) ?? newestOf(sessions.filter((session) => session.is_served));
+}
+
+/** Makes the restore point of a mark, and returns its name. */
+export async function sealed(mark: Mark): Promise<string> {
+  const { run } = await call('POST /runs', { body: { kind: 'seal', session: mark.address }, once: onceKey() });
+  const { address } = await answerOf(run);
+  return String(address).split('/')[1] ?? '';
+}
+
+/** The line that follows a machine again. */
+export function followLine({ source }: Followed, machine: string, session: string): string {
+  const [, from = source, on] = /^(.*?)(?: on (\S+))?$/.exec(source) ?? [];
+  return commandLine('protect-live', machine, '--from', from, ...(on ? ['--on', on] : []), '--name', session);
 }

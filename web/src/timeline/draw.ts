@@ -1,9 +1,10 @@
-// Draws the timeline: one lane of backups, one of sealed sessions that branch off, one axis.
+// Draws the timeline: one lane of backups, one of sealed sessions that branch off, one of time marks, one axis.
 import { bootBadge, type Point } from '../lib/points';
 import type { Tone } from '../parts/Badge.svelte';
+import { drawLane, LANE_PX, type Lane } from './mark_lane';
 import { firstAt, ticks, toPixel, type Span } from './scale';
 
-export const HEIGHT_PX = 148;
+const HEIGHT_PX = 148;
 const BACKUP_Y = 44;
 const BRANCH_Y = 92;
 const AXIS_Y = 122;
@@ -28,6 +29,8 @@ export interface Scene {
   /** Times of the points, sorted. */
   times: number[];
   branches: Branch[];
+  /** Time marks, if there are any. */
+  lane: Lane | undefined;
   span: Span;
   width: number;
   chosen: number;
@@ -35,51 +38,57 @@ export interface Scene {
   now: number;
 }
 
-type Colours = Record<Tone | 'ink' | 'soft' | 'line' | 'surface' | 'accent', string>;
+type Colours = Record<Tone | 'ink' | 'soft' | 'line' | 'surface' | 'accent' | 'sunken', string>;
 
 function coloursOf(element: Element): Colours {
   const style = getComputedStyle(element);
   const of = (name: string) => style.getPropertyValue(`--${name}`).trim();
   return {
     good: of('good'), bad: of('bad'), warn: of('warn'), live: of('live'), none: of('none'), accent: of('accent'),
-    ink: of('ink'), soft: of('soft'), line: of('line'), surface: of('surface'),
+    ink: of('ink'), soft: of('soft'), line: of('line'), surface: of('surface'), sunken: of('sunken'),
   };
 }
+
+export const heightOf = (lane: Lane | undefined) => HEIGHT_PX + (lane ? LANE_PX : 0);
+const axisOf = (lane: Lane | undefined) => AXIS_Y + (lane ? LANE_PX : 0);
 
 export function draw(canvas: HTMLCanvasElement, scene: Scene): void {
   const context = canvas.getContext('2d');
   if (!context) return;
   const scale = devicePixelRatio || 1;
-  const [width, height] = [Math.round(scene.width * scale), Math.round(HEIGHT_PX * scale)];
+  const heightPx = heightOf(scene.lane);
+  const [width, height] = [Math.round(scene.width * scale), Math.round(heightPx * scale)];
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, scene.width, HEIGHT_PX);
+  context.clearRect(0, 0, scene.width, heightPx);
   const colours = coloursOf(canvas);
   context.font = '12px system-ui, sans-serif';
   drawAxis(context, scene, colours);
+  if (scene.lane) drawLane(context, scene.lane, scene, colours);
   drawBranches(context, scene, colours);
   drawPoints(context, scene, colours);
 }
 
-function drawAxis(context: CanvasRenderingContext2D, { span, width, now }: Scene, colours: Colours): void {
+function drawAxis(context: CanvasRenderingContext2D, { span, width, now, lane }: Scene, colours: Colours): void {
+  const axis = axisOf(lane);
   context.lineWidth = 1;
   for (const tick of ticks(span, width)) {
     const x = Math.round(toPixel(tick.ms, span, width)) + 0.5;
     context.strokeStyle = colours.line;
     context.globalAlpha = tick.isMajor ? 1 : 0.55;
-    line(context, x, 8, x, AXIS_Y + 6);
+    line(context, x, 8, x, axis + 6);
     context.globalAlpha = 1;
     context.fillStyle = tick.isMajor ? colours.ink : colours.soft;
     // No half of a date at the edge.
-    if (x + 5 + context.measureText(tick.text).width <= width) context.fillText(tick.text, x + 5, AXIS_Y + 18);
+    if (x + 5 + context.measureText(tick.text).width <= width) context.fillText(tick.text, x + 5, axis + 18);
   }
   context.strokeStyle = colours.line;
-  line(context, 0, AXIS_Y + 0.5, width, AXIS_Y + 0.5);
+  line(context, 0, axis + 0.5, width, axis + 0.5);
   const x = toPixel(now, span, width);
   if (x < 0 || x > width) return;
   context.strokeStyle = colours.accent;
   context.setLineDash([3, 3]);
-  line(context, x, 8, x, AXIS_Y);
+  line(context, x, 8, x, axis);
   context.setLineDash([]);
   context.fillStyle = colours.accent;
   context.textAlign = 'right';
@@ -206,7 +215,7 @@ function drawMark(context: CanvasRenderingContext2D, scene: Scene, index: number
     context.beginPath();
     context.arc(0, 0, radius + 4, 0, 2 * Math.PI);
     context.stroke();
-    line(context, 0, radius + 4, 0, AXIS_Y - y);
+    line(context, 0, radius + 4, 0, axisOf(scene.lane) - y);
   }
   if (radius < LEAST_SIGN_PX && tone === 'bad') {
     context.strokeStyle = colours.bad;

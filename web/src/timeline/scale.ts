@@ -1,16 +1,20 @@
 // Time and pixels. Pure: no canvas here.
+import { clock } from '../lib/units';
+
 export interface Span {
   /** Milliseconds since 1970. */
   from: number;
   to: number;
 }
 
-const MINUTE = 60_000;
+const SECOND = 1_000;
+const MINUTE = 60 * SECOND;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
-export const SHORTEST_SPAN_MS = 10 * MINUTE;
+const SHORTEST_SPAN_MS = 10 * SECOND;
+const LEAST_ROOM_MS = 5 * MINUTE;
 const LONGEST_SPAN_MS = 40 * 365 * DAY;
-const STEPS = [5 * MINUTE, 15 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY];
+const STEPS = [SECOND, 5 * SECOND, 15 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY];
 /** Months of the longer steps. */
 const MONTH_STEPS = [1, 3, 6, 12, 24, 60, 120];
 const LEAST_TICK_PX = 84;
@@ -38,7 +42,7 @@ export function moved(span: Span, ms: number): Span {
 /** A span that shows all of it, with room at both ends. */
 export function around(first: number, last: number): Span {
   // On a phone this is as much as the ring of a chosen point needs.
-  const room = Math.max((last - first) * 0.06, SHORTEST_SPAN_MS / 2);
+  const room = Math.max((last - first) * 0.06, LEAST_ROOM_MS);
   return { from: first - room, to: last + room };
 }
 
@@ -63,10 +67,12 @@ function timeTicks(span: Span, step: number): Tick[] {
   const start = new Date(span.from);
   start.setHours(0, 0, 0, 0);
   let ms = start.getTime();
+  // Clocks change by a multiple of such a step.
+  if (step < HOUR) ms += Math.floor((span.from - ms) / step) * step;
   while (ms <= span.to) {
     const date = new Date(ms);
-    const isMidnight = date.getHours() === 0 && date.getMinutes() === 0;
-    const time = `${String(date.getHours()).padStart(2, '0')}:${String(date.getMinutes()).padStart(2, '0')}`;
+    const time = clock(ms, step < MINUTE);
+    const isMidnight = /^00:00(:00)?$/.test(time);
     if (ms >= span.from) found.push({ ms, isMajor: isMidnight, text: isMidnight ? `${date.getDate()} ${MONTHS[date.getMonth()]}` : time });
     if (step >= DAY) date.setDate(date.getDate() + step / DAY);
     else date.setTime(ms + step);

@@ -235,6 +235,38 @@ pub(crate) fn store(
     store_with(invocation, &writer, &mut request.clone(), None, cancel)
 }
 
+/// Backs up a machine that runs elsewhere. Returns the point's name.
+///
+/// # Errors
+/// As of `coldrise_ingest::backup`, and those of the hypervisor.
+pub(crate) fn store_live(
+    invocation: &Invocation,
+    machine: &MachineName,
+    derived_from: Option<DisplayName>,
+    options: LiveOptions,
+    disks: &[String],
+    cancel: &AtomicBool,
+) -> Result<PointName> {
+    let mut live = LiveBackup::connect(options, machine, derived_from, disks)?;
+    invocation.remark(&format!("a backup of {machine} is made first"));
+    let mut request = BackupRequest {
+        machine: machine.clone(),
+        display_name: None,
+        disks: Vec::new(),
+        bitmap: None,
+        follow_backing: false,
+        configuration: None,
+        parts: Vec::new(),
+        point: None,
+        threads: 0,
+        rate: None,
+    };
+    let writer = SharedWriter::join(invocation.access()?, cancel)?;
+    let (summary, _) = store_with(invocation, &writer, &mut request, Some(&mut live), cancel)?;
+    summary.warnings.iter().for_each(|warning| invocation.remark(&format!("warning: {warning}")));
+    Ok(summary.point)
+}
+
 /// Stores all disks, and ends what a running machine got for the backup. Also returns the chunk size.
 fn store_with(
     invocation: &Invocation,

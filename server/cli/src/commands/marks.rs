@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Result, now_ms};
-use coldrise_inventory::MarksDetails;
+use coldrise_inventory::{Followed, MarksDetails};
 use coldrise_requests::session_name;
 use coldrise_store::SessionName;
 
@@ -40,9 +40,32 @@ pub(crate) fn run(invocation: &Invocation, arguments: &MarksArguments) -> Result
     Ok(Report::answer(&marks, text))
 }
 
+fn age_text(age_s: u64) -> String {
+    if age_s < 60 { format!("{age_s} s") } else { show_age(age_s) }
+}
+
+/// How far the session follows its machine.
+fn followed_text(followed: &Followed) -> String {
+    let until = match followed.lag_s {
+        Some(lag_s) => format!("up to {} ago", age_text(lag_s)),
+        None => "nothing yet".to_owned(),
+    };
+    let mut text = format!("follows    {}: {until}\n", followed.source);
+    if !followed.is_running {
+        text.push_str("           no process follows it now: run coldrise protect-live again\n");
+    }
+    if let Some(problem) = &followed.problem {
+        text.push_str(&format!("           the last round failed: {problem}\n"));
+    }
+    text
+}
+
 fn text(marks: &MarksDetails, all: bool) -> String {
     let session = &marks.session;
     let mut text = format!("session    {session}\nrule       {}\n", marks.rule);
+    if let Some(followed) = &marks.follows {
+        text.push_str(&followed_text(followed));
+    }
     if let (Some(held), Some(limit)) = (marks.held_bytes, marks.held_bytes_limit) {
         text.push_str(&format!("held       {} of at most {}\n", show_size(held), show_size(limit)));
     }
@@ -65,9 +88,12 @@ fn text(marks: &MarksDetails, all: bool) -> String {
         ));
     }
     if marks.marks.is_empty() {
-        text.push_str(
-            "no marks: they are made while a front end serves the session and clients write\n",
-        );
+        text.push_str(match marks.follows {
+            Some(_) => "no marks: no round has ended, or there was no space for them\n",
+            None => {
+                "no marks: they are made while a front end serves the session and clients write\n"
+            }
+        });
         return text;
     }
     let first = if all { 0 } else { marks.marks.len().saturating_sub(LISTED) };
@@ -75,13 +101,13 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     let rows: Vec<Vec<String>> = marks.marks[first..]
         .iter()
         .map(|mark| {
-            let age_s = now_ms.saturating_sub(mark.marked_at_ms) / 1000;
-            let age = if age_s < 60 { format!("{age_s} s") } else { show_age(age_s) };
-            vec![mark.address.clone(), age]
+            let age = age_text(now_ms.saturating_sub(mark.marked_at_ms) / 1000);
+            let state = if mark.is_consistent { "consistent" } else { "" };
+            vec![mark.address.clone(), age, state.to_owned()]
         })
         .collect();
     text.push('\n');
-    text.push_str(&table(&["ADDRESS", ">AGE"], &rows));
+    text.push_str(&table(&["ADDRESS", ">AGE", ""], &rows));
     if first > 0 {
         text.push_str(&format!("\n{first} older ones: coldrise marks {session} --all"));
     }

@@ -29,6 +29,7 @@ pub(crate) mod moves;
 mod picture;
 pub(crate) mod plan;
 pub(crate) mod protect;
+pub(crate) mod protect_live;
 pub(crate) mod prune;
 pub(crate) mod publish;
 pub(crate) mod quarantine;
@@ -91,6 +92,7 @@ pub(crate) fn run(invocation: &Invocation, command: Command) -> Result<Report> {
         Command::Detach(arguments) => attach::detach(invocation, &arguments),
         Command::Attest(arguments) => attest::run(invocation, arguments),
         Command::Rollback(arguments) => rollback::run(invocation, arguments),
+        Command::ProtectLive(arguments) => protect_live::run(invocation, arguments),
         Command::Protect(arguments) => protect::protect(invocation, &arguments),
         Command::Unprotect(arguments) => protect::unprotect(invocation, &arguments),
         Command::Quarantine(arguments) => quarantine::quarantine(invocation, &arguments),

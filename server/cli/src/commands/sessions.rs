@@ -14,6 +14,8 @@ use coldrise_recovery::unserved;
 
 /// The session on several lines.
 pub(super) fn session_text(session: &SessionDetails) -> String {
+    let follows = session.follows.as_ref();
+    let follows = follows.map(|source| format!("follows      {source}\n")).unwrap_or_default();
     let served = match &session.server {
         Some(server) => format!(
             "{}, process {}, since {}",
@@ -25,7 +27,7 @@ pub(super) fn session_text(session: &SessionDetails) -> String {
         None => "no".to_owned(),
     };
     let mut text = format!(
-        "session      {}\npublished    {} at {}\nin use       {served}\ncaptured     {}\n",
+        "session      {}\npublished    {} at {}\n{follows}in use       {served}\ncaptured     {}\n",
         session.session,
         session.address,
         show_moment(session.created_at_ms),
@@ -173,8 +175,15 @@ fn text(listing: &SessionListing) -> String {
             ]
         })
         .collect();
+    let mut followed = String::new();
+    for session in &listing.sessions {
+        if let Some(source) = &session.follows {
+            followed
+                .push_str(&format!("\n{0} follows {source} (coldrise marks {0})", session.session));
+        }
+    }
     match rows.len() {
         0 => "nothing is published: publish a point with coldrise publish".to_owned(),
-        _ => table(&["SESSION", "POINT", "PUBLISHED AT", "IN USE", ">CAPTURED"], &rows),
+        _ => table(&["SESSION", "POINT", "PUBLISHED AT", "IN USE", ">CAPTURED"], &rows) + &followed,
     }
 }

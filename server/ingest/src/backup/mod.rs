@@ -24,9 +24,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::source::{Location, Source, SourceOptions, SourceSpec, open_source, round_down};
 pub use pipeline::Watch;
-use pipeline::store_disk;
-use plan::Plan;
+pub(crate) use pipeline::{Sink, store_disk};
+pub(crate) use plan::Plan;
 pub use rate::{Flow, Rate, RateLimit};
+pub use same_disk::unrecorded_difference;
 pub use shared::{Proof, store_shared};
 
 /// How often the clock is read while a backup waits for a free name.

@@ -64,11 +64,39 @@ impl Watch<'_> {
     }
 }
 
+/// Takes the content, in ascending order.
+pub(crate) trait Sink {
+    /// An empty buffer, reused if possible.
+    fn buffer(&mut self) -> Vec<u8>;
+    fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()>;
+    fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()>;
+    /// Bytes stored so far.
+    fn stored_bytes(&self) -> u64;
+}
+
+impl Sink for dyn DiskTarget + '_ {
+    fn buffer(&mut self) -> Vec<u8> {
+        DiskTarget::buffer(self)
+    }
+
+    fn write(&mut self, offset_bytes: u64, bytes: Vec<u8>) -> Result<()> {
+        DiskTarget::write(self, offset_bytes, bytes)
+    }
+
+    fn write_hole(&mut self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
+        DiskTarget::write_hole(self, offset_bytes, length_bytes)
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.counts().stored_bytes
+    }
+}
+
 /// Executes the plan, not faster than `limit`; returns the number of bytes read.
-pub(super) fn store_disk(
+pub(crate) fn store_disk<S: Sink + ?Sized>(
     source: &dyn Source,
     plan: &mut Plan<'_>,
-    writer: &mut dyn DiskTarget,
+    writer: &mut S,
     limit: Option<&RateLimit>,
     watch: &Watch<'_>,
 ) -> Result<u64> {
@@ -184,11 +212,11 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    fn run(
+    fn run<S: Sink + ?Sized>(
         mut self,
         size_bytes: u64,
         plan: &mut Plan<'_>,
-        writer: &mut dyn DiskTarget,
+        writer: &mut S,
         watch: &Watch<'_>,
     ) -> Result<u64> {
         let mut is_planned = false;
@@ -223,13 +251,13 @@ impl Pipeline {
                 done_bytes,
                 total_bytes: size_bytes,
                 read_bytes: self.read_bytes,
-                stored_bytes: writer.counts().stored_bytes,
+                stored_bytes: writer.stored_bytes(),
             });
         }
         Ok(self.read_bytes)
     }
 
-    fn start(&mut self, span: Span, writer: &mut dyn DiskTarget) -> Result<()> {
+    fn start<S: Sink + ?Sized>(&mut self, span: Span, writer: &mut S) -> Result<()> {
         if span.action != Action::Read {
             self.queue.push_back(Step::Hole(span));
             return Ok(());

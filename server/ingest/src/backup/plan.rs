@@ -30,7 +30,7 @@ pub(super) struct Span {
 }
 
 /// The spans of one disk.
-pub(super) struct Plan<'s> {
+pub(crate) struct Plan<'s> {
     source: &'s dyn Source,
     size_bytes: u64,
     unit_bytes: u64,
@@ -51,7 +51,7 @@ impl<'s> Plan<'s> {
 
     /// `bitmap_end`: the end of the range for which the dirty bitmap has the changes since
     /// the base; 0 without a bitmap. A multiple of the unit.
-    pub(super) fn new(source: &'s dyn Source, unit_bytes: u64, bitmap_end: u64) -> Plan<'s> {
+    pub(crate) fn new(source: &'s dyn Source, unit_bytes: u64, bitmap_end: u64) -> Plan<'s> {
         Plan {
             source,
             size_bytes: source.size_bytes(),

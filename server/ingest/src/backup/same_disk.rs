@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use coldrise_block::{ErrorKind, Result};
+use coldrise_block::{Disk, ErrorKind, Result};
 use coldrise_store::Repository;
 
 use super::BackupStart;
@@ -31,45 +31,67 @@ impl BackupStart {
         spec: &SourceSpec,
         cancel: &AtomicBool,
     ) -> Result<Option<String>> {
-        let Location::Live { bitmap: Some(bitmap), .. } = &spec.location else {
+        let Some(base) = self.latest.as_ref().and_then(|point| point.disk(&spec.disk)) else {
             return Ok(None);
         };
-        let base = self.latest.as_ref().and_then(|point| point.disk(&spec.disk));
-        let Some(base) = base.filter(|_| bitmap.is_whole_disk) else { return Ok(None) };
-        let options = SourceOptions { bitmap: Some(bitmap.name.clone()), follow_backing: false };
-        let source = open_source(spec, &options, cancel)?;
         let stored = repository.disk(base.root, base.size_bytes);
-        let unit_bytes = u64::from(repository.chunk_size_bytes()).max(source.alignment_bytes());
-        let end = base.size_bytes.min(source.size_bytes());
-        let mut reader = source.reader()?;
-        for number in samples(end.div_ceil(unit_bytes), self.point.unix_seconds()) {
-            let offset_bytes = number * unit_bytes;
-            let length_bytes = unit_bytes.min(end - offset_bytes);
-            // A disk that has grown: its last unit is partly new.
-            let is_whole = length_bytes == unit_bytes || base.size_bytes == source.size_bytes();
-            if !is_whole || is_dirty(source.as_ref(), offset_bytes, length_bytes)? {
-                continue;
+        let unit_bytes = u64::from(repository.chunk_size_bytes());
+        let difference =
+            unrecorded_difference(spec, &stored, unit_bytes, self.point.unix_seconds(), cancel);
+        match difference {
+            // What is read completely replaces it; a failed backup would not.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let why = error.full_message();
+                Ok(Some(format!("the latest backup is damaged ({why})")))
             }
-            let mut now = vec![0; usize::try_from(length_bytes).unwrap_or(0)];
-            let mut before = now.clone();
-            reader.read_at(&mut now, offset_bytes)?;
-            match stored.read_at(&mut before, offset_bytes) {
-                // What is read completely replaces it; a failed backup would not.
-                Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    let why = error.full_message();
-                    return Ok(Some(format!("the latest backup is damaged ({why})")));
-                }
-                read => read?,
-            }
-            if now != before {
-                return Ok(Some(format!(
-                    "this is not the disk of the latest backup: it differs at byte {offset_bytes}, and no write there is \
+            difference => Ok(difference?.map(|at| {
+                format!(
+                    "this is not the disk of the latest backup: it differs at byte {at}, and no write there is \
                      recorded"
-                )));
-            }
+                )
+            })),
         }
-        Ok(None)
     }
+}
+
+/// Where a sample of the source differs from `base` although its bitmap marks no change; `None` if it does not, or if the
+/// source offers only what the bitmap marks. `seed` chooses the sample.
+///
+/// # Errors
+/// Errors of the source and of `base`.
+pub fn unrecorded_difference(
+    spec: &SourceSpec,
+    base: &dyn Disk,
+    unit_bytes: u64,
+    seed: u64,
+    cancel: &AtomicBool,
+) -> Result<Option<u64>> {
+    let Location::Live { bitmap: Some(bitmap), .. } = &spec.location else { return Ok(None) };
+    if !bitmap.is_whole_disk {
+        return Ok(None);
+    }
+    let options = SourceOptions { bitmap: Some(bitmap.name.clone()), follow_backing: false };
+    let source = open_source(spec, &options, cancel)?;
+    let unit_bytes = unit_bytes.max(source.alignment_bytes());
+    let end = base.size_bytes().min(source.size_bytes());
+    let mut reader = source.reader()?;
+    for number in samples(end.div_ceil(unit_bytes), seed) {
+        let offset_bytes = number * unit_bytes;
+        let length_bytes = unit_bytes.min(end - offset_bytes);
+        // A disk that has grown: its last unit is partly new.
+        let is_whole = length_bytes == unit_bytes || base.size_bytes() == source.size_bytes();
+        if !is_whole || is_dirty(source.as_ref(), offset_bytes, length_bytes)? {
+            continue;
+        }
+        let mut now = vec![0; usize::try_from(length_bytes).unwrap_or(0)];
+        let mut before = now.clone();
+        reader.read_at(&mut now, offset_bytes)?;
+        base.read_at(&mut before, offset_bytes)?;
+        if now != before {
+            return Ok(Some(offset_bytes));
+        }
+    }
+    Ok(None)
 }
 
 /// The numbers of the units to compare.

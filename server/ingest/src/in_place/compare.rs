@@ -175,7 +175,7 @@ impl Comparison<'_> {
 }
 
 /// The runs of units that differ, as ranges of the buffers.
-fn differing_runs(wanted: &[u8], there: &[u8], unit: usize) -> Vec<Range<usize>> {
+pub(crate) fn differing_runs(wanted: &[u8], there: &[u8], unit: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, (a, b)) in wanted.chunks(unit).zip(there.chunks(unit)).enumerate() {
         if a == b {
@@ -191,7 +191,7 @@ fn differing_runs(wanted: &[u8], there: &[u8], unit: usize) -> Vec<Range<usize>>
 }
 
 /// Cuts a run into parts to zero and parts to write.
-fn parts(run: &[u8], unit: usize) -> Vec<(Range<usize>, bool)> {
+pub(crate) fn parts(run: &[u8], unit: usize) -> Vec<(Range<usize>, bool)> {
     let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
     for (index, bytes) in run.chunks(unit).enumerate() {
         let (start, is_zero) = (index * unit, bytes.iter().all(|byte| *byte == 0));

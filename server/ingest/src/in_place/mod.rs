@@ -23,6 +23,7 @@ use coldrise_block::{BLOCK_SIZE_BYTES, Disk, Error, ErrorKind, Extent, Progress,
 use crate::restore::RestoreTarget;
 use crate::source::{DirtyRun, Source};
 use compare::Comparison;
+pub(crate) use compare::{differing_runs, parts};
 use local::LocalTarget;
 use nbd::NbdTarget;
 

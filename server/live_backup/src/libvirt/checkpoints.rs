@@ -1,26 +1,27 @@
 //! Checkpoints: which one may be believed.
 //!
-//! The name says from what its bitmaps count: `coldrise-REPOSITORY-MACHINE-POINT`. So another repository or an older
-//! backup never matches. libvirt keeps checkpoints of persistent domains only, but qcow2 images keep the
+//! The name says from what its bitmaps count: `coldrise-REPOSITORY-SERIES-STATE`. So another repository or an older
+//! state never matches. The series of backups is the machine's name, and their states are points; for others see `since`. libvirt keeps checkpoints of persistent domains only, but qcow2 images keep the
 //! bitmaps of both over a clean end of QEMU: then the checkpoint is made known to libvirt again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{MachineName, PointName, RepositoryId};
+use coldrise_store::{PointName, RepositoryId};
 use roxmltree::Document;
 
 use super::disks::DomainDisk;
+use crate::Since;
 use coldrise_hypervisors::libvirt::PATIENCE;
 use coldrise_hypervisors::virsh::Virsh;
 
-/// The names of the checkpoints of one repository and machine.
+/// The names of the checkpoints of one series of a repository.
 #[derive(Clone, Debug)]
 pub(super) struct CheckpointNames(String);
 
 impl CheckpointNames {
-    pub(super) fn new(repository: &RepositoryId, machine: &MachineName) -> CheckpointNames {
-        CheckpointNames(format!("coldrise-{repository:.8}-{machine}-"))
+    pub(super) fn new(repository: &RepositoryId, series: &str) -> CheckpointNames {
+        CheckpointNames(format!("coldrise-{repository:.8}-{series}-"))
     }
 
     /// The checkpoint of `point`.
@@ -38,6 +39,8 @@ impl CheckpointNames {
 pub(super) struct Known {
     /// Checkpoints of ours.
     pub(super) checkpoints: Vec<String>,
+    /// All checkpoints.
+    all: Vec<String>,
     /// Whether it has internal snapshots.
     has_snapshots: bool,
 }
@@ -49,7 +52,40 @@ pub(super) struct Checkpoints<'a> {
     pub(super) names: &'a CheckpointNames,
 }
 
+impl Known {
+    /// Whether libvirt has a checkpoint of this name, of any series.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.all.iter().any(|known| known == name)
+    }
+}
+
 impl Checkpoints<'_> {
+    /// Deletes those of the rounds of sessions that have ended.
+    ///
+    /// # Errors
+    /// `ToolFailed` if libvirt does not answer.
+    pub(super) fn delete_ended(&self, known: &Known, since: &Since<'_>) -> Result<()> {
+        let prefix = format!("coldrise-{:.8}-", since.repository().id());
+        let series = |name: &'_ String| {
+            let (series, _) = name.strip_prefix(&prefix)?.rsplit_once('-')?;
+            Some((name.clone(), series.to_owned()))
+        };
+        let all: Vec<(String, String)> = known.all.iter().filter_map(series).collect();
+        let ended = since.ended(all.iter().map(|(_, series)| series.as_str()))?;
+        let of_ended = all.iter().filter(|(_, series)| ended.contains(&series.as_str()));
+        of_ended.map(|(name, _)| name).try_for_each(|name| self.delete(name))
+    }
+
+    /// The disks of which an existing checkpoint has all changes since it was made.
+    pub(super) fn covered(&self, name: &str) -> BTreeSet<String> {
+        // The sizes of the changes are those of the bitmaps: libvirt fails if one is lost or damaged.
+        let words = ["checkpoint-dumpxml", self.uuid, name, "--size", "--no-domain"];
+        self.virsh.run(&words, PATIENCE).and_then(|text| targets(&text)).unwrap_or_else(|error| {
+            tracing::info!("{}", error.full_message());
+            BTreeSet::new()
+        })
+    }
+
     /// Deletes all of ours except that of `base`. Returns the disks of which that one has all changes since then;
     /// if it has not, it is deleted, too.
     ///
@@ -70,15 +106,11 @@ impl Checkpoints<'_> {
         if !is_known {
             return Ok(BTreeSet::new());
         }
-        // The sizes of the changes are those of the bitmaps: libvirt fails if one is lost or damaged.
-        let words = ["checkpoint-dumpxml", self.uuid, &wanted, "--size", "--no-domain"];
-        match self.virsh.run(&words, PATIENCE) {
-            Ok(text) => targets(&text),
-            Err(error) => {
-                tracing::info!("{}", error.full_message());
-                self.delete(&wanted).map(|()| BTreeSet::new())
-            }
+        let covered = self.covered(&wanted);
+        if covered.is_empty() {
+            self.delete(&wanted)?;
         }
+        Ok(covered)
     }
 
     /// Deletes all of ours that are `listed`, except `kept`.
@@ -136,7 +168,8 @@ impl Checkpoints<'_> {
         let listed = answers.next().unwrap_or_else(|| Ok(String::new()))?;
         let snapshots = answers.next().and_then(Result::ok).unwrap_or_default();
         let has_snapshots = !snapshots.trim().is_empty();
-        Ok(Known { checkpoints: self.ours(&listed), has_snapshots })
+        let all = listed.lines().map(|name| name.trim().to_owned()).collect();
+        Ok(Known { checkpoints: self.ours(&listed), all, has_snapshots })
     }
 
     /// The command that lists all.

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use coldrise_hypervisors::libvirt::{LiveDomain, PATIENCE};
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::BackupStart;
 use coldrise_store::{DiskName, MAX_DISKS};
 
-use crate::DiskPick;
+use crate::{DiskPick, Since};
 
 /// A writable disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +29,14 @@ impl DomainDisk {
     }
 
     /// Why a disk is read completely, unless nothing else is to be expected.
-    pub(super) fn full_read_remark(&self, start: &BackupStart) -> Option<String> {
+    pub(super) fn full_read_remark(&self, since: &Since<'_>) -> Option<String> {
         if !self.keeps_checkpoints() {
             let text =
                 format!("{}: only qcow2 images keep checkpoints: everything is read", self.name);
             return Some(text);
         }
-        start.base().map(|latest| {
-            format!(
-                "{}: no checkpoint counts from {}/{}: everything is read",
-                self.name, latest.machine, latest.point
-            )
+        since.expected().map(|state| {
+            format!("{}: no checkpoint counts from {state}: everything is read", self.name)
         })
     }
 }

@@ -10,17 +10,15 @@ use coldrise_hypervisors::libvirt::{
     LiveDomain, PATIENCE, PartFiles, escaped, is_named_by_another,
 };
 use coldrise_hypervisors::virsh::Virsh;
-use coldrise_ingest::{
-    BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
-};
-use coldrise_store::{Configuration, LIBVIRT_XML, MachineName, PointName, Repository};
+use coldrise_ingest::{ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec};
+use coldrise_store::{Configuration, LIBVIRT_XML, PointName};
 
 use super::checkpoints::{CheckpointNames, Checkpoints, Known, checkpoint_xml};
 use super::disks::{DomainDisk, choose};
 use super::freeze;
 use super::job::{Job, is_in};
 use super::parts::PartsBefore;
-use crate::{DiskPick, Instant, LiveMachine, Mode, nbd_uri};
+use crate::{DiskPick, Instant, LiveMachine, Mode, Since, nbd_uri};
 
 /// The bitmap with the changes, in the exports and in the scratch files.
 const CHANGED: &str = "changed";
@@ -67,6 +65,8 @@ struct TakenDisk {
     disk: DomainDisk,
     /// The backup from which the checkpoint counts; `None`: all is read.
     base: Option<PointName>,
+    /// The checkpoint that counts from there.
+    checkpoint: Option<String>,
 }
 
 impl RunningDomain {
@@ -76,13 +76,7 @@ impl RunningDomain {
 }
 
 impl LiveMachine for RunningDomain {
-    fn take(
-        &mut self,
-        repository: &Repository,
-        machine: &MachineName,
-        start: &BackupStart,
-        cancel: &AtomicBool,
-    ) -> Result<Instant> {
+    fn take(&mut self, since: &Since<'_>, cancel: &AtomicBool) -> Result<Instant> {
         let uuid = &*self.uuid;
         let [job, text, migratable] = self.virsh.ask_all(
             [&["domjobinfo", uuid], &["dumpxml", uuid], &["dumpxml", uuid, "--migratable"]],
@@ -100,19 +94,21 @@ impl LiveMachine for RunningDomain {
                 "a disk has an iothread: QEMU copies the disks into scratch files first".into(),
             );
         }
-        let names = CheckpointNames::new(repository.id(), machine);
+        let names = CheckpointNames::new(since.repository().id(), &since.series());
         let mut known = self.checkpoints(&names).known()?;
         let space =
             ScratchSpace::new(self.virsh.host(), self.options.scratch.as_deref(), live.group)?;
-        self.adopt_bitmaps(&names, &space, &disks, &mut known, cancel);
-        let listed = &known.checkpoints;
-        let disks = self.settle(repository, start, &names, disks, listed, &mut remarks)?;
+        if !since.is_round() || known.checkpoints.is_empty() {
+            self.adopt_bitmaps(&names, &space, &disks, &mut known, cancel);
+        }
+        self.checkpoints(&names).delete_ended(&known, since)?;
+        let disks = self.settle(since, &names, disks, &known, &mut remarks)?;
         let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
             let checkpoints = self.checkpoints(&names);
             remarks.extend(checkpoints.snapshot_remark(&known, &self.options.domain, base));
         }
-        let cluster_bytes = GRANULARITY_BYTES.max(u64::from(repository.chunk_size_bytes()));
+        let cluster_bytes = GRANULARITY_BYTES.max(u64::from(since.repository().chunk_size_bytes()));
         let add = |disk: &DomainDisk, cluster_bytes, bitmap| {
             space.add(&file_name(disk), disk.size_bytes, cluster_bytes, bitmap)
         };
@@ -123,12 +119,12 @@ impl LiveMachine for RunningDomain {
                 Mode::Push => add(&taken.disk, cluster_bytes, Some(CHANGED))?,
             }
         }
-        let new = names.name(start.point());
-        let words = self.documents(&space, &disks, &others, &names, &new)?;
+        let new = names.name(since.next());
+        let words = self.documents(&space, &disks, &others, &new)?;
         let base = disks.iter().find_map(|taken| taken.base.clone());
         let folder = space.folder().to_owned();
-        let before = PartsBefore::read(self.virsh.host(), files);
-        let (point, servers) = (start.point().clone(), Vec::new());
+        let before = (!since.is_round()).then(|| PartsBefore::read(self.virsh.host(), files));
+        let (point, servers) = (since.next().clone(), Vec::new());
         self.taken = Some(Taken { names, base, point, servers, space });
         let begun = self.begin(&words, &folder, &mut remarks, cancel).and_then(|is_quiesced| {
             self.offered(&disks, cancel).map(|sources| (is_quiesced, sources))
@@ -139,9 +135,9 @@ impl LiveMachine for RunningDomain {
             Err(left) if left.message().ends_with(&error.message()) => left,
             Err(left) => error.context(left.message()),
         })?;
-        let parts = match &self.taken {
-            Some(taken) => before.after_instant(&taken.space, &mut remarks),
-            None => Vec::new(),
+        let parts = match (&self.taken, before) {
+            (Some(taken), Some(before)) => before.after_instant(&taken.space, &mut remarks),
+            _ => Vec::new(),
         };
         Ok(Instant {
             sources,
@@ -249,30 +245,39 @@ impl RunningDomain {
     /// Decides of which disks the checkpoint of the latest backup is believed.
     fn settle(
         &self,
-        repository: &Repository,
-        start: &BackupStart,
+        since: &Since<'_>,
         names: &CheckpointNames,
         disks: Vec<DomainDisk>,
-        listed: &[String],
+        known: &Known,
         remarks: &mut Vec<String>,
     ) -> Result<Vec<TakenDisk>> {
         let mut taken = Vec::with_capacity(disks.len());
         for disk in disks {
-            let base = self.options.mode.base(repository, start, &disk.name, disk.size_bytes)?;
-            taken.push(TakenDisk { disk, base });
+            let base = since.base(self.options.mode, &disk.name, disk.size_bytes)?;
+            let checkpoint = base.as_ref().map(|base| names.name(base));
+            taken.push(TakenDisk { disk, base, checkpoint });
         }
         let base = taken.iter().find_map(|taken| taken.base.clone());
         let with_base = taken.iter().filter(|taken| taken.base.is_some());
         let with_base: Vec<DomainDisk> = with_base.map(|taken| taken.disk.clone()).collect();
-        let believed: BTreeSet<String> =
-            self.checkpoints(names).settle(base.as_ref(), &with_base, listed)?;
+        let checkpoints = self.checkpoints(names);
+        let mut believed: BTreeSet<String> =
+            checkpoints.settle(base.as_ref(), &with_base, &known.checkpoints)?;
+        if let (true, Some((backups, point))) = (believed.is_empty(), since.backup()) {
+            // It stays for the next backup.
+            let name = CheckpointNames::new(since.repository().id(), &backups).name(point);
+            if known.has(&name) {
+                believed = checkpoints.covered(&name);
+                taken.iter_mut().for_each(|taken| taken.checkpoint = Some(name.clone()));
+            }
+        }
         for taken in &mut taken {
             let disk = &taken.disk;
             if disk.keeps_checkpoints() && believed.contains(&disk.target) {
                 continue;
             }
-            taken.base = None;
-            remarks.extend(disk.full_read_remark(start));
+            (taken.base, taken.checkpoint) = (None, None);
+            remarks.extend(disk.full_read_remark(since));
         }
         Ok(taken)
     }
@@ -283,12 +288,10 @@ impl RunningDomain {
         space: &ScratchSpace,
         disks: &[TakenDisk],
         others: &[String],
-        names: &CheckpointNames,
         new: &str,
     ) -> Result<Vec<String>> {
         let is_push = self.options.mode == Mode::Push;
-        let chosen: String =
-            disks.iter().map(|taken| disk_xml(space, taken, is_push, names)).collect();
+        let chosen: String = disks.iter().map(|taken| disk_xml(space, taken, is_push)).collect();
         let other = |target: &String| format!("<disk name='{}' backup='no'/>", escaped(target));
         let others_xml: String = others.iter().map(other).collect();
         let (mode, server) = match self.options.mode {
@@ -364,7 +367,7 @@ impl RunningDomain {
         let is_whole_disk = self.options.mode == Mode::Pull;
         let own = is_whole_disk.then(|| space.host().reach(&space.socket())).transpose()?;
         let mut sources = Vec::with_capacity(disks.len());
-        for (index, TakenDisk { disk, base }) in disks.iter().enumerate() {
+        for (index, TakenDisk { disk, base, .. }) in disks.iter().enumerate() {
             let uri = match &own {
                 Some(way) => nbd_uri(way, &disk.target),
                 None => {
@@ -406,16 +409,11 @@ pub(super) fn left_out(domain: &LiveDomain, others: &[String]) -> Vec<String> {
 }
 
 /// A disk of the backup's document.
-fn disk_xml(
-    space: &ScratchSpace,
-    taken: &TakenDisk,
-    is_push: bool,
-    names: &CheckpointNames,
-) -> String {
+fn disk_xml(space: &ScratchSpace, taken: &TakenDisk, is_push: bool) -> String {
     let target = escaped(&taken.disk.target);
     let file = escaped(&space.file(&file_name(&taken.disk)).display().to_string());
-    let mut attributes = match &taken.base {
-        Some(base) => format!("backupmode='incremental' incremental='{}'", names.name(base)),
+    let mut attributes = match &taken.checkpoint {
+        Some(base) => format!("backupmode='incremental' incremental='{base}'"),
         None => "backupmode='full'".to_owned(),
     };
     let kind = if is_push { "target" } else { "scratch" };

@@ -8,10 +8,8 @@ use coldrise_host::ScratchSpace;
 use coldrise_hypervisors::libvirt::{
     Domain, DomainState, LiveDomain, PATIENCE, PartFiles, is_named_by_another,
 };
-use coldrise_ingest::{
-    BackupStart, ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec,
-};
-use coldrise_store::{Configuration, LIBVIRT_XML, MachineName, PointName, Repository};
+use coldrise_ingest::{ImageFormat, ImageServer, LiveBitmap, Location, MachineImage, SourceSpec};
+use coldrise_store::{Configuration, LIBVIRT_XML, PointName};
 
 use super::checkpoints::{CheckpointNames, Checkpoints};
 use super::disks::{DomainDisk, choose};
@@ -19,7 +17,7 @@ use super::parts::PartsBefore;
 use super::running::left_out;
 use super::stillness::Stillness;
 use super::{DomainOptions, connect};
-use crate::{Instant, LiveMachine, Mode, nbd_uri};
+use crate::{Instant, LiveMachine, Mode, Since, nbd_uri};
 
 /// A domain that is off.
 pub(super) struct StoppedDomain {
@@ -58,13 +56,7 @@ impl StoppedDomain {
 }
 
 impl LiveMachine for StoppedDomain {
-    fn take(
-        &mut self,
-        repository: &Repository,
-        machine: &MachineName,
-        start: &BackupStart,
-        cancel: &AtomicBool,
-    ) -> Result<Instant> {
+    fn take(&mut self, since: &Since<'_>, cancel: &AtomicBool) -> Result<Instant> {
         let virsh = self.options.virsh.clone();
         // Of a killed backup.
         virsh.host().remove_abandoned(self.options.scratch.as_deref())?;
@@ -80,15 +72,15 @@ impl LiveMachine for StoppedDomain {
         let configuration = Configuration { format: LIBVIRT_XML.to_owned(), text };
         let (disks, others) = choose(&defined, &virsh, &self.uuid, &self.options.picks)?;
         let mut remarks = left_out(&defined, &others);
-        let names = CheckpointNames::new(repository.id(), machine);
-        let new = names.name(start.point());
+        let names = CheckpointNames::new(since.repository().id(), &since.series());
+        let new = names.name(since.next());
         let mut taken = Taken { new, disks: Vec::new(), servers: Vec::new(), space };
         for disk in disks {
             let image = inspect(&taken.space, &disk, cancel)?;
-            let base = Mode::Pull.base(repository, start, &disk.name, disk.size_bytes)?;
+            let base = since.base(Mode::Pull, &disk.name, disk.size_bytes)?;
             let base = base.filter(|base| image.has_whole_bitmap(&names.name(base)));
             if base.is_none() {
-                remarks.extend(disk.full_read_remark(start));
+                remarks.extend(disk.full_read_remark(since));
             }
             let old = base.as_ref().map(|base| names.name(base));
             taken.disks.push(TakenDisk { disk, image, base, old, has_new: false });
@@ -146,6 +138,10 @@ impl LiveMachine for StoppedDomain {
             true => connect(self.options.clone()).map(Some),
             false => Ok(None),
         }
+    }
+
+    fn is_running(&self) -> bool {
+        false
     }
 
     fn close(&mut self, is_stored: bool) -> Result<()> {

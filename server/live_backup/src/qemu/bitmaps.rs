@@ -1,34 +1,33 @@
 //! Dirty bitmaps: which one may be believed.
 //!
-//! The name says everything from which a bitmap counts: `coldrise-REPOSITORY/MACHINE/DISK/POINT`. So
+//! The name says everything from which a bitmap counts: `coldrise-REPOSITORY/SERIES/DISK/STATE`. So
 //! another repository, another machine of the same QEMU, another assignment of disks or an
-//! older backup never match. The bitmap of the machine's latest backup is believed.
+//! older state never match. The series of backups is the machine's name, and their states are points: the bitmap of the
+//! latest one is believed. For other series see `since`.
 //!
 //! At the instant of a backup that bitmap stops and the bitmap of the new point starts. If the
 //! backup then fails or is killed, both together have all changes since the latest backup:
 //! the new one is merged into the old one, which counts on.
 
-use coldrise_store::{DiskName, MachineName, PointName, RepositoryId};
+use coldrise_block::Result;
+use coldrise_store::{DiskName, PointName, RepositoryId};
 use serde_json::{Value, json};
 
 use super::disks::{Bitmap, LiveDisk};
 use super::monitor::OURS;
+use crate::Since;
 
-/// The smallest part of a disk that a bitmap marks, in bytes.
-const GRANULARITY_BYTES: u64 = 64 << 10;
-
-/// The names of the bitmaps of one repository and machine.
+/// The names of the bitmaps of one series of a repository.
 #[derive(Clone, Debug)]
 pub(super) struct BitmapNames {
     prefix: String,
-    /// At least a chunk, so that a chunk never is partly marked.
+    /// The part of a disk that a bit of them stands for.
     pub(super) granularity_bytes: u64,
 }
 
 impl BitmapNames {
-    pub(super) fn new(repository: &RepositoryId, machine: &MachineName, chunk_bytes: u64) -> Self {
-        let granularity_bytes = chunk_bytes.max(GRANULARITY_BYTES);
-        BitmapNames { prefix: format!("{OURS}{repository:.8}/{machine}"), granularity_bytes }
+    pub(super) fn new(repository: &RepositoryId, series: &str, granularity_bytes: u64) -> Self {
+        BitmapNames { prefix: format!("{OURS}{repository:.8}/{series}"), granularity_bytes }
     }
 
     fn of_disk(&self, disk: &DiskName) -> String {
@@ -38,6 +37,47 @@ impl BitmapNames {
     /// The bitmap that counts from `point`.
     pub(super) fn name(&self, disk: &DiskName, point: &PointName) -> String {
         format!("{}{point}", self.of_disk(disk))
+    }
+
+    /// Removes the bitmaps of a disk that are of the rounds of sessions that have ended.
+    pub(super) fn ended(
+        repository: &RepositoryId,
+        disk: &LiveDisk,
+        since: &Since<'_>,
+    ) -> Result<Vec<Value>> {
+        let prefix = format!("{OURS}{repository:.8}/");
+        let series = |bitmap: &'_ Bitmap| {
+            let (series, _) = bitmap.name.strip_prefix(&prefix)?.split_once('/')?;
+            Some(series.to_owned())
+        };
+        let all: Vec<String> = disk.bitmaps.iter().filter_map(series).collect();
+        let ended = since.ended(all.iter().map(String::as_str))?;
+        let of_ended = |bitmap: &&Bitmap| series(bitmap).is_some_and(|s| ended.contains(&&*s));
+        let remove = |bitmap: &Bitmap| json!({ "type": "block-dirty-bitmap-remove", "data": { "node": disk.node, "name": bitmap.name } });
+        Ok(disk.bitmaps.iter().filter(of_ended).map(remove).collect())
+    }
+
+    /// Copies the bitmap that counts from `point` to a new one, which then records, too. Nothing, if there is none that may
+    /// be believed.
+    pub(super) fn copy(
+        &self,
+        disk: &LiveDisk,
+        point: &PointName,
+        to: &str,
+        granularity_bytes: u64,
+    ) -> Vec<Value> {
+        let from = self.name(&disk.name, point);
+        let is_usable =
+            |bitmap: &Bitmap| bitmap.name == from && bitmap.is_sound && bitmap.is_recording;
+        if !disk.bitmaps.iter().any(is_usable) {
+            return Vec::new();
+        }
+        let mut actions = switch(disk, None, to, granularity_bytes);
+        actions.push(json!({
+            "type": "block-dirty-bitmap-merge",
+            "data": { "node": disk.node, "target": to, "bitmaps": [from] },
+        }));
+        actions
     }
 
     /// The steps for the bitmaps of a disk whose latest backup is `base`.

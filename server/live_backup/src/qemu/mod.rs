@@ -38,6 +38,7 @@
 
 mod bitmaps;
 mod disks;
+mod guard;
 mod leftovers;
 mod monitor;
 mod pull;

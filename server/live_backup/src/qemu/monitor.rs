@@ -54,6 +54,11 @@ impl Qemu {
         self.monitor.as_mut().ok_or_else(lost)
     }
 
+    /// The connection, for a process that sends commands without an id.
+    pub(super) fn share(&mut self) -> Result<BorrowedFd<'_>> {
+        self.monitor().map(Monitor::share)
+    }
+
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }

@@ -8,6 +8,7 @@ use coldrise_block::Result;
 use serde_json::{Value, json};
 
 use super::bitmaps::switch;
+use super::guard::Guard;
 use super::leftovers::{access, filter, scratch, set_drive};
 use super::monitor::Qemu;
 use super::running::TakenDisk;
@@ -25,7 +26,7 @@ pub(super) fn add_scratch(qemu: &mut Qemu, index: usize, file: &str) -> Result<(
 
 /// Takes the instant. Returns how long the machine stood still; `None` if it was not running.
 ///
-/// The machine continues whatever fails.
+/// The machine continues whatever fails, also if this process is killed.
 pub(super) fn take(
     qemu: &mut Qemu,
     disks: &[TakenDisk],
@@ -35,13 +36,16 @@ pub(super) fn take(
     if !is_running {
         return insert(qemu, disks, granularity_bytes).map(|()| None);
     }
+    let guard = Guard::start(qemu.share()?)?;
     let started = Instant::now();
     let inserted =
         qemu.ask("stop", Value::Null).and_then(|_| insert(qemu, disks, granularity_bytes));
     let continued = qemu.ask("cont", Value::Null);
     let stood = started.elapsed();
+    let guarded = guard.end();
     inserted?;
     continued?;
+    guarded?;
     Ok(Some(stood))
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use coldrise_block::{
     Context, Error, ErrorKind, Result, ScratchFolder, ScratchKind, remove_abandoned_folders,
 };
-use coldrise_ingest::{BackupStart, LiveBitmap, Location, SourceSpec};
-use coldrise_store::{MachineName, PointName, Repository};
+use coldrise_ingest::{LiveBitmap, Location, SourceSpec};
+use coldrise_store::PointName;
 use serde_json::{Value, json};
 
 use super::bitmaps::BitmapNames;
@@ -20,7 +20,7 @@ use super::monitor::{OURS, Qemu};
 use super::scratch::Description;
 use super::{leftovers, pull, push, scratch};
 use crate::frozen_guest::{self, FrozenGuest};
-use crate::{DiskPick, Instant, LiveMachine, Mode, nbd_uri};
+use crate::{DiskPick, Instant, LiveMachine, Mode, Since, nbd_uri};
 
 /// The first QEMU with filters that break the backup instead of the guest.
 const OLDEST: (u64, u64) = (7, 1);
@@ -94,16 +94,10 @@ impl RunningMachine {
 }
 
 impl LiveMachine for RunningMachine {
-    fn take(
-        &mut self,
-        repository: &Repository,
-        machine: &MachineName,
-        start: &BackupStart,
-        cancel: &AtomicBool,
-    ) -> Result<Instant> {
+    fn take(&mut self, since: &Since<'_>, cancel: &AtomicBool) -> Result<Instant> {
         let mut remarks = self.clear_leftovers()?;
-        let chunk_bytes = u64::from(repository.chunk_size_bytes());
-        let names = BitmapNames::new(repository.id(), machine, chunk_bytes);
+        let names =
+            BitmapNames::new(since.repository().id(), &since.series(), since.granularity_bytes());
         let (live, others) = disks::find(&mut self.qemu, &self.options.picks)?;
         let unnamed =
             others.iter().map(|name| format!("disk {name} of the machine is not backed up"));
@@ -118,9 +112,9 @@ impl LiveMachine for RunningMachine {
         let folder = ScratchFolder::new(ScratchKind::Backup)?;
         let mut disks = Vec::with_capacity(live.len());
         for live in live {
-            disks.push(self.settle(repository, machine, start, &names, live, &mut remarks)?);
+            disks.push(self.settle(since, &names, live, &mut remarks)?);
         }
-        let point = start.point().clone();
+        let point = since.next().clone();
         let taken = Taken { names, point, disks, files: Vec::new(), _folder: folder };
         let socket = taken._folder.path().join("nbd");
         self.taken = Some(taken);
@@ -179,24 +173,32 @@ impl RunningMachine {
     /// Decides which bitmap is believed, and brings the bitmaps in order.
     fn settle(
         &mut self,
-        repository: &Repository,
-        machine: &MachineName,
-        start: &BackupStart,
+        since: &Since<'_>,
         names: &BitmapNames,
         live: LiveDisk,
         remarks: &mut Vec<String>,
     ) -> Result<TakenDisk> {
-        let base = self.options.mode.base(repository, start, &live.name, live.size_bytes)?;
+        let base = since.base(self.options.mode, &live.name, live.size_bytes)?;
         let settlement = names.settle(&live, base.as_ref());
-        self.qemu.transaction(settlement.actions())?;
-        if let (None, Some(latest)) = (&settlement.believed, start.base()) {
+        let mut actions = settlement.actions();
+        actions.extend(BitmapNames::ended(since.repository().id(), &live, since)?);
+        let mut old = settlement.believed;
+        if let (None, Some((backups, point))) = (&old, since.backup()) {
+            let backups = BitmapNames::new(since.repository().id(), &backups, 0);
+            let copied = names.name(&live.name, point);
+            let copy = backups.copy(&live, point, &copied, names.granularity_bytes);
+            old = (!copy.is_empty()).then_some(copied);
+            actions.extend(copy);
+        }
+        self.qemu.transaction(actions)?;
+        if let (None, Some(state)) = (&old, since.expected()) {
             remarks.push(format!(
-                "{}: no dirty bitmap counts from {machine}/{}: everything is read",
-                live.name, latest.point
+                "{}: no dirty bitmap counts from {state}: everything is read",
+                live.name
             ));
         }
-        let new = names.name(&live.name, start.point());
-        Ok(TakenDisk { live, base, old: settlement.believed, new })
+        let new = names.name(&live.name, since.next());
+        Ok(TakenDisk { live, base, old, new })
     }
 
     /// Scratch files, the instant, exports.

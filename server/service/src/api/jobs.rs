@@ -16,6 +16,7 @@ use crate::access::{Identity, Permission};
 use crate::clock::now_ms;
 use crate::jobs::{
     Job, JobKind, MachineNames, Outcome, QueueRow, RowState, StoredJob, backup, preview,
+    protect_live,
 };
 use crate::pattern::{Pattern, any_matches};
 use crate::service::{Service, SharedService};
@@ -121,7 +122,8 @@ async fn job(
     blocking(move || show(&service, service.database.job(&name)?)).await.map(Json)
 }
 
-/// Replace a job. Its next time counts from now. If it is disabled, its waiting runs are cancelled.
+/// Replace a job. Its next time counts from now. If it is disabled, its waiting runs are cancelled; the runs that follow a machine
+/// end if they are not as the job says now.
 #[utoipa::path(put, path = "/jobs/{name}", tag = "jobs", params(("name" = String, Path)), request_body = Job,
     responses((status = 200, body = ShownJob), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
@@ -146,7 +148,7 @@ async fn replace_job(
     replaced.await.map(Json)
 }
 
-/// Delete a job, and cancel its waiting runs. The history of its runs stays.
+/// Delete a job, and cancel its waiting runs and those that follow a machine. The history of its runs stays.
 #[utoipa::path(delete, path = "/jobs/{name}", tag = "jobs", params(("name" = String, Path)),
     responses((status = 204), (status = "4XX", body = Problem, content_type = "application/problem+json")), security(("token" = []), ("login" = [])))]
 async fn remove_job(
@@ -182,12 +184,16 @@ struct QueuedRuns {
 fn permission(kind: JobKind) -> Permission {
     match kind {
         JobKind::Backup => Permission::Backup,
-        JobKind::Verify | JobKind::CheckBoot | JobKind::Copy => Permission::Operate,
+        JobKind::Verify | JobKind::CheckBoot | JobKind::Copy | JobKind::ProtectLive => {
+            Permission::Operate
+        }
         JobKind::Prune | JobKind::Gc => Permission::Administer,
     }
 }
 
 /// Start a job now, whatever its schedule and window.
+///
+/// One of kind protect-live makes a restore point of each machine that it follows; the others are followed again.
 #[utoipa::path(post, path = "/jobs/{name}/start", tag = "jobs", params(("name" = String, Path)), request_body = JobStart,
     responses((status = 202, body = QueuedRuns), (status = "4XX", body = Problem, content_type = "application/problem+json")),
     security(("token" = []), ("login" = [])))]
@@ -237,11 +243,13 @@ fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
     if let Some(path) = job.to.as_ref().filter(|to| to.starts_with('/')) {
         service.options.refuse_own_files(path)?;
     }
-    if job.kind != JobKind::Backup {
-        return Ok(());
-    }
+    let words = match job.kind {
+        JobKind::Backup => backup,
+        JobKind::ProtectLive => protect_live,
+        _ => return Ok(()),
+    };
     let names = job.machines.iter().map(|machine| machine.as_str());
-    let words = names.flat_map(|name| backup(job, name, name));
+    let words = names.flat_map(|name| words(job, name, name));
     for word in words {
         if let Some((_, source)) = word.split_once('=') {
             service.options.refuse_own_files(source)?;

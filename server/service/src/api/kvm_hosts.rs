@@ -85,7 +85,7 @@ impl KvmHost {
             jobs.iter().map(|stored| &stored.job).any(|job| {
                 let is_here = job.hosts.iter().any(|other| other == host.name.as_str());
                 job.enabled
-                    && job.kind == JobKind::Backup
+                    && matches!(job.kind, JobKind::Backup | JobKind::ProtectLive)
                     && is_here
                     && any_matches(&job.machines, &names)
             })

@@ -84,6 +84,13 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             let line = CommandLine::new("backup").with(&backup);
             Ok(Command { kind: "backup", machine: Some(machine.to_string()), line })
         }
+        Request::ProtectLive(live) => {
+            // It reads any machine that the service can read.
+            caller.allow_all(Administer)?;
+            let (machine, _) = coldrise_requests::parse_backup_machine(&live.machine)?;
+            production::check_host(service, live.on.as_deref())?;
+            Command::new("protect-live", machine.to_string(), &live)
+        }
         Request::CheckBoot(check) => {
             let machine = point(caller, Operate, &check.address)?;
             if check.check_port == Some(0) {

@@ -5,13 +5,14 @@ use rusqlite::Connection;
 use super::SqlResult;
 
 /// The statements that lead from version N to N + 1.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
     include_str!("schema_4.sql"),
     include_str!("schema_5.sql"),
     include_str!("schema_6.sql"),
+    include_str!("schema_7.sql"),
 ];
 
 /// Brings the tables to the newest version, each step in a transaction. Returns the version that

@@ -10,6 +10,7 @@ use coldrise_requests::{Backup, BackupOptions, CheckBoot, CommandLine, Prune, Ve
 use super::copy;
 use super::job::{BootCheck, Job, JobKind};
 use super::pattern::{JobPattern, MachineNames, any_matches, named};
+use super::protect_live::seal;
 use crate::invalid::invalid;
 
 const MAX_SOURCE_BYTES: usize = 1024;
@@ -83,8 +84,15 @@ pub(crate) fn check_rate(bytes_per_second: Option<u64>) -> Result<()> {
     }
 }
 
-fn expand(template: &str, machine: &str, disk: &str) -> String {
+pub(super) fn expand(template: &str, machine: &str, disk: &str) -> String {
     template.replace("{machine}", machine).replace("{disk}", disk)
+}
+
+/// The URI of this host's libvirt, if the job finds its machines there. A run does not have the service's environment.
+pub(super) fn local_libvirt(job: &Job) -> Option<String> {
+    let is_libvirt = job.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
+    let virsh = Virsh::local(None).ok().filter(|_| is_libvirt && job.hosts.is_empty())?;
+    Some(virsh.uri().to_owned())
 }
 
 /// The words of `coldrise backup`. `domain` is libvirt's name for the machine, or the machine's own.
@@ -99,15 +107,10 @@ pub(crate) fn backup(job: &Job, machine: &str, domain: &str) -> Vec<String> {
             .collect(),
         rate_bytes_per_second: job.rate_bytes_per_second,
     };
-    let is_libvirt = job.from.as_deref().is_some_and(|from| from.starts_with("libvirt"));
     let options = BackupOptions {
         from: job.from.as_ref().map(|from| expand(from, domain, "")),
         on: job.hosts.clone(),
-        // A run does not have the service's environment.
-        connect: Virsh::local(None)
-            .ok()
-            .filter(|_| is_libvirt && job.hosts.is_empty())
-            .map(|virsh| virsh.uri().to_owned()),
+        connect: local_libvirt(job),
         push: job.push,
         quiesce: job.quiesce || job.agent.is_some(),
         agent: job.agent.as_ref().map(of_machine).map(Into::into),
@@ -155,6 +158,15 @@ pub(super) fn runs_of(job: &Job, known: &[MachineNames]) -> Vec<(Option<String>,
             };
             machines.into_iter().map(run).collect()
         }
+        // A restore point of each: its own runs are kept running.
+        JobKind::ProtectLive => {
+            let followed = job.followed();
+            let found = known.iter().filter(|names| followed.contains(&names.machine));
+            let seal = |names: &MachineNames| {
+                Some((Some(names.machine.clone()), seal(names.session.as_deref()?)))
+            };
+            found.filter_map(seal).collect()
+        }
         JobKind::Gc => vec![(None, vec!["gc".to_owned()])],
         JobKind::Prune => {
             let rules = job.retention.clone().unwrap_or_default();
@@ -194,6 +206,7 @@ impl JobKind {
             JobKind::Gc => "gc",
             JobKind::CheckBoot => "check-boot",
             JobKind::Copy => "copy",
+            JobKind::ProtectLive => "protect-live",
         }
     }
 }
@@ -207,6 +220,8 @@ pub(super) enum KnownBy {
     Repository,
     /// libvirt: its domains, running or not.
     Libvirt,
+    /// The sessions: the machines that they follow.
+    Sessions,
 }
 
 impl Job {
@@ -218,6 +233,7 @@ impl Job {
                 KnownBy::Repository
             }
             JobKind::Backup if !self.machines.iter().all(is_machine) => KnownBy::Libvirt,
+            JobKind::ProtectLive => KnownBy::Sessions,
             JobKind::Backup | JobKind::Gc => KnownBy::Nobody,
         }
     }

@@ -8,6 +8,7 @@ use rusqlite::Transaction;
 use super::commands;
 use super::job::{BootCheckTime, Job, JobKind};
 use super::pattern::MachineNames;
+use super::protect_live;
 use super::queue::{NewRun, Queue};
 use super::rows::{self, QueueRow};
 use super::store::{self, Outcome};
@@ -117,12 +118,18 @@ impl Queue {
             },
         };
         store::put_outcome(sql, &outcome)?;
-        if meaning == Meaning::Failure && row.attempt <= job.retries && job.enabled {
-            let wait = back_off(row.attempt, random).as_secs();
+        let next = match row.is_kept() && job.protects_live() {
+            true => protect_live::next_attempt(sql, row, job, run.state, now_ms)?,
+            false => (row.attempt <= job.retries).then_some((row.attempt, false)),
+        };
+        if let Some((attempt, is_at_once)) =
+            next.filter(|_| meaning == Meaning::Failure && job.enabled)
+        {
+            let wait = if is_at_once { 0 } else { back_off(attempt, random).as_secs() };
             let seconds = wait * u64::from(job.retry_seconds) / BACK_OFF_UNIT_SECONDS;
             let due_ms = now_ms.saturating_add_unsigned(seconds * 1000);
             let mut again = self.again(row, now_ms, due_ms);
-            again.attempt = row.attempt + 1;
+            again.attempt = attempt.saturating_add(1);
             again.reason = Some(message(run));
             // A new occurrence that waits already is the retry.
             if !rows::bring_forward(sql, &again)? {

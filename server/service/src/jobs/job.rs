@@ -25,6 +25,9 @@ const MAX_RETRY_SECONDS: u32 = 3600;
 const MAX_AGE_LIMIT_HOURS: u32 = 24 * 366;
 const MAX_PARALLEL: u32 = 64;
 const MAX_BEHIND_LIMIT_MINUTES: u32 = 366 * 24 * 60;
+const MAX_EVERY_SECONDS: u32 = 3600;
+const MAX_CONSISTENT_MINUTES: u32 = 24 * 60;
+const MAX_LAG_LIMIT_SECONDS: u32 = 7 * 24 * 3600;
 
 /// What a job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -42,6 +45,8 @@ pub(crate) enum JobKind {
     CheckBoot,
     /// Copy points to another repository.
     Copy,
+    /// Follow machines while they run elsewhere, as `coldrise protect-live` does: one run per machine is kept running.
+    ProtectLive,
 }
 
 /// When a backup is followed by a boot check.
@@ -98,7 +103,7 @@ pub(crate) struct Job {
     #[serde(default = "yes")]
     pub(crate) enabled: bool,
     pub(crate) kind: JobKind,
-    /// Backup: the names of the machines, with libvirt also patterns. Verify, prune, check-boot: patterns of machines that have
+    /// Backup: the names of the machines, with libvirt also patterns. Protect-live: the names. Verify, prune, check-boot: patterns of machines that have
     /// points; all if absent. A pattern matches a machine's name, or its display name in any case.
     #[serde(default = "all_machines")]
     #[schema(max_items = 1000)]
@@ -121,14 +126,14 @@ pub(crate) struct Job {
     /// Backup: read only what this dirty bitmap marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bitmap: Option<String>,
-    /// Backup: the machines are backed up while they run: `libvirt`, `libvirt:` and a domain's name,
+    /// Backup, protect-live (required): the machines are read while they run: `libvirt`, `libvirt:` and a domain's name,
     /// or `qmp:` and the absolute path of QEMU's monitor; `{machine}` stands for the name. Then `disks` names
-    /// a device for each disk, or is absent for all writable disks. With libvirt `machines` can
+    /// a device for each disk, or is absent for all writable disks. With libvirt `machines` of a backup can
     /// have patterns, such as `web*`: every domain that matches, running or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
     /// With `from` and libvirt: the hosts on which to look for the machines, by their names from `coldrise host add`; this host if absent.
-    /// Each machine is backed up on the host where it runs.
+    /// Each machine is backed up on the host where it runs. Protect-live: at most one.
     #[serde(deserialize_with = "some_hosts", default, skip_serializing_if = "Vec::is_empty")]
     #[schema(min_items = 1, max_items = 64)]
     pub(crate) hosts: Vec<String>,
@@ -142,8 +147,21 @@ pub(crate) struct Job {
     /// instant; `{machine}` stands for the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) agent: Option<String>,
+    /// Protect-live: how often the changes are read; 5 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 3600)]
+    pub(crate) every_seconds: Option<u32>,
+    /// Protect-live: how often the guest's file systems are frozen for the instant through the guest agent; never if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1440)]
+    pub(crate) consistent_every_minutes: Option<u32>,
+    /// Protect-live: an alarm is raised if a machine's session is further behind; 60, or 10 times `every_seconds` if that is
+    /// more, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 604800)]
+    pub(crate) lag_limit_seconds: Option<u32>,
     /// When: calendar events as in systemd.time(7), such as `Mon..Fri 22:00`. Without any, the job
-    /// is started by hand.
+    /// is started by hand. Protect-live: when a restore point of each machine is made.
     #[serde(default)]
     #[schema(max_items = 16)]
     pub(crate) schedule: Vec<String>,
@@ -196,7 +214,8 @@ pub(crate) struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 8784)]
     pub(crate) age_limit_hours: Option<u32>,
-    /// Number of further attempts after a failure.
+    /// Number of further attempts after a failure. Protect-live: those of making a restore point; a machine is followed
+    /// again and again.
     #[serde(default = "default_retries")]
     #[schema(maximum = 20)]
     pub(crate) retries: u32,
@@ -260,16 +279,24 @@ impl Job {
         })?;
         self.check_times()?;
         let is_backup = self.kind == JobKind::Backup;
-        let only_backup = [
+        let only_live = [
             ("disks", !self.disks.is_empty()),
-            ("disks_of", !self.disks_of.is_empty()),
-            ("config", self.config.is_some()),
-            ("bitmap", self.bitmap.is_some()),
             ("from", self.from.is_some()),
             ("hosts", !self.hosts.is_empty()),
             ("push", self.push),
-            ("quiesce", self.quiesce),
             ("agent", self.agent.is_some()),
+        ];
+        let is_read = is_backup || self.protects_live();
+        if let Some((field, _)) = only_live.iter().find(|(_, given)| *given && !is_read) {
+            return Err(invalid(format!(
+                "{field}: only jobs of kind backup or protect-live have it"
+            )));
+        }
+        let only_backup = [
+            ("disks_of", !self.disks_of.is_empty()),
+            ("config", self.config.is_some()),
+            ("bitmap", self.bitmap.is_some()),
+            ("quiesce", self.quiesce),
             ("age_limit_hours", self.age_limit_hours.is_some()),
         ];
         if let Some((field, _)) = only_backup.iter().find(|(_, given)| *given && !is_backup) {
@@ -282,6 +309,9 @@ impl Job {
         if !is_copy {
             self.check_is_no_copy()?;
         }
+        if !self.protects_live() {
+            self.check_is_no_protect_live()?;
+        }
         let has_rules = self.retention.as_ref().is_some_and(|rules| *rules != Retention::default());
         match self.kind {
             JobKind::Backup => self.check_backup()?,
@@ -289,6 +319,7 @@ impl Job {
                 return Err(invalid("retention: a prune needs at least one rule"));
             }
             JobKind::Copy => self.check_copy()?,
+            JobKind::ProtectLive => self.check_protect_live()?,
             JobKind::Gc if !self.concerns_all() || self.retention.is_some() => {
                 return Err(invalid("machines, retention: a gc concerns the whole repository"));
             }
@@ -327,6 +358,9 @@ impl Job {
             ("parallel", self.parallel, 1, MAX_PARALLEL),
             ("age_limit_hours", self.age_limit_hours, 1, MAX_AGE_LIMIT_HOURS),
             ("behind_limit_minutes", self.behind_limit_minutes, 1, MAX_BEHIND_LIMIT_MINUTES),
+            ("every_seconds", self.every_seconds, 1, MAX_EVERY_SECONDS),
+            ("consistent_every_minutes", self.consistent_every_minutes, 1, MAX_CONSISTENT_MINUTES),
+            ("lag_limit_seconds", self.lag_limit_seconds, 1, MAX_LAG_LIMIT_SECONDS),
             ("retries", Some(self.retries), 0, MAX_RETRIES),
             ("retry_seconds", Some(self.retry_seconds), 1, MAX_RETRY_SECONDS),
         ];
@@ -338,7 +372,7 @@ impl Job {
         Ok(())
     }
 
-    fn check_backup(&self) -> Result<()> {
+    pub(super) fn check_backup(&self) -> Result<()> {
         let count = self.machines.len();
         if count == 0 || count > MAX_MACHINES {
             return Err(invalid(format!("machines: name 1 to {MAX_MACHINES} machines")));

@@ -19,6 +19,8 @@
 //! At its start the service looks at each row's run: one that lives is adopted, one that has ended
 //! is recorded, and all others go through step 2 again.
 //!
+//! Runs that follow a machine (`protect_live`) have no occurrence: the tick queues one where none waits or works.
+//!
 //! Only the thread of the [`Dispatcher`] starts runs and records their ends. All other threads add
 //! rows or mark them cancelled.
 
@@ -29,6 +31,9 @@ mod dispatcher;
 mod ended;
 mod job;
 mod pattern;
+mod protect_live;
+#[cfg(test)]
+mod protect_live_tests;
 pub(crate) mod queue;
 mod rows;
 mod rules;
@@ -43,6 +48,7 @@ pub(crate) use dispatcher::Dispatcher;
 pub(crate) use ended::copy_failures;
 pub(crate) use job::{Job, JobKind};
 pub(crate) use pattern::{MachineNames, any_matches};
+pub(crate) use protect_live::protect_live;
 pub(crate) use queue::{NewRun, Queue};
 pub(crate) use rows::{QueueRow, RowState};
 pub(crate) use schedule::{Known, due_between, preview};

@@ -27,6 +27,8 @@ pub(crate) struct MachineNames {
     pub(crate) display_name: Option<String>,
     /// libvirt's name for it, where that is another one.
     pub(crate) domain: Option<String>,
+    /// The newest session that follows it while it runs elsewhere; for jobs of kind protect-live.
+    pub(crate) session: Option<String>,
 }
 
 impl MachineNames {
@@ -118,6 +120,7 @@ mod tests {
             machine: "vm17".to_owned(),
             display_name: Some("Web Server 01 (Köln)".to_owned()),
             domain: Some("WEB 1".to_owned()),
+            session: None,
         };
         for text in
             ["vm17", "vm*", "Web*", "web server ?? (KÖLN)", "*köln*", "*ko\u{308}ln*", "*", "web 1"]

@@ -8,6 +8,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_runs::{Failure, RunId, RunsFolder};
 use parking_lot::{Condvar, Mutex};
 
+use super::protect_live::{follow, leave_alone};
 use super::rows::{self, QueueRow, RowState, is_missing};
 use crate::arguments::Options;
 use crate::clock::now_ms;
@@ -136,11 +137,30 @@ impl Queue {
         }
     }
 
-    /// Cancels a run: one that waits is recorded as cancelled, one that runs is asked to end.
+    /// Cancels a run: one that waits is recorded as cancelled, one that runs is asked to end. A machine that it followed for a
+    /// job is left alone until the job is started or changed.
     ///
     /// # Errors
     /// `NotFound` if there is no such run, or if it has ended.
     pub(crate) fn cancel(&self, id: &RunId) -> Result<()> {
+        let rows = self.database.queue_rows()?;
+        let Some(row) = rows.iter().find(|row| row.run == id.as_str() && row.is_kept()) else {
+            return self.end(id);
+        };
+        // Before the end: the next step would start it again.
+        self.database.change(|sql| leave_alone(sql, row))?;
+        let ended = self.end(id);
+        if ended.is_err() {
+            self.database.change(|sql| follow(sql, row))?;
+        }
+        ended
+    }
+
+    /// The same, and a job may start it again.
+    ///
+    /// # Errors
+    /// As [`Queue::cancel`].
+    pub(super) fn end(&self, id: &RunId) -> Result<()> {
         if self.database.move_row(id.as_str(), RowState::Waiting, RowState::Cancelled)? {
             self.tell(None);
             return Ok(());

@@ -19,7 +19,7 @@ enum Class {
     Copy,
     /// Beside everything.
     Reader,
-    /// Recoveries: they start at once, and do not count.
+    /// Recoveries, and runs that follow a machine: they start at once, and do not count.
     Recovery,
 }
 
@@ -35,7 +35,7 @@ impl Class {
                 Class::Writer { beside_backups: false }
             }
             "boot" | "mount" | "publish" | "restore" | "seal" | "unpublish" | "recover"
-            | "move" | "attach" | "detach" | "files" => Class::Recovery,
+            | "move" | "attach" | "detach" | "files" | "protect-live" => Class::Recovery,
             _ if kind.starts_with("serve") => Class::Recovery,
             _ => Class::Reader,
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hypervisors::libvirt::all_domains;
 use coldrise_hypervisors::virsh::Virsh;
+use coldrise_runs::RunId;
 use coldrise_schedule::{Calendar, Occurrences, occurrences};
 use coldrise_store::{DisplayName, MachineName};
 use jiff::Timestamp;
@@ -21,6 +22,7 @@ use rusqlite::params;
 use super::commands::KnownBy;
 use super::job::Job;
 use super::pattern::MachineNames;
+use super::protect_live::SEAL;
 use super::queue::{NewRun, Queue};
 use super::rows;
 use super::rules::JobLimits;
@@ -46,6 +48,12 @@ pub(crate) trait Known {
     /// # Errors
     /// `NotFound` if there is no such host; errors of the connection.
     fn domains_on(&self, host: &str) -> Result<Vec<String>>;
+
+    /// The machines that sessions follow, each with its session.
+    ///
+    /// # Errors
+    /// Errors of the repository.
+    fn followed(&self) -> Result<Vec<MachineNames>>;
 }
 
 /// Domains, each under the name of its machine. `stored` are the machines that have points;
@@ -181,7 +189,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Queues the runs of all jobs that are due. Of occurrences that were missed, one is made
+    /// Keeps the runs of jobs of kind protect-live running, and queues the runs of all jobs that are due. Of occurrences that were missed, one is made
     /// up for. `known` gives the names of the machines that have points.
     ///
     /// # Errors
@@ -189,7 +197,7 @@ impl Queue {
     pub(super) fn tick(&self, now_ms: i64, known: &dyn Known) -> Result<()> {
         let jobs = self.database.jobs()?;
         let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
-        let mut failed = None;
+        let mut failed = self.keep_running(&jobs, now_ms).err();
         for stored in jobs.iter().filter(is_due) {
             if let Err(error) = self.queue_occurrence(stored, now_ms, known) {
                 tracing::error!("job {}: {}", stored.job.name, error.full_message());
@@ -232,6 +240,7 @@ impl Queue {
         let known = match job.known_by() {
             KnownBy::Nobody => Vec::new(),
             KnownBy::Repository => known.machines()?,
+            KnownBy::Sessions => known.followed()?,
             KnownBy::Libvirt => {
                 let jobs = self.database.jobs()?;
                 let is_elsewhere = |domain: &str| {
@@ -252,7 +261,7 @@ impl Queue {
         Ok(runs
             .chain(unreachable.into_iter().map(check))
             .map(|(machine, arguments)| NewRun {
-                kind: job.kind.word().to_owned(),
+                kind: if job.protects_live() { SEAL } else { job.kind.word() }.to_owned(),
                 machine,
                 arguments,
                 requested_by: requested_by.map(str::to_owned),
@@ -262,7 +271,8 @@ impl Queue {
             .collect())
     }
 
-    /// Queues the runs of a job now, for the machines that `is_wanted` accepts.
+    /// Queues the runs of a job now, for the machines that `is_wanted` accepts. One of kind protect-live makes a restore
+    /// point of each machine that is followed; the others are followed again.
     ///
     /// # Errors
     /// `NotFound` if there is no such job, or no machine for it; errors of the database and of
@@ -273,12 +283,18 @@ impl Queue {
         requested_by: &str,
         is_wanted: &dyn Fn(&str) -> bool,
         known: &dyn Known,
-    ) -> Result<Vec<coldrise_runs::RunId>> {
-        let job = self.database.job(name)?.job;
-        let found = self.rows_of(&job, Some(requested_by), crate::clock::now_ms(), known)?;
+    ) -> Result<Vec<RunId>> {
+        let (job, now_ms) = (self.database.job(name)?.job, crate::clock::now_ms());
+        let again = match job.protects_live() {
+            true => self.follow_again(&job, requested_by, is_wanted, now_ms)?,
+            false => Vec::new(),
+        };
+        let (again, mut runs): (Vec<String>, Vec<RunId>) = again.into_iter().unzip();
+        let found = self.rows_of(&job, Some(requested_by), now_ms, known)?;
         let wanted = found
             .into_iter()
             .filter(|row| row.machine.as_deref().is_none_or(is_wanted))
+            .filter(|row| row.machine.as_ref().is_none_or(|machine| !again.contains(machine)))
             .map(|row| NewRun {
                 kind: row.kind,
                 machine: row.machine,
@@ -287,11 +303,15 @@ impl Queue {
                 job: row.job,
             })
             .collect::<Vec<_>>();
+        if wanted.is_empty() && !runs.is_empty() {
+            return Ok(runs);
+        }
         if wanted.is_empty() {
             let text = format!("job {name}: no machine of this job is chosen, or has points");
             return Err(Error::new(ErrorKind::NotFound, text));
         }
-        self.enqueue_all(wanted)
+        runs.extend(self.enqueue_all(wanted)?);
+        Ok(runs)
     }
 
     /// When a job or a row is due next.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::job::{Job, JobKind};
 use super::pattern::{JobPattern, MachineNames, any_matches};
+use super::protect_live::forget_left_alone;
 use super::{rows, schedule};
 use crate::database::{Database, SqlResult};
 
@@ -181,6 +182,7 @@ impl Database {
             if !job.enabled {
                 rows::cancel_job(sql, &job.name)?;
             }
+            forget_left_alone(sql, &job.name)?;
             sql.execute(
                 "UPDATE jobs SET document = ?2, next_due_ms = ?3 WHERE name = ?1",
                 params![job.name, document, next_ms],
@@ -189,14 +191,15 @@ impl Database {
         if changed == 0 { Err(no_job(&job.name)) } else { Ok(()) }
     }
 
-    /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started continue, and the
-    /// history of runs stays.
+    /// Removes a job and its outcomes, and cancels its waiting runs. Runs that were started continue, but for those
+    /// that follow a machine, and the history of runs stays.
     ///
     /// # Errors
     /// `NotFound`.
     pub(crate) fn remove_job(&self, name: &str) -> Result<()> {
         let removed = self.change(|sql| {
             rows::cancel_job(sql, name)?;
+            forget_left_alone(sql, name)?;
             sql.execute("DELETE FROM outcomes WHERE job = ?1", [name])?;
             sql.execute("DELETE FROM jobs WHERE name = ?1", [name])
         })?;
@@ -219,7 +222,7 @@ impl Job {
     /// Whether this job backs up a machine by itself.
     pub(crate) fn covers(&self, names: &MachineNames) -> bool {
         self.enabled
-            && self.kind == JobKind::Backup
+            && matches!(self.kind, JobKind::Backup | JobKind::ProtectLive)
             && (any_matches(&self.machines, names) || self.stores(&names.machine))
     }
 

@@ -24,17 +24,17 @@ use crate::arguments::Arguments;
 use crate::database::Database;
 use crate::events::Events;
 
-const HOUR_MS: i64 = 3_600_000;
-const DAY_MS: i64 = 24 * HOUR_MS;
+pub(super) const HOUR_MS: i64 = 3_600_000;
+pub(super) const DAY_MS: i64 = 24 * HOUR_MS;
 /// A Monday, 2026-11-23T00:00:00Z.
-const START_MS: i64 = 1_795_392_000_000;
+pub(super) const START_MS: i64 = 1_795_392_000_000;
 
-struct Fixture {
-    folder: tempfile::TempDir,
-    queue: Arc<Queue>,
+pub(super) struct Fixture {
+    pub(super) folder: tempfile::TempDir,
+    pub(super) queue: Arc<Queue>,
 }
 
-fn fixture() -> Fixture {
+pub(super) fn fixture() -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().to_str().unwrap();
     let words = ["coldrised", "--state", state, "--repo", "/nowhere"];
@@ -44,7 +44,7 @@ fn fixture() -> Fixture {
     Fixture { folder, queue: Arc::new(queue) }
 }
 
-fn job(text: &str) -> Job {
+pub(super) fn job(text: &str) -> Job {
     let job: Job = serde_json::from_str(text).unwrap();
     job.check().unwrap();
     job
@@ -55,7 +55,7 @@ fn backup_job() -> Job {
         "disks":{"vda":"raw:/srv/{machine}-{disk}.img"},"schedule":["hourly UTC"]}"#)
 }
 
-fn row(run: &str, kind: &str, machine: &str, state: RowState) -> QueueRow {
+pub(super) fn row(run: &str, kind: &str, machine: &str, state: RowState) -> QueueRow {
     QueueRow {
         run: run.into(),
         kind: kind.into(),
@@ -79,7 +79,7 @@ fn started(rows: &[QueueRow], max: usize, limits: JobLimits) -> Vec<String> {
 const FREE: JobLimits = JobLimits { parallel: None, is_open: true };
 
 /// No machine has a point, and no host a machine.
-struct Nothing;
+pub(super) struct Nothing;
 
 impl schedule::Known for Nothing {
     fn machines(&self) -> Result<Vec<MachineNames>> {
@@ -88,6 +88,10 @@ impl schedule::Known for Nothing {
 
     fn domains_on(&self, _host: &str) -> Result<Vec<String>> {
         Ok(Vec::new())
+    }
+
+    fn followed(&self) -> Result<Vec<MachineNames>> {
+        Ok(vec![MachineNames { session: Some("web01-1".into()), ..MachineNames::of("web01") }])
     }
 }
 
@@ -250,13 +254,13 @@ fn a_jump_of_the_clock_is_noticed() {
 }
 
 /// A dispatcher whose processes end at once.
-fn failing(queue: &Arc<Queue>) -> Dispatcher {
+pub(super) fn failing(queue: &Arc<Queue>) -> Dispatcher {
     let starter = Starter::Detached(PathBuf::from("/bin/false"));
     Dispatcher::new(Arc::clone(queue), starter, Box::new(Nothing))
 }
 
 /// Steps until the queue has `count` rows that were started, or panics.
-fn step_until(
+pub(super) fn step_until(
     queue: &Queue,
     dispatcher: &mut Dispatcher,
     wall_ms: i64,

@@ -28,6 +28,8 @@ pub(crate) enum Topic {
     Uncovered,
     /// Copies of a machine in another repository are further behind than their limit.
     Copies,
+    /// A machine that a job follows while it runs elsewhere is behind its limit, or no process follows it.
+    Lag,
     /// The host of a recovered machine cannot be reached.
     Host,
     /// A test of a target.

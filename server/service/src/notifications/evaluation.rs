@@ -11,8 +11,8 @@ use super::condition::{Condition, Severity, Topic};
 use super::message::{Message, Occasion};
 use super::space::{self, Drive};
 use super::{
-    Figures, copy_conditions, ended_runs, found_damage, host_conditions, job_conditions, outbox,
-    service_folder, settings,
+    Figures, copy_conditions, ended_runs, found_damage, host_conditions, job_conditions,
+    lag_conditions, outbox, service_folder, settings,
 };
 use crate::clock::now_ms;
 use crate::events::What;
@@ -68,7 +68,7 @@ fn is_reason(what: &What) -> bool {
 struct Findings {
     conditions: Vec<Condition>,
     unknown: Vec<Topic>,
-    /// Keys of alarms that stay as they are: their job is being tried again.
+    /// Keys of alarms that stay as they are: their job is being tried again, or nothing is known now.
     undecided: Vec<String>,
 }
 
@@ -103,6 +103,16 @@ fn evaluate_once(service: &Service) -> Result<()> {
             findings.conditions.extend(copy_conditions::read(database, &targets, &machines, now)?);
         }
         None => findings.unknown.push(Topic::Copies),
+    }
+    match lag_conditions::read(service, now) {
+        Ok((conditions, undecided)) => {
+            findings.conditions.extend(conditions);
+            findings.undecided.extend(undecided);
+        }
+        Err(error) => {
+            tracing::warn!("machines that jobs follow: {}", error.full_message());
+            findings.unknown.push(Topic::Lag);
+        }
     }
     match host_conditions::read(&service.runs, now) {
         Ok(conditions) => findings.conditions.extend(conditions),

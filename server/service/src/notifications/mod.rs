@@ -22,6 +22,7 @@ mod found_damage;
 mod host;
 mod host_conditions;
 mod job_conditions;
+mod lag_conditions;
 mod mail;
 mod message;
 mod outbox;
@@ -32,6 +33,7 @@ mod space;
 pub(crate) mod targets;
 mod webhook;
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -54,6 +56,8 @@ pub(crate) struct Messenger {
     unstored: Mutex<Option<Alarm>>,
     /// Since when the repository is away; `None` while it is there.
     away_since: Mutex<Option<Instant>>,
+    /// What was found of machines that jobs follow, by the keys of their alarms.
+    followed: Mutex<HashMap<String, lag_conditions::Looked>>,
 }
 
 /// The state at the last evaluation.

@@ -26,13 +26,32 @@ pub(crate) struct Stack {
 pub(crate) struct LayeredDisk {
     size_bytes: u64,
     is_read_only: bool,
+    /// Whether a write fails for lack of space, instead of taking the space of time marks.
+    keeps_marks: bool,
     /// Every request shares it. A seal, which swaps the top, and a rebase lock it exclusively.
     stack: RwLock<Stack>,
 }
 
 impl LayeredDisk {
     pub(crate) fn new(size_bytes: u64, is_read_only: bool, stack: Stack) -> Self {
-        LayeredDisk { size_bytes, is_read_only, stack: RwLock::new(stack) }
+        LayeredDisk { size_bytes, is_read_only, keeps_marks: false, stack: RwLock::new(stack) }
+    }
+
+    /// A disk that no guest writes, so that a write need not succeed: time marks are kept.
+    pub(crate) fn keeping_marks(self, keeps_marks: bool) -> Self {
+        LayeredDisk { keeps_marks, ..self }
+    }
+
+    /// Repeats a write for which there is no space without the space of time marks: the guest's writes
+    /// come first.
+    fn retry_without_marks(&self, layer: &Layer, write: impl Fn() -> Result<()>) -> Result<()> {
+        match write() {
+            Err(error) if error.kind() == ErrorKind::NoSpace && !self.keeps_marks => {
+                let is_freed = layer.remove_all_time_marks().unwrap_or(false);
+                if is_freed { write() } else { Err(error) }
+            }
+            written => written,
+        }
     }
 
     /// Blocks all requests until the guard is dropped.
@@ -78,7 +97,7 @@ impl LayeredDisk {
     /// Captures the part of a write that lies in one stripe.
     fn write_in_stripe(&self, stack: &Stack, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let layer = top(stack)?;
-        retry_without_marks(layer, || self.capture_in_stripe(stack, bytes, offset_bytes))
+        self.retry_without_marks(layer, || self.capture_in_stripe(stack, bytes, offset_bytes))
     }
 
     fn capture_in_stripe(&self, stack: &Stack, bytes: &[u8], offset_bytes: u64) -> Result<()> {
@@ -111,18 +130,6 @@ impl LayeredDisk {
         let context = &mut ReadContext::new(Waiting::Allowed);
         let (level, out) = (stack.layers.len(), &mut out[..inside]);
         read_through(stack, level, out, offset_bytes, Stripe::Held, context)
-    }
-}
-
-/// Repeats a write for which there is no space without the space of time marks: the guest's writes
-/// come first.
-fn retry_without_marks(layer: &Layer, write: impl Fn() -> Result<()>) -> Result<()> {
-    match write() {
-        Err(error) if error.kind() == ErrorKind::NoSpace => {
-            let is_freed = layer.remove_all_time_marks().unwrap_or(false);
-            if is_freed { write() } else { Err(error) }
-        }
-        written => written,
     }
 }
 
@@ -308,7 +315,7 @@ impl Disk for LayeredDisk {
         let first = first_whole / BLOCK_SIZE_BYTES;
         let layer = top(&stack)?;
         let count = end_whole / BLOCK_SIZE_BYTES - first;
-        retry_without_marks(layer, || layer.capture_zeroes(first, count))
+        self.retry_without_marks(layer, || layer.capture_zeroes(first, count))
     }
 
     fn trim(&self, offset_bytes: u64, length_bytes: u64) -> Result<()> {
@@ -326,7 +333,7 @@ impl Disk for LayeredDisk {
         }
         let stack = self.stack.read();
         let layer = top(&stack)?;
-        retry_without_marks(layer, || layer.capture_zeroes(first, last - first))
+        self.retry_without_marks(layer, || layer.capture_zeroes(first, last - first))
     }
 
     fn flush(&self) -> Result<()> {

@@ -146,6 +146,8 @@ pub(crate) struct TimeMark {
     /// Nanoseconds since 1970-01-01T00:00:00Z. The disks of a session have the same time in their
     /// cells of one mark.
     pub(crate) time_ns: u64,
+    /// How the state came here, for the session; 0 if clients wrote it.
+    pub(crate) round: u64,
 }
 
 /// The marks with sequence numbers from `first` to `last` have ended. A cell of kind `TimeMark`
@@ -157,15 +159,15 @@ pub(crate) struct RemovedMarks {
 }
 
 impl TimeMark {
-    /// The block number and the payload of its cell: zero (8), the time (8).
-    pub(crate) fn cell(time_ns: u64) -> (u64, [u8; 16]) {
-        (0, pair(0, time_ns))
+    /// The block number and the payload of its cell: the round (8), the time (8).
+    pub(crate) fn cell(round: u64, time_ns: u64) -> (u64, [u8; 16]) {
+        (0, pair(round, time_ns))
     }
 
     pub(crate) fn of_cell(cell: &Record) -> Option<TimeMark> {
         let is_mark = cell.kind == RecordKind::TimeMark && cell.block == 0;
-        let time_ns = u64::from_le_bytes(array(&cell.payload[8..]));
-        is_mark.then_some(TimeMark { sequence: cell.sequence, time_ns })
+        let (round, time_ns) = numbers(cell);
+        is_mark.then_some(TimeMark { sequence: cell.sequence, time_ns, round })
     }
 }
 
@@ -177,10 +179,15 @@ impl RemovedMarks {
 
     pub(crate) fn of_cell(cell: &Record) -> Option<RemovedMarks> {
         let is_removal = cell.kind == RecordKind::TimeMark && cell.block == 1;
-        let (first, last) = cell.payload.split_at(8);
-        let numbers = (u64::from_le_bytes(array(first)), u64::from_le_bytes(array(last)));
-        is_removal.then_some(RemovedMarks { first: numbers.0, last: numbers.1 })
+        let (first, last) = numbers(cell);
+        is_removal.then_some(RemovedMarks { first, last })
     }
+}
+
+/// The payload of a cell that has two numbers.
+fn numbers(cell: &Record) -> (u64, u64) {
+    let (first, second) = cell.payload.split_at(8);
+    (u64::from_le_bytes(array(first)), u64::from_le_bytes(array(second)))
 }
 
 fn pair(first: u64, second: u64) -> [u8; 16] {

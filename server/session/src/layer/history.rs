@@ -57,6 +57,7 @@ struct Kept {
 
 struct Marked {
     time_ns: u64,
+    round: u64,
     kept: Vec<Kept>,
 }
 
@@ -114,7 +115,7 @@ impl History {
     ) -> History {
         let mut state = State::default();
         for mark in marks {
-            let marked = Marked { time_ns: mark.time_ns, kept: Vec::new() };
+            let marked = Marked { time_ns: mark.time_ns, round: mark.round, kept: Vec::new() };
             state.marks.insert(mark.sequence, marked);
         }
         let newest = state.marks.keys().next_back().copied().unwrap_or(0);
@@ -183,7 +184,7 @@ impl History {
     pub(crate) fn add(&self, mark: TimeMark, next: u64) {
         self.count_own();
         self.marked.store(next - self.own.load(Ordering::Relaxed), Ordering::Relaxed);
-        let marked = Marked { time_ns: mark.time_ns, kept: Vec::new() };
+        let marked = Marked { time_ns: mark.time_ns, round: mark.round, kept: Vec::new() };
         self.state.lock().marks.insert(mark.sequence, marked);
         self.newest.store(mark.sequence, Ordering::Relaxed);
     }
@@ -212,6 +213,7 @@ impl History {
         let mark = |(sequence, marked): (&u64, &Marked)| TimeMark {
             sequence: *sequence,
             time_ns: marked.time_ns,
+            round: marked.round,
         };
         state.marks.iter().map(mark).collect()
     }

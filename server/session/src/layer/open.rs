@@ -293,6 +293,23 @@ impl Layer {
 }
 
 impl LayerFile {
+    /// The same file, open for reading, with an empty map.
+    pub(super) fn reopened(&self, keys: LayerKeys) -> Result<LayerFile> {
+        let file = File::open(&self.path).context(|| missing(&self.path))?;
+        let slots = segments_in(length_of(&file, &self.path)?) * SLOTS_PER_SEGMENT;
+        Ok(LayerFile {
+            windows: Windows::new(&file, max_slots(self.blocks()).max(slots), false)?,
+            file: Arc::new(file),
+            unopened: None,
+            path: self.path.clone(),
+            keys,
+            map: BlockMap::private(self.blocks())?,
+            writer: None,
+            generation: self.generation,
+            marks: Vec::new(),
+        })
+    }
+
     /// Fills the map of a layer that no process writes.
     fn look(&mut self, slots: u32, least_sequence: u64) -> Result<()> {
         let mark = Mark::read(&self.file, &self.path, self.keys.marks())?;

@@ -135,6 +135,30 @@ impl LayerFile {
         Ok((blocks, blocks * BLOCK_SIZE_BYTES))
     }
 
+    /// Authenticates the block in a slot that its block's newest record may not name any more.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged.
+    pub(crate) fn check_slot(&self, slot: u32) -> Result<()> {
+        let (mut stored, mut out) = ([0; BLOCK], [0; BLOCK]);
+        self.read_file(&mut stored, slot_offset_bytes(slot))?;
+        let record = self.windows.load_record(&self.file, slot)?;
+        let opened = self.keys.open_record(RecordPlace::of_slot(slot), &record);
+        let is_sound = opened.is_some_and(|(record, nonce)| {
+            self.keys.open_block(nonce, &record.payload, &stored, &mut out)
+        });
+        match is_sound {
+            true => Ok(()),
+            false => {
+                let message = format!(
+                    "slot {slot} of {}, which time marks need, is damaged",
+                    self.path.display()
+                );
+                Err(Error::new(ErrorKind::Corrupt, message))
+            }
+        }
+    }
+
     fn open_slot(&self, block: u64, slot: u32, stored: &[u8], out: &mut [u8]) -> Result<bool> {
         let record = self.windows.load_record(&self.file, slot)?;
         Ok(match self.keys.open_record(RecordPlace::of_slot(slot), &record) {

@@ -107,6 +107,16 @@ impl LayerFile {
         }
     }
 
+    /// As [`LayerFile::flush`]. The time marks so far count after a crash: otherwise a later flush would show that this one
+    /// has succeeded.
+    pub(crate) fn flush_time_marks(&self) -> Result<()> {
+        self.flush()?;
+        if self.write_mark(self.writer()?, Duration::ZERO) {
+            self.file.sync_data().context(|| format!("syncing {}", self.path.display()))?;
+        }
+        Ok(())
+    }
+
     fn stop_after_failed_sync(&self, writer: &Writer, error: &Error) {
         writer.poison.set();
         tracing::error!(layer = %self.path.display(), error = %error.full_message(), "a sync failed: the session takes no more writes");
@@ -134,15 +144,15 @@ impl LayerFile {
         writer.slots.release(free);
         writer.slots.supersede(&later);
         writer.sync.marking.lock().waiting = Some((facts, 2));
-        self.write_mark(writer);
+        self.write_mark(writer, MARK_INTERVAL);
         Ok(())
     }
 
-    /// Writes a mark of the durable content if the last mark is old enough. Damage to that content
+    /// Writes a mark of the durable content if the last mark has at least this age. Damage to that content
     /// can then be distinguished from interrupted writes. Returns true if it wrote one.
-    fn write_mark(&self, writer: &Writer) -> bool {
+    fn write_mark(&self, writer: &Writer, least_age: Duration) -> bool {
         let mut marking = writer.sync.marking.lock();
-        if marking.at.elapsed() < MARK_INTERVAL {
+        if marking.at.elapsed() < least_age {
             return false;
         }
         let Some((facts, places)) = marking.waiting.take() else { return false };
@@ -239,7 +249,7 @@ fn look_ahead(layer: &LayerFile) {
             last_flush = Instant::now();
         }
         // No flush is running, so no later sync makes the mark durable.
-        if layer.write_mark(writer) {
+        if layer.write_mark(writer, MARK_INTERVAL) {
             if let Err(error) = layer.file.sync_data() {
                 layer.stop_after_failed_sync(writer, &Error::io("syncing a layer's mark", error));
             }

@@ -46,7 +46,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn mark(layer: &Layer, time_ns: u64) {
     layer.reserve_time_marks().unwrap();
     let paused = layer.pause_writes().unwrap();
-    layer.add_time_mark(&paused, time_ns).unwrap();
+    layer.add_time_mark(&paused, time_ns, time_ns << 7).unwrap();
 }
 
 fn removed(layer: &Layer, from: u8, to: u8) -> Option<RemovedMarks> {

@@ -5,7 +5,11 @@ use std::sync::atomic::Ordering;
 use coldrise_block::{BLOCK_SIZE_BYTES, Result};
 use parking_lot::RwLockWriteGuard;
 
-use super::format::{RecordKind, RemovedMarks, TimeMark};
+use super::format::{RecordKind, RemovedMarks, SLOTS_PER_SEGMENT, TimeMark, segments_in};
+use super::keys::LayerKeys;
+use super::mark::Mark;
+use super::open::length_of;
+use super::recovery::{self, RecoveryFacts};
 use super::{LayerFile, Writer};
 
 /// Keeps all writes of a layer waiting. None is unfinished.
@@ -38,15 +42,20 @@ impl LayerFile {
 
     /// Adds a mark: the disk's present content, under this time. It counts after a crash once a sync
     /// has covered it.
-    pub(crate) fn add_time_mark(&self, _paused: &PausedWrites<'_>, time_ns: u64) -> Result<()> {
+    pub(crate) fn add_time_mark(
+        &self,
+        _paused: &PausedWrites<'_>,
+        time_ns: u64,
+        round: u64,
+    ) -> Result<()> {
         let writer = self.writer()?;
         writer.poison.check()?;
-        let (block, payload) = TimeMark::cell(time_ns);
+        let (block, payload) = TimeMark::cell(round, time_ns);
         let sequence = self.store_cell(writer, RecordKind::TimeMark, block, payload)?;
         // From here on a rewrite of an older block takes another slot.
         writer.covered_sequence.fetch_max(sequence, Ordering::SeqCst);
         let next = writer.next_sequence.load(Ordering::SeqCst);
-        writer.history.add(TimeMark { sequence, time_ns }, next);
+        writer.history.add(TimeMark { sequence, time_ns, round }, next);
         Ok(())
     }
 
@@ -79,6 +88,24 @@ impl LayerFile {
             Some(writer) => writer.history.marks(),
             None => self.marks.clone(),
         }
+    }
+
+    /// The slots that only marks need, in a layer that was opened for reading: read again from its records.
+    ///
+    /// # Errors
+    /// `Corrupt` if a record is damaged.
+    pub(crate) fn slots_of_marks(&self, keys: LayerKeys) -> Result<Vec<u32>> {
+        if self.marks.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The file of a sealed layer is closed, except during a read.
+        let layer = self.reopened(keys)?;
+        let mark = Mark::read(&layer.file, &layer.path, layer.keys.marks())?;
+        let known = RecoveryFacts { rebuilds_history: true, ..RecoveryFacts::of_mark(&mark) };
+        let slots = segments_in(length_of(&layer.file, &layer.path)?) * SLOTS_PER_SEGMENT;
+        let mut found = recovery::scan(&layer, slots, &known)?;
+        let highest_sequence = found.highest_sequence;
+        Ok(found.history(&layer, highest_sequence).slots())
     }
 
     /// Bytes of all blocks so far that were kept for marks when they were captured again.

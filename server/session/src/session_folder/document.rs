@@ -67,6 +67,9 @@ pub struct SessionDocument {
     /// lives as long as its command: they make none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) marks: Option<MarkRules>,
+    /// Where the machine runs whose disks the session follows. Only the process that follows them writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
     /// The last points that show marks, by the time of the mark.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mark_points: Vec<(u64, PointName)>,

@@ -12,6 +12,8 @@
 
 pub(crate) mod control;
 pub(crate) mod folded_disks;
+pub(crate) mod follow;
+pub(crate) mod listed;
 pub(crate) mod marks;
 pub(crate) mod owned;
 pub(crate) mod parts;

@@ -65,7 +65,8 @@ pub fn publish_incoming(
     match Catalog::new(repository).confirm(point) {
         Ok(arrived) => publish_with_files(repository, &arrived, name, arrange),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            publish_subject(repository, point, Some(incoming), name, None, arrange)
+            let how = How { incoming: Some(incoming), ..How::default() };
+            publish_subject(repository, point, name, how, arrange)
         }
         Err(error) => Err(error),
     }
@@ -79,18 +80,43 @@ pub(crate) fn publish_bounded(
     limit: Option<u64>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    publish_subject(repository, point, None, name, limit, arrange)
+    let how = How { limit, ..How::default() };
+    publish_subject(repository, point, name, how, arrange)
 }
 
-/// Publishes a point of the catalog, or one that is `incoming`.
+/// Like [`publish`], as a session that follows the machine at `source`.
+pub(crate) fn publish_following(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    name: Option<SessionName>,
+    source: &str,
+    rules: MarkRules,
+) -> Result<SessionDocument> {
+    let how = How { follows: Some((source, rules)), ..How::default() };
+    publish_subject(repository, point, name, how, |_, files| Ok(files))
+}
+
+/// What distinguishes sessions when they are published.
+#[derive(Default)]
+struct How<'a> {
+    /// The point is on its way here.
+    incoming: Option<&'a IncomingPoint>,
+    /// The most that each disk captures, in bytes.
+    limit: Option<u64>,
+    /// Where the machine is that the session follows, and which of its marks are kept.
+    follows: Option<(&'a str, MarkRules)>,
+}
+
+/// Publishes a point of the catalog, or one that is incoming.
 fn publish_subject(
     repository: &Arc<Repository>,
     point: &PointDocument,
-    incoming: Option<&IncomingPoint>,
     name: Option<SessionName>,
-    limit: Option<u64>,
+    how: How<'_>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
+    let How { incoming, limit, follows } = how;
+    let (follows, rules) = follows.unzip();
     let carried = match incoming {
         Some(incoming) if incoming.point.files.is_empty() => CarriedFiles::default(),
         Some(incoming) => CarriedFiles::decode(&incoming.point.files)?,
@@ -157,7 +183,8 @@ fn publish_subject(
         files: Some(SessionFiles::default()),
         sealed,
         // A session that is bounded lives as long as its command.
-        marks: limit.is_none().then(MarkRules::default),
+        marks: limit.is_none().then(|| rules.unwrap_or_default()),
+        follows: follows.map(str::to_owned),
         mark_points: Vec::new(),
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
         incoming_created_at_ms: incoming.map(|_| point.created_at_ms),

@@ -29,6 +29,7 @@ use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control;
+use crate::sessions::follow::newest;
 use crate::sessions::marks::{SessionMark, check_there, choose, marks_in_layers, session_marks};
 use crate::sessions::seal_report::SealReport;
 
@@ -42,12 +43,17 @@ const MARK_PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// `NotFound`; `Busy` if the process that holds the session did not begin the commit within
 /// `patience`: then this seal never happens; `Corrupt` if the file of a layer is missing or damaged.
+/// A session that follows a machine is sealed as of its newest mark: `NotFound` if it has none.
 pub fn seal(
     repository: &Arc<Repository>,
     name: &SessionName,
     patience: Duration,
 ) -> Result<SealReport> {
-    seal_mark(repository, name, None, patience)
+    if SessionDocument::of(repository, name)?.follows.is_none() {
+        return seal_mark(repository, name, None, patience);
+    }
+    let marks = session_marks(repository, name)?.marks;
+    seal_once(repository, name, newest(&marks, name)?, patience)
 }
 
 /// Seals a session as it was at the mark that `time` means. A point that shows this mark already is
@@ -62,7 +68,15 @@ pub fn seal_at(
     patience: Duration,
 ) -> Result<SealReport> {
     let marks = session_marks(repository, name)?;
-    let mark = choose(&marks.marks, time, name)?;
+    seal_once(repository, name, choose(&marks.marks, time, name)?, patience)
+}
+
+fn seal_once(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    mark: &SessionMark,
+    patience: Duration,
+) -> Result<SealReport> {
     let known = SessionDocument::of(repository, name)?.point_of_mark(mark.time_ns);
     if let Some((machine, point)) = known {
         let selector = PointSelector::Exact(point);

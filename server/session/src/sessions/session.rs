@@ -3,7 +3,6 @@
 mod rebase;
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use coldrise_block::{Context, Disk, Error, ErrorKind, Result, remove_if_present};
@@ -16,24 +15,35 @@ use crate::client_files::{ClientFiles, FilesFolder, SkippedFile, carry};
 use crate::disks::layered_disk::{LayeredDisk, Stack};
 use crate::disks::point_disk::sealed_layers;
 use crate::incoming::{check_arrived, finish_arrival, session_base};
-use crate::layer::{Layer, LayerKeys, Poison, SUPERBLOCK_AREA_BYTES, layer_damage};
+use crate::layer::{Layer, LayerKeys, Poison, layer_damage};
 use crate::locks::file_lock::FileLock;
-use crate::locks::owner_lock::is_abandoned;
 use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
+use crate::sessions::follow::{FollowProgress, not_served};
 use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks, check_there, marks_in};
 use crate::sessions::seal::{Sealed, check_layers, commit, commit_sealed};
 use crate::sessions::seal_report::SealReport;
+
+/// Who writes a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Clients.
+    Serve,
+    /// The process that follows a machine which runs elsewhere.
+    Follow,
+}
 
 /// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
 /// flushes, closes the layers cleanly and releases the session's lock.
 pub struct Session {
     // Fields are dropped in this order: first the sockets, then the disks, then the lock.
     keeper: MarkKeeper,
+    /// How far it follows its machine, if it follows one.
+    rounds: Option<Mutex<FollowProgress>>,
     control: Mutex<Option<ControlSocket>>,
     /// `None` if the process could not listen: it serves the session all the same.
     _activity: Option<ActivitySocket>,
@@ -58,11 +68,22 @@ impl Session {
     /// the captured blocks' records.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if another process writes the session; `Corrupt` if a layer is missing,
-    /// foreign or damaged.
+    /// `NotFound`; `Busy` if another process writes the session, or if it follows a machine; `Corrupt` if a layer is
+    /// missing, foreign or damaged.
     pub fn open(repository: &Arc<Repository>, name: &SessionName) -> Result<Arc<Session>> {
+        Session::open_for(repository, name, Use::Serve)
+    }
+
+    pub(crate) fn open_for(
+        repository: &Arc<Repository>,
+        name: &SessionName,
+        purpose: Use,
+    ) -> Result<Arc<Session>> {
         let place = SessionPaths::of(repository, name);
-        SessionDocument::of(repository, name)?;
+        let found = SessionDocument::of(repository, name)?;
+        if purpose == Use::Serve && found.follows.is_some() {
+            return Err(not_served(&found));
+        }
         let Some(writing) = lock_for_serving(&place)? else {
             return Err(Error::new(
                 ErrorKind::Busy,
@@ -86,6 +107,7 @@ impl Session {
             .iter()
             .map(|disk| {
                 let opened = open_disk(repository, &document, disk, &poison, &writing);
+                let opened = opened.map(|disk| disk.keeping_marks(purpose == Use::Follow));
                 opened.map(Arc::new).context(|| format!("session {name}, disk {}", disk.name))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -105,6 +127,7 @@ impl Session {
         let newest_ns = newest_mark(&disks);
         let session = Arc::new(Session {
             keeper: MarkKeeper::new(document.mark_rules(), newest_ns),
+            rounds: (purpose == Use::Follow).then(|| Mutex::new(FollowProgress::default())),
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
             _read_ahead: read_ahead,
@@ -214,6 +237,9 @@ impl Session {
         // The disks below read the complete point already, or move to it with the next read that needs it.
         *document = finish_arrival(&self.repository, &self.place, document.clone())?;
         check_arrived(&document)?;
+        if self.is_following() && mark.is_none() {
+            return Err(not_served(&document));
+        }
         let before = document.clone();
         check_layers(&self.repository, &before)?;
         if mark.is_some_and(|mark| mark.is_sealed(&before)) {
@@ -227,6 +253,39 @@ impl Session {
         with_new_tops(&self.repository, &before, |tops| {
             self.seal_onto(&mut document, tops, mark, may_commit)
         })
+    }
+
+    pub(crate) fn is_following(&self) -> bool {
+        self.rounds.is_some()
+    }
+
+    pub(crate) fn follow_progress(&self) -> Option<FollowProgress> {
+        self.rounds.as_ref().map(|progress| progress.lock().clone())
+    }
+
+    pub(crate) fn note_progress_of_rounds(&self, progress: FollowProgress) {
+        if let Some(rounds) = &self.rounds {
+            *rounds.lock() = progress;
+        }
+    }
+
+    /// Notes where its machine is.
+    pub(crate) fn follow_at(&self, source: &str) -> Result<()> {
+        let mut document = self.document.lock();
+        if document.follows.as_deref() == Some(source) {
+            return Ok(());
+        }
+        let _documents = FileLock::documents(&self.repository)?;
+        let mut now = SessionDocument::of(&self.repository, &document.name)?;
+        now.follows = Some(source.to_owned());
+        now.write(&self.repository, &self.place)?;
+        *document = now;
+        Ok(())
+    }
+
+    /// Makes all writes and marks durable, so that the marks count after a crash.
+    pub(crate) fn flush_time_marks(&self) -> Result<()> {
+        self.layered().filter_map(|disk| disk.top()).try_for_each(|top| top.flush_time_marks())
     }
 
     pub(super) fn keeper(&self) -> &MarkKeeper {
@@ -437,93 +496,6 @@ fn open_disk(
     layers.push(open_top(repository, disk, poison, writing).map_err(layer_damage)?);
     let base = session_base(repository, document, disk)?;
     Ok(LayeredDisk::new(disk.size_bytes, false, Stack { base, layers }))
-}
-
-/// A session as shown in a list.
-#[derive(Clone, Debug)]
-pub struct SessionState {
-    /// Its document.
-    pub document: SessionDocument,
-    /// True while a process has it open for writing.
-    pub is_served: bool,
-    /// True if it should have ended with the process that published it, which was killed.
-    pub is_abandoned: bool,
-    /// Space that its top layers take on the repository's disk, in bytes.
-    pub captured_bytes: u64,
-}
-
-/// All sessions, by name.
-///
-/// # Errors
-/// `Corrupt` if a document does not authenticate.
-pub fn sessions(repository: &Arc<Repository>) -> Result<Vec<SessionState>> {
-    let mut states = Vec::new();
-    for (place, document) in SessionDocument::readable(repository)? {
-        if !document.is_ended {
-            states.extend(state(repository, &place, document)?);
-        }
-    }
-    states.sort_by(|a, b| a.document.name.cmp(&b.document.name));
-    Ok(states)
-}
-
-/// One session.
-///
-/// # Errors
-/// `NotFound`, naming the existing sessions.
-pub fn session(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionState> {
-    let document = SessionDocument::of(repository, name)?;
-    match state(repository, &SessionPaths::of(repository, name), document)? {
-        Some(state) => Ok(state),
-        // The session ended just now: this error names the other ones.
-        None => SessionDocument::of(repository, name).and_then(|_| session(repository, name)),
-    }
-}
-
-/// Returns `None` if the session ended meanwhile.
-fn state(
-    repository: &Repository,
-    place: &SessionPaths,
-    mut document: SessionDocument,
-) -> Result<Option<SessionState>> {
-    loop {
-        match captured_bytes(repository, &document) {
-            Ok(captured_bytes) => {
-                let is_served = FileLock::is_held(&place.lock())?;
-                let is_abandoned = is_abandoned(place)?;
-                return Ok(Some(SessionState {
-                    is_served,
-                    is_abandoned,
-                    document,
-                    captured_bytes,
-                }));
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let now = SessionDocument::read(repository, place)?.filter(|now| !now.is_ended);
-                match now {
-                    None => return Ok(None),
-                    // A seal removed an empty layer.
-                    Some(now) if now != document => document = now,
-                    Some(_) => return Err(layer_damage(error)),
-                }
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-fn captured_bytes(repository: &Repository, document: &SessionDocument) -> Result<u64> {
-    let mut bytes = 0;
-    for disk in &document.disks {
-        let path = layer_path(repository, &disk.top);
-        let metadata = std::fs::metadata(&path)
-            .context(|| format!("session {}: the layer {}", document.name, path.display()))?;
-        // A layer without a segment holds no captured block.
-        if metadata.len() > SUPERBLOCK_AREA_BYTES {
-            bytes += metadata.blocks() * 512;
-        }
-    }
-    Ok(bytes)
 }
 
 impl ServedSession for Session {

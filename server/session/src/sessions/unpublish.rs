@@ -15,7 +15,8 @@ use crate::session_folder::document::SessionDocument;
 use crate::session_folder::ended::remove_remains;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::forget_old_maps;
-use crate::sessions::seal::{Sealed, check_layers, commit, idle_facts};
+use crate::sessions::follow::SEAL_PATIENCE;
+use crate::sessions::seal::{Sealed, check_layers, commit, idle_facts, seal};
 use crate::sessions::seal_report::SealReport;
 
 /// Ends a session. The writes captured since its last seal become a restore point, which is
@@ -36,6 +37,12 @@ pub fn unpublish(
             return give_up(repository, &place, name).map(|()| None);
         }
         found => found.map(|_| ())?,
+    }
+    if !discard && SessionDocument::of(repository, name)?.follows.is_some() {
+        // What comes after the newest mark is not a state of the machine.
+        drop(take(&place, name)?);
+        let sealed = seal(repository, name, SEAL_PATIENCE)?;
+        return unpublish(repository, name, true).map(|_| Some(sealed));
     }
     let writing = take(&place, name)?;
     // The session may have been sealed or ended before this process got the lock.

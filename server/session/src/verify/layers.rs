@@ -17,7 +17,7 @@ use coldrise_store::{
 use parking_lot::Mutex;
 
 use crate::disks::point_disk::sealed_layers;
-use crate::layer::Layer;
+use crate::layer::{Layer, LayerKeys};
 use crate::live_disk::check_top;
 use crate::paths::layer_path;
 use crate::points::inventory::{Inventory, check_cancel, has_ended};
@@ -241,7 +241,7 @@ impl Run<'_> {
         let references = std::slice::from_ref(reference);
         let mut damaged = DamagedBlocks::default();
         for layer in sealed_layers(self.repository, references, part.size_bytes)? {
-            damaged.append(self.look_through(&layer, share, threads)?);
+            damaged.append(self.look_through(&layer, &reference.id, share, threads)?);
         }
         Ok(damaged)
     }
@@ -258,15 +258,15 @@ impl Run<'_> {
         let mut damaged = DamagedBlocks::default();
         let checked = check_top(self.repository, &session.name, &disk.name, |layer| {
             damaged = DamagedBlocks::default();
-            damaged = self.look_through(layer, share, threads)?;
-            if damaged.ranges.is_empty() {
+            damaged = self.look_through(layer, &disk.top, share, threads)?;
+            if damaged.is_sound() {
                 Ok(())
             } else {
                 Err(Error::new(ErrorKind::Corrupt, "captured blocks are damaged"))
             }
         });
         match checked {
-            Err(error) if damaged.ranges.is_empty() => Err(error),
+            Err(error) if damaged.is_sound() => Err(error),
             _ => Ok(damaged),
         }
     }
@@ -274,6 +274,7 @@ impl Run<'_> {
     fn look_through(
         &self,
         layer: &Layer,
+        id: &LayerId,
         share: &ProgressShare<'_>,
         threads: usize,
     ) -> Result<DamagedBlocks> {
@@ -288,7 +289,30 @@ impl Run<'_> {
         found.sort_by_key(|(piece, _)| *piece);
         let mut damaged = DamagedBlocks { layers: 1, ..DamagedBlocks::default() };
         found.into_iter().for_each(|(_, of_piece)| damaged.append(of_piece));
+        self.look_at_marks(layer, id, share, &mut damaged)?;
         Ok(damaged)
+    }
+
+    /// Blocks that only time marks need. (The marks of a served session are known to its process alone.)
+    fn look_at_marks(
+        &self,
+        layer: &Layer,
+        id: &LayerId,
+        share: &ProgressShare<'_>,
+        damaged: &mut DamagedBlocks,
+    ) -> Result<()> {
+        for slot in layer.slots_of_marks(LayerKeys::of(self.repository, id))? {
+            check_cancel(self.options.cancel)?;
+            match layer.check_slot(slot) {
+                Ok(()) => share.advance(BLOCK_SIZE_BYTES),
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                    let (count, _) = damaged.of_marks.get_or_insert_with(|| (0, error.message()));
+                    *count += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn look_at(
@@ -371,6 +395,11 @@ impl LayerReport {
             }
             Some(Ok(found)) => {
                 self.layers += found.layers;
+                if let Some((blocks, reason)) = found.of_marks {
+                    let plural = if blocks == 1 { "" } else { "s" };
+                    let what = format!("{blocks} block{plural} of time marks in {layer}");
+                    self.damaged.push(CatalogDamage::new(what, reason));
+                }
                 let Some(reason) = found.first_reason else { return };
                 let blocks: u64 = found.ranges.iter().map(|range| range.end - range.start).sum();
                 let plural = if blocks == 1 { "" } else { "s" };
@@ -401,9 +430,15 @@ struct DamagedBlocks {
     ranges: Vec<Range<u64>>,
     /// The damage of the first of these blocks, and the file that has it.
     first_reason: Option<String>,
+    /// The number of damaged blocks that only time marks need, and the damage of the first.
+    of_marks: Option<(u64, String)>,
 }
 
 impl DamagedBlocks {
+    fn is_sound(&self) -> bool {
+        self.ranges.is_empty() && self.of_marks.is_none()
+    }
+
     /// Adds blocks that come after all others.
     fn push(&mut self, blocks: Range<u64>) {
         match self.ranges.last_mut() {
@@ -417,6 +452,7 @@ impl DamagedBlocks {
         self.layers += others.layers;
         others.ranges.into_iter().for_each(|blocks| self.push(blocks));
         self.first_reason = self.first_reason.take().or(others.first_reason);
+        self.of_marks = self.of_marks.take().or(others.of_marks);
     }
 }
 
@@ -448,6 +484,7 @@ mod tests {
             layers: 0,
             ranges: vec![blocks],
             first_reason: Some(why.to_owned()),
+            of_marks: None,
         };
         let mut damaged = DamagedBlocks::default();
         damaged.append(found(PIECE_BLOCKS - 1..PIECE_BLOCKS, "first"));

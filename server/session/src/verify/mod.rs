@@ -27,8 +27,8 @@ use serde::Serialize;
 use crate::points::catalog::Catalog;
 use crate::points::inventory::Inventory;
 use crate::points::read_lease::ReadLease;
+use crate::sessions::listed::session;
 use crate::sessions::seal::point_address;
-use crate::sessions::session::session;
 use recent::RecentInventory;
 
 /// The objects to verify.

@@ -113,7 +113,8 @@ fn changes(path: &Path) -> Result<Log> {
     };
     let mut block = Vec::with_capacity(BLOCK_BYTES);
     let mut changes: Option<Range<u64>> = None;
-    let mut begun: Option<Vec<u8>> = None;
+    // One buffer for all records of several pieces: the large ones are most of a log.
+    let (mut record, mut is_begun) = (Vec::new(), false);
     loop {
         block.clear();
         file.by_ref().take(BLOCK_BYTES as u64).read_to_end(&mut block).context(what)?;
@@ -123,24 +124,27 @@ fn changes(path: &Path) -> Result<Log> {
         let mut rest = &block[..];
         while let Some((kind, content)) = piece(rest) {
             rest = &rest[HEADER_BYTES + content.len()..];
-            let record = match (kind, begun.take()) {
-                (WHOLE, _) => content.to_vec(),
-                (BEGINNING, _) => {
-                    begun = Some(content.to_vec());
+            let whole = match kind {
+                WHOLE => content,
+                BEGINNING => {
+                    record.clear();
+                    record.extend_from_slice(content);
+                    is_begun = true;
                     continue;
                 }
                 // Its beginning is damaged: RocksDB skips it.
-                (_, None) => continue,
-                (kind, Some(mut record)) => {
+                _ if !is_begun => continue,
+                kind => {
                     record.extend_from_slice(content);
                     if kind != END {
-                        begun = Some(record).filter(|record| record.len() <= MAX_RECORD_BYTES);
+                        is_begun = record.len() <= MAX_RECORD_BYTES;
                         continue;
                     }
-                    record
+                    &record[..]
                 }
             };
-            let Some(of_record) = batch(&record) else { return Ok(Log::Mixed) };
+            is_begun = false;
+            let Some(of_record) = batch(whole) else { return Ok(Log::Mixed) };
             match &mut changes {
                 None => changes = Some(of_record),
                 Some(changes) if changes.end <= of_record.start => changes.end = of_record.end,
@@ -149,7 +153,7 @@ fn changes(path: &Path) -> Result<Log> {
         }
         // After damage RocksDB continues with the next block, without the record before.
         if rest.len() >= HEADER_BYTES {
-            begun = None;
+            is_begun = false;
         }
     }
 }

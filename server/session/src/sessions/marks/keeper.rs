@@ -6,17 +6,18 @@
 //! until they take less.
 
 use std::ops::ControlFlow;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
 use coldrise_store::MarkRules;
 use parking_lot::Mutex;
 
-use super::{SessionMark, SessionMarks, kept_marks, whole_marks};
+use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::sessions::follow::{Round, RoundTime};
 use crate::sessions::session::Session;
 
 /// Part of the drive that the blocks of marks may take.
@@ -34,6 +35,11 @@ const MOST_COARSE: u32 = 16;
 /// After this time with little held, intervals become shorter again.
 const RELAX_AFTER: Duration = Duration::from_secs(60);
 
+/// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
+const CLOCK_STEP: Duration = Duration::from_secs(60);
+/// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
+const GRACE: Duration = Duration::from_secs(3600);
+
 /// The marks of a session, in the process that serves it.
 pub(crate) struct MarkKeeper {
     rules: MarkRules,
@@ -44,6 +50,10 @@ pub(crate) struct MarkKeeper {
 struct State {
     /// The time of the newest mark, and when it was made by the monotonic clock.
     last: Option<(u64, Instant)>,
+    /// The clock at the last turn.
+    clock: Option<(u64, Instant)>,
+    /// No mark ends by its age until then.
+    grace_until: Option<Instant>,
     coarser: u32,
     changed: Instant,
     turns: u32,
@@ -58,6 +68,8 @@ impl MarkKeeper {
         let now = Instant::now();
         let state = State {
             last: newest_ns.map(|newest_ns| (newest_ns, now)),
+            clock: newest_ns.map(|newest_ns| (newest_ns, now)),
+            grace_until: None,
             coarser: 0,
             changed: now,
             turns: 0,
@@ -102,7 +114,41 @@ fn clock_ns() -> u64 {
     now_ms().saturating_mul(1_000_000)
 }
 
+impl State {
+    /// Looks whether the clock was set since the last look.
+    fn look_at_clock(&mut self, clock_ns: u64, now: Instant) {
+        let before = self.clock.replace((clock_ns, now));
+        let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
+        let is_set = before.is_some_and(|before| {
+            let passed_ns = next_time_ns(Some(before), 0, now);
+            clock_ns > passed_ns.saturating_add(step_ns)
+        });
+        if is_set {
+            self.grace_until = Some(now + GRACE);
+        }
+    }
+
+    fn has_grace(&self, now: Instant) -> bool {
+        self.grace_until.is_some_and(|until| now < until)
+    }
+
+    fn next_time(&self) -> RoundTime {
+        let at = Instant::now();
+        RoundTime { time_ns: next_time_ns(self.last, clock_ns(), at), at }
+    }
+}
+
 impl Session {
+    /// The time of the mark of a round whose instant is now: in a second without a mark, so that an address always means the
+    /// same state. It may be up to a second after the instant, and never before it.
+    pub(crate) fn round_time(&self) -> RoundTime {
+        let state = self.keeper().state.lock();
+        let RoundTime { time_ns, at } = state.next_time();
+        let next_second_ns =
+            state.last.map_or(0, |(last_ns, _)| (last_ns / NS_PER_SECOND + 1) * NS_PER_SECOND);
+        RoundTime { time_ns: time_ns.max(next_second_ns), at }
+    }
+
     fn mark_turn(&self) -> ControlFlow<()> {
         if self.has_stopped() {
             return ControlFlow::Break(());
@@ -114,14 +160,22 @@ impl Session {
         ControlFlow::Continue(())
     }
 
+    /// What the thread does at each interval.
+    #[cfg(test)]
+    pub(crate) fn mark_turn_now(&self) {
+        self.mark_and_remove().unwrap();
+    }
+
     fn mark_and_remove(&self) -> Result<()> {
         let turns = {
             let mut state = self.keeper().state.lock();
             state.turns = state.turns.wrapping_add(1);
+            state.look_at_clock(clock_ns(), Instant::now());
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
-        if turns % (1 << coarser.min(MOST_COARSE)) == 0 && !self.keeps_too_fast() {
+        let is_due = turns % (1 << coarser.min(MOST_COARSE)) == 0;
+        if is_due && !self.is_following() && !self.is_marked_now() && !self.keeps_too_fast() {
             self.mark()?;
         }
         let limit_bytes = self.held_limit()?;
@@ -131,6 +185,13 @@ impl Session {
             self.remove_marks(limit_bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether this second has its mark: an address names a second, and always means the same state.
+    fn is_marked_now(&self) -> bool {
+        let state = self.keeper().state.lock();
+        let second = state.next_time().time_ns / NS_PER_SECOND;
+        state.last.is_some_and(|(last_ns, _)| last_ns / NS_PER_SECOND == second)
     }
 
     /// Whether too many blocks were kept since the newest mark to make another one now.
@@ -144,23 +205,32 @@ impl Session {
 
     /// Makes a mark of all disks if one of them was written since the last one.
     pub(crate) fn mark(&self) -> Result<()> {
+        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
+        if !self.layered().filter_map(|disk| disk.top()).any(is_written) {
+            return Ok(());
+        }
+        self.mark_round(None)
+    }
+
+    /// Makes a mark of all disks: of the present time, or of a round.
+    pub(crate) fn mark_round(&self, round: Option<(Round, RoundTime)>) -> Result<()> {
         let stacks: Vec<_> = self.layered().map(|disk| disk.hold()).collect();
         let tops: Vec<&Layer> =
             stacks.iter().filter_map(|stack| stack.layers.last()).map(|top| &**top).collect();
-        if !tops.iter().any(|top| top.has_unmarked_writes()) {
-            return Ok(());
-        }
         for top in &tops {
             top.reserve_time_marks()?;
         }
         let paused = tops.iter().map(|top| top.pause_writes()).collect::<Result<Vec<_>>>()?;
         let mut state = self.keeper().state.lock();
-        let now = Instant::now();
-        let time_ns = next_time_ns(state.last, clock_ns(), now);
-        state.last = Some((time_ns, now));
+        let taken = round.map(|(_, time)| time).filter(|time| {
+            // A mark was made since: the time of this one has to be later.
+            state.last.is_none_or(|(last_ns, _)| last_ns < time.time_ns)
+        });
+        let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.next_time());
+        state.last = Some((time_ns, at));
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
-            top.add_time_mark(paused, time_ns)?;
+            top.add_time_mark(paused, time_ns, round.map_or(0, |(round, _)| round.encode()))?;
         }
         Ok(())
     }
@@ -171,9 +241,7 @@ impl Session {
         let Some(document) = self.try_document() else { return Ok(()) };
         loop {
             let coarser = self.keeper().state.lock().coarser;
-            let held = self.marks_of(&document);
-            let now_ns = self.now_ns();
-            let mut kept = kept_marks(held, &self.keeper().rules, now_ns, coarser);
+            let mut kept = self.kept(self.marks_of(&document), coarser);
             if coarser > MOST_COARSE {
                 kept.drain(..kept.len().saturating_sub(1));
             }
@@ -201,8 +269,14 @@ impl Session {
         }
     }
 
-    fn now_ns(&self) -> u64 {
-        next_time_ns(self.keeper().state.lock().last, clock_ns(), Instant::now())
+    /// The marks that the rule keeps now.
+    fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
+        let state = self.keeper().state.lock();
+        let now_ns = state.next_time().time_ns;
+        match coarser == 0 && state.has_grace(Instant::now()) {
+            true => marks,
+            false => kept_marks(marks, &self.keeper().rules, now_ns, coarser),
+        }
     }
 
     /// Bytes of the blocks that only marks need.
@@ -241,13 +315,13 @@ impl Session {
             let state = self.keeper().state.lock();
             (state.coarser, state.limit_bytes)
         };
-        let marks =
-            kept_marks(self.marks_of(&document), &self.keeper().rules, self.now_ns(), coarser);
+        let marks = self.kept(self.marks_of(&document), coarser);
         SessionMarks {
             marks,
             held_bytes: Some(self.held_bytes()),
-            held_bytes_limit: Some(limit_bytes),
+            held_bytes_limit: Some(limit_bytes).filter(|limit| *limit < u64::MAX),
             coarser,
+            progress: self.follow_progress(),
         }
     }
 }
@@ -293,8 +367,33 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_set_ends_no_mark() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let second = 1_000_000_000;
+        let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let mut state = keeper.state.into_inner();
+        state.clock = Some((1000 * second, start));
+        state.look_at_clock(1001 * second, at(1));
+        // A busy machine: the turn comes late, by both clocks.
+        state.look_at_clock(1501 * second, at(501));
+        assert!(!state.has_grace(at(501)));
+        // Three hours forward, and back again.
+        state.look_at_clock(12_302 * second, at(502));
+        assert!(state.has_grace(at(502)));
+        state.look_at_clock(1503 * second, at(503));
+        assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
+        // An opening after a day.
+        let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let mut state = opened.state.into_inner();
+        state.look_at_clock(87_400 * second, Instant::now());
+        assert!(state.has_grace(Instant::now()));
+    }
+
+    #[test]
     fn neighbouring_marks_are_removed_as_one_range() {
-        let marks: Vec<_> = (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n }).collect();
+        let marks: Vec<_> =
+            (1..=6).map(|n| TimeMark { sequence: n * 10, time_ns: n, round: 0 }).collect();
         let ranges = gone(&marks, |mark| [1, 4].contains(&mark.time_ns));
         let range = |first, last| RemovedMarks { first, last };
         assert_eq!(ranges, [range(20, 30), range(50, 60)]);

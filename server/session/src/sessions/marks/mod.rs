@@ -27,6 +27,7 @@ use crate::locks::file_lock::FileLock;
 use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
+use crate::sessions::follow::{FollowProgress, Round};
 
 pub(crate) use keeper::{MarkKeeper, marks_in};
 
@@ -40,6 +41,9 @@ pub struct SessionMark {
     pub time_ns: u64,
     /// For each disk, in the document's order: the layer, and the sequence number of its cell.
     pub(crate) places: Vec<(LayerId, u64)>,
+    /// The round in which the state was read, if the session follows a machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<Round>,
 }
 
 /// The marks of a session.
@@ -53,6 +57,9 @@ pub struct SessionMarks {
     pub held_bytes_limit: Option<u64>,
     /// Intervals are this power of two longer than the rule says, because of the limit.
     pub coarser: u32,
+    /// How far the session follows its machine, if it follows one and a process does that now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<FollowProgress>,
 }
 
 impl SessionMark {
@@ -107,19 +114,22 @@ impl SessionMark {
 
 /// The marks that all disks have. Each disk has the marks of its layers, the lowest layer first.
 pub(crate) fn whole_marks(disks: &[Vec<(LayerId, Vec<TimeMark>)>]) -> Vec<SessionMark> {
-    let mut found: BTreeMap<u64, Vec<(LayerId, u64)>> = BTreeMap::new();
+    let mut found: BTreeMap<u64, (u64, Vec<(LayerId, u64)>)> = BTreeMap::new();
     for (number, layers) in disks.iter().enumerate() {
         for (id, marks) in layers {
             for mark in marks {
-                let places = found.entry(mark.time_ns).or_default();
+                let (round, places) = found.entry(mark.time_ns).or_default();
                 if places.len() == number {
+                    *round = mark.round;
                     places.push((*id, mark.sequence));
                 }
             }
         }
     }
-    let whole = found.into_iter().filter(|(_, places)| places.len() == disks.len());
-    whole.map(|(time_ns, places)| SessionMark { time_ns, places }).collect()
+    let whole = found.into_iter().filter(|(_, (_, places))| places.len() == disks.len());
+    let mark =
+        |(time_ns, (round, places))| SessionMark { time_ns, places, round: Round::decode(round) };
+    whole.map(mark).collect()
 }
 
 /// The marks that the rule keeps now.
@@ -183,7 +193,7 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
     // While no process serves the session, nothing changes: its marks do not age.
     let now_ns = marks.last().map_or(0, |mark| mark.time_ns);
     let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0);
-    Ok(SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0 })
+    Ok(SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0, progress: None })
 }
 
 /// All marks in the layers of a session that no process serves.
@@ -230,8 +240,12 @@ pub(crate) fn choose<'a>(
     let (before, found) = match time {
         SessionTime::At(second) => {
             let seconds = second.unix_seconds();
-            let end = marks.partition_point(|mark| mark.unix_seconds() <= seconds);
-            (end, end.checked_sub(1).filter(|i| marks[*i].unix_seconds() == seconds))
+            // An older version made two marks in one second, sometimes.
+            let first = marks.partition_point(|mark| mark.unix_seconds() < seconds);
+            (
+                first,
+                Some(first).filter(|i| marks.get(*i).is_some_and(|m| m.unix_seconds() == seconds)),
+            )
         }
         SessionTime::Ago(age) => {
             let until = now_ms().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
@@ -262,4 +276,4 @@ pub(crate) fn choose<'a>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

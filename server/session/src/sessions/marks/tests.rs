@@ -12,13 +12,13 @@ use crate::sessions::publish::publish;
 use crate::sessions::session::Session;
 use crate::{open_point_disk, seal, seal_at};
 
-const DISKS: [&str; 2] = ["vda", "vdb"];
+pub(crate) const DISKS: [&str; 2] = ["vda", "vdb"];
 const SIZE_BYTES: u64 = 1 << 20;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A repository with session `trial` of two disks. Only the tests make marks in it.
-fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
+pub(crate) fn published() -> (tempfile::TempDir, RepositoryWriter, SessionDocument) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("repo");
     let options =
@@ -64,7 +64,7 @@ fn fill(session: &Session, byte: u8) {
     }
 }
 
-fn filled_with(disk: &dyn Disk) -> u8 {
+pub(crate) fn filled_with(disk: &dyn Disk) -> u8 {
     let mut bytes = vec![0; 16384];
     disk.read_at(&mut bytes, 8192).unwrap();
     assert!(bytes.iter().all(|byte| *byte == bytes[0]));
@@ -77,7 +77,7 @@ fn all(session: &Session) -> Vec<SessionMark> {
 }
 
 /// The byte that fills both disks of a point.
-fn found(repository: &Arc<Repository>, point: &PointDocument) -> u8 {
+pub(crate) fn found(repository: &Arc<Repository>, point: &PointDocument) -> u8 {
     let disk = |name| open_point_disk(repository, point, &DiskName::parse(name).unwrap()).unwrap();
     let bytes = DISKS.map(|name| filled_with(&*disk(name)));
     assert_eq!(bytes[0], bytes[1] ^ 0x80, "the disks are of two times");
@@ -190,7 +190,11 @@ fn a_mark_that_is_used_twice_is_one_point() {
 #[test]
 fn a_time_without_a_mark_is_refused_with_the_nearest_marks() {
     let name = SessionName::parse("trial").unwrap();
-    let mark = |seconds: u64| SessionMark { time_ns: seconds * NS_PER_SECOND, places: Vec::new() };
+    let mark = |seconds: u64| SessionMark {
+        time_ns: seconds * NS_PER_SECOND,
+        places: Vec::new(),
+        round: None,
+    };
     // 20261127T030405Z and 20261127T030415Z.
     let marks = [mark(1_795_748_645), mark(1_795_748_655)];
     let chosen = |text: &str| {
@@ -215,13 +219,13 @@ fn a_time_without_a_mark_is_refused_with_the_nearest_marks() {
 #[test]
 fn a_mark_counts_if_all_disks_have_it() {
     let layer = |n| LayerId([n; 16]);
-    let mark = |sequence, time_ns| TimeMark { sequence, time_ns };
+    let mark = |sequence, time_ns| TimeMark { sequence, time_ns, round: 0 };
     let first = vec![(layer(1), vec![mark(5, 10), mark(9, 20)]), (layer(2), vec![mark(3, 30)])];
     let second = vec![(layer(3), vec![mark(7, 10), mark(8, 30)])];
     let whole = whole_marks(&[first, second]);
     let places = [vec![(layer(1), 5), (layer(3), 7)], vec![(layer(2), 3), (layer(3), 8)]];
     let expected = [10, 30].into_iter().zip(places);
     let expected: Vec<_> =
-        expected.map(|(time_ns, places)| SessionMark { time_ns, places }).collect();
+        expected.map(|(time_ns, places)| SessionMark { time_ns, places, round: None }).collect();
     assert_eq!(whole, expected);
 }

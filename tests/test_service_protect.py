@@ -1,0 +1,126 @@
+"""Jobs of the service that follow machines which run elsewhere, with a real QEMU."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+
+from support.running import Machine, assert_same_as_now
+from test_service_jobs import ended, wait_for
+
+SESSION = "web01-1"
+ALARM = "lag:always:web01"
+LAG = re.compile(r'^coldrise_session_lag_seconds\{session="web01-1",machine="web01"\} (\S+)$', re.MULTILINE)
+
+
+@pytest.fixture
+def machine(service, tmp_path):
+    """Starts the machine, each time with the same monitor; it is ended."""
+    link = pathlib.Path(service.short.name) / "web01.qmp"
+    with contextlib.ExitStack() as stack:
+        def start():
+            running = Machine(tmp_path)
+            stack.callback(running.close)
+            link.unlink(missing_ok=True)
+            link.symlink_to(running.monitor)
+            return running
+
+        yield start
+
+
+def job(service, **more):
+    return {"name": "always", "kind": "protect-live", "machines": ["web01"],
+            "from": f"qmp:{service.short.name}/{{machine}}.qmp", "every_seconds": 1, "lag_limit_seconds": 5,
+            "retry_seconds": 1, **more}
+
+
+def marks(coldrise):
+    """The marks of the session; none before it exists."""
+    shown = coldrise.run("--json", "marks", SESSION)
+    return coldrise.json("marks", SESSION)["marks"] if shown.returncode == 0 else []
+
+
+def follower(service):
+    """The run that follows the machine, once its process has begun."""
+    found = [row["run"] for row in service.get("queue")["runs"] if row["kind"] == "protect-live"]
+    assert len(found) <= 1
+    return next((run for run in found if service.call("GET", f"runs/{run}").status == 200), None)
+
+
+def alarm(service):
+    return next((one for one in service.get("alarms?active=true") if one["key"] == ALARM), None)
+
+
+def captured(coldrise, running, command):
+    """Writes, and returns the mark that has it."""
+    before = len(marks(coldrise))
+    running.write("vda", command)
+    return wait_for(lambda: len(found := marks(coldrise)) > before and found[-1]["address"], "the next mark")
+
+
+def test_a_machine_is_followed_whatever_is_killed(service, coldrise, machine, tmp_path):
+    running = machine()
+    running.write("vda", "write -P 5 0 1M")
+    service.post("jobs", job(service))
+    wait_for(lambda: marks(coldrise), "the first mark")
+    assert_same_as_now(coldrise, captured(coldrise, running, "write -P 6 1M 64k"), running, tmp_path)
+    assert LAG.search(service.call("GET", "/metrics").body.decode()), "the metric of the lag"
+    assert service.get("uncovered") == [] and service.get("alarms?active=true") == []
+    # The service is killed: its run is adopted. The run is killed: another one follows.
+    first = follower(service)
+    service.kill()
+    service.start()
+    assert wait_for(lambda: follower(service), "the run of before") == first
+    os.kill(service.get(f"runs/{first}")["plan"]["who"]["pid"], signal.SIGKILL)
+    wait_for(lambda: follower(service) not in (None, first), "another run")
+    assert service.get(f"runs/{first}")["state"] == "lost"
+    assert_same_as_now(coldrise, captured(coldrise, running, "write -P 7 2M 64k"), running, tmp_path)
+    second = follower(service)
+    # QEMU is killed, and comes back. No run has ended.
+    running.process.kill()
+    raised = wait_for(lambda: alarm(service), "the alarm")
+    assert raised["machine"] == "web01" and raised["topic"] == "lag" and raised["severity"] == "fail"
+    assert "behind" in raised["summary"] and raised["command"] == f"coldrise marks {SESSION}"
+    running.close()
+    running = machine()
+    wait_for(lambda: alarm(service) is None, "the end of the alarm")
+    assert follower(service) == second
+    # A start makes a restore point of what is there.
+    mark = captured(coldrise, running, "write -P 8 3M 64k")
+    [run] = service.post("jobs/always/start", {})["runs"]
+    [sealed] = wait_for(lambda: ended(service, command="seal"), "the seal")
+    assert sealed["id"] == run and sealed["state"] == "ok", sealed
+    assert_same_as_now(coldrise, sealed["result"]["counts"]["address"], running, tmp_path)
+    assert_same_as_now(coldrise, mark, running, tmp_path)
+    # Disabled: its run ends, and nothing starts.
+    assert service.call("PUT", "jobs/always", job(service, enabled=False)).status == 200
+    wait_for(lambda: not service.get("queue")["runs"], "the end of the run")
+    assert service.get(f"runs/{second}")["state"] == "ok"
+    assert not coldrise.json("marks", SESSION)["follows"]["is_running"]
+    assert running.leftovers() == [] and coldrise.run("verify").returncode == 0
+
+
+def test_a_cancelled_run_stays_ended_until_the_job_is_started(service, coldrise, machine):
+    running = machine()
+    service.post("jobs", job(service, schedule=["*:*:*"]))
+    wait_for(lambda: marks(coldrise), "the first mark")
+    wait_for(lambda: any(one["kind"] == "seal" and one["state"] == "ok"
+                           for one in service.get("jobs/always")["outcomes"]), "a restore point by the schedule")
+    assert service.call("PUT", "jobs/always", job(service)).status == 200
+    first = follower(service)
+    assert service.call("POST", f"runs/{first}/cancel").status == 202
+    assert "no process follows web01" == wait_for(lambda: alarm(service), "the alarm")["summary"]
+    assert follower(service) is None
+    [run] = service.post("jobs/always/start", {})["runs"]
+    wait_for(lambda: alarm(service) is None, "the end of the alarm")
+    assert follower(service) == run and captured(coldrise, running, "write -P 9 0 64k")
+    # Changed: its run has the new interval.
+    assert service.call("PUT", "jobs/always", job(service, every_seconds=2)).status == 200
+    changed = wait_for(lambda: (found := follower(service)) not in (None, run) and found, "the changed run")
+    arguments = service.get(f"runs/{changed}")["plan"]["arguments"]
+    assert "--every=2s" in arguments, arguments
+    assert service.call("DELETE", "jobs/always").status == 204
+    wait_for(lambda: not service.get("queue")["runs"], "the end of the run")
