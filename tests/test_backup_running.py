@@ -13,20 +13,14 @@ import threading
 import pytest
 
 from support.nbdserver import wait_until
-from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, assert_one_instant, assert_same_as_now,
+from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, assert_one_instant, assert_same_as_now, machines,
                              restored)
 from support.wallclock import BothClocks
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """Starts machines; all are ended."""
-    with contextlib.ExitStack() as stack:
-        def start(**options):
-            running = Machine(tmp_path, **options)
-            stack.callback(running.close)
-            return running
-
+    with machines(tmp_path) as start:
         yield start
 
 
@@ -61,7 +55,7 @@ def test_a_point_is_one_instant_of_all_disks(coldrise, machine, live, tmp_path, 
             standstills_us.append(made["instant"]["standstill_us"])
     # A busy machine may give QEMU no processor for a moment, but not each time.
     assert not standstills_us or statistics.median(standstills_us) < 1_000_000, standstills_us
-    assert rounds == sorted(set(rounds)), "the guest goes on"
+    assert rounds == sorted(set(rounds)), "the guest does not run"
     assert running.status() == "running" and not running.failures.read_text()
 
 

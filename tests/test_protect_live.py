@@ -10,19 +10,13 @@ import pytest
 from support.cli import Coldrise
 from support.nbdserver import refused, wait_until
 from support.protection import SESSION, Protections, marks, newest
-from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Machine, Monitor, assert_one_instant,
-                             assert_same_as_now, restored)
+from support.running import (COUNTING_SECTOR, MIB, TICKING_SECTOR, Monitor, assert_one_instant,
+                             assert_same_as_now, machines, restored)
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """Starts machines; all are ended."""
-    with contextlib.ExitStack() as stack:
-        def start(**options):
-            running = Machine(tmp_path, **options)
-            stack.callback(running.close)
-            return running
-
+    with machines(tmp_path) as start:
         yield start
 
 
@@ -42,7 +36,7 @@ def test_each_mark_is_all_disks_at_one_instant(coldrise, machine, protect, tmp_p
     found = wait_until(lambda: len(marks(coldrise)) >= 4 and marks(coldrise), "four marks")
     # Published, booted or restored while the rounds go on.
     rounds = [assert_one_instant(*restored(coldrise, mark["address"], tmp_path)) for mark in found]
-    assert rounds == sorted(set(rounds)), "the guest goes on"
+    assert rounds == sorted(set(rounds)), "the guest does not run"
     assert running.status() == "running" and not running.failures.read_text()
     shown = coldrise.json("marks", SESSION)["follows"]
     assert shown["is_running"] and shown["source"] == f"qmp:{running.monitor}" and "problem" not in shown

@@ -25,7 +25,7 @@ def test_each_mark_is_all_disks_at_one_instant(coldrise, domain, protect, tmp_pa
     protection.next_round()
     found = wait_until(lambda: len(marks(coldrise)) >= 4 and marks(coldrise), "four marks")
     rounds = [assert_one_instant(*restored(coldrise, mark["address"], tmp_path)) for mark in found]
-    assert rounds == sorted(set(rounds)), "the guest goes on"
+    assert rounds == sorted(set(rounds)), "the guest does not run"
     running.goes_on()
     protection.end()
     # That of the backup, and that of the last round.

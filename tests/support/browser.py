@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 from .cli import ROOT
+from .service import Coldrised
 
 PAGE = ROOT / "build" / "web"
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -19,6 +20,15 @@ def missing():
     parts = {PAGE / "index.html": "make web", PACKAGES / "playwright": "make web-test-deps",
              CHROMIUM: "make web-test-deps"}
     return ", ".join(f"{path} ({command})" for path, command in parts.items() if not path.exists())
+
+
+@contextlib.contextmanager
+def served(coldrise, folder):
+    """A service with its page, and a user for each role."""
+    with Coldrised(folder, coldrise.repository, coldrise.passphrase_file, options=["--web", str(PAGE)]) as service:
+        for role in ("admin", "operator", "viewer"):
+            service.post("users", {"name": role, "role": role, "password": PASSWORD})
+        yield service
 
 
 @contextlib.contextmanager

@@ -123,6 +123,18 @@ class Machine:
         subprocess.run(["rm", "-rf", self.folder], check=True)
 
 
+@contextlib.contextmanager
+def machines(folder):
+    """Starts machines; all are ended."""
+    with contextlib.ExitStack() as stack:
+        def start(**options):
+            running = Machine(folder, **options)
+            stack.callback(running.close)
+            return running
+
+        yield start
+
+
 class Monitor:
     """A client of QEMU's monitor."""
 

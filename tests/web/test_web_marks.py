@@ -7,7 +7,6 @@ import pytest
 
 from support import browser
 from support.nbdserver import wait_until
-from support.service import Coldrised
 
 BLOCK = 4096
 
@@ -15,9 +14,7 @@ BLOCK = 4096
 @pytest.fixture
 def service(coldrise, live, tmp_path):
     """It has the session `trial`, of which each role sees the page."""
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, options=["--web", str(browser.PAGE)]) as service:
-        for role in ("admin", "operator", "viewer"):
-            service.post("users", {"name": role, "role": role, "password": browser.PASSWORD})
+    with browser.served(coldrise, tmp_path) as service:
         yield service
 
 

@@ -10,7 +10,6 @@ from support import browser
 from support.nbdserver import wait_until
 from support.protection import SESSION, Protections, marks
 from support.running import MIB, Machine
-from support.service import Coldrised
 from test_backup_running import Agent
 
 MINUTE_MS = 60_000
@@ -33,9 +32,7 @@ def protect(coldrise, own_tmp):
 
 @pytest.fixture
 def service(coldrise, tmp_path):
-    with Coldrised(tmp_path, coldrise.repository, coldrise.passphrase_file, options=["--web", str(browser.PAGE)]) as service:
-        for role in ("admin", "operator", "viewer"):
-            service.post("users", {"name": role, "role": role, "password": browser.PASSWORD})
+    with browser.served(coldrise, tmp_path) as service:
         yield service
 
 

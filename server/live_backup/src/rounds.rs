@@ -44,8 +44,8 @@ pub struct RoundReport {
 /// Why rounds ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoundsEnd {
-    /// Cancelled.
-    Cancelled,
+    /// Cancelled; with the warnings of a round that did not end, such as of a guest that may still be frozen.
+    Cancelled(Vec<String>),
     /// The machine's disks are not those of the session any more; says how.
     OtherDisks(String),
 }
@@ -68,6 +68,8 @@ pub struct Rounds {
     is_compared: bool,
     /// Whether the session has everything of a machine that is off.
     has_last_state: bool,
+    /// The warnings of a round that has not ended.
+    warnings: Vec<String>,
 }
 
 enum Outcome {
@@ -98,6 +100,7 @@ impl Rounds {
             last_consistent: None,
             is_compared: false,
             has_last_state: false,
+            warnings: Vec::new(),
         }
     }
 
@@ -121,14 +124,16 @@ impl Rounds {
         let mut has_state = self.follower.last_round().is_some();
         loop {
             let begun = Instant::now();
+            self.warnings.clear();
             let done = match self.round(cancel) {
                 Ok(Outcome::OtherDisks(how)) => return Ok(RoundsEnd::OtherDisks(how)),
                 Ok(Outcome::Done(report)) => Ok(report),
                 Err(error) => Err(error),
             };
             if cancel.load(Ordering::Relaxed) && done.is_err() {
-                return Ok(RoundsEnd::Cancelled);
+                return Ok(RoundsEnd::Cancelled(std::mem::take(&mut self.warnings)));
             }
+            let done = done.map_err(|error| self.warnings.drain(..).fold(error, Error::context));
             if let Ok(report) = &done {
                 current_ms = report.current_ms;
                 has_state = true;
@@ -148,12 +153,12 @@ impl Rounds {
             watch(&done);
             while begun.elapsed() < every {
                 if cancel.load(Ordering::Relaxed) {
-                    return Ok(RoundsEnd::Cancelled);
+                    return Ok(RoundsEnd::Cancelled(Vec::new()));
                 }
                 std::thread::sleep(CANCEL_INTERVAL.min(every.saturating_sub(begun.elapsed())));
             }
             if cancel.load(Ordering::Relaxed) {
-                return Ok(RoundsEnd::Cancelled);
+                return Ok(RoundsEnd::Cancelled(Vec::new()));
             }
         }
     }
@@ -166,6 +171,8 @@ impl Rounds {
         let options = LiveOptions { is_quiesced, agent, ..self.options.clone() };
         let mut machine = connect(options, &self.domain, &self.disks)?;
         if machine.is_running() {
+            // Its disks may have been exchanged while it was off.
+            self.is_compared &= !self.has_last_state;
             self.has_last_state = false;
         } else if self.has_last_state {
             return Ok(Outcome::Done(self.nothing_new(begun)));
@@ -185,6 +192,8 @@ impl Rounds {
         let instant = machine.take(&since, cancel)?;
         // Not before the instant: the last mark before a disaster must not contain it.
         let time = self.follower.now();
+        let is_warning = |remark: &&String| remark.starts_with("warning: ");
+        self.warnings = instant.remarks.iter().filter(is_warning).cloned().collect();
         let is_off = instant.is_off;
         let read = self.check_disks(&instant.sources).and_then(|other| match other {
             Some(how) => Ok(Err(how)),

@@ -32,8 +32,9 @@ use coldrise_hosting::signals::cancel_flag;
 /// at that time, for publish, boot, recover, restore, rollback and the others.
 ///
 /// Begins with the machine's latest backup, and reads only what differs; without a backup, one is made first. The guest
-/// never waits for Coldrise: if a time is missed, the next one has its changes. After a kill or a restart, the same command
-/// continues. See docs/continuous.md.
+/// does not wait for Coldrise: if a time is missed, the next one has its changes. Under QEMU without libvirt the machine
+/// stands still for some milliseconds each time. After a kill or a restart, the same command continues. See
+/// docs/continuous.md.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectLiveArguments {
     #[command(flatten)]
@@ -128,7 +129,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
         let has_state = rounds.follower().last_round().is_some();
         drop(rounds);
         match end {
-            RoundsEnd::Cancelled => return Ok(totals.report(invocation, &document.name)),
+            RoundsEnd::Cancelled(warnings) => {
+                warnings.iter().for_each(|warning| invocation.remark(warning));
+                return Ok(totals.report(invocation, &document.name));
+            }
             RoundsEnd::OtherDisks(how) => {
                 invocation.remark(&format!("{how}: a backup is made, and a new session begins"));
                 if has_state {

@@ -219,3 +219,21 @@ fn a_write_without_space_takes_the_space_of_marks() {
     disk.read_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, content(0, 64 * BLOCK, 9));
 }
+
+#[test]
+fn marks_of_quick_rounds_count_after_a_power_cut_without_a_later_flush() {
+    let place = SessionPaths::new();
+    let (layer, disk) = place.open();
+    for time_ns in 1..=4 {
+        disk.write_at(&[time_ns as u8; 4096], 0).unwrap();
+        mark(&layer, time_ns);
+        layer.flush_time_marks().unwrap();
+    }
+    let durable = std::fs::read(&place.layer).unwrap();
+    // A round that did not end.
+    disk.write_at(&[9; 4096], 0).unwrap();
+    drop((layer, disk));
+    std::fs::write(&place.layer, durable).unwrap();
+    let (layer, _disk) = place.open();
+    assert_eq!(times(&layer.time_marks()), (1..=4).collect());
+}
