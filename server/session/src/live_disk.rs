@@ -18,7 +18,6 @@ use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::SessionDocument;
 use crate::session_folder::rollback_guard::check_for_reader;
 use crate::session_folder::side_file::SideFileKey;
-use crate::sessions::follow::not_read;
 
 /// Opens a disk of a session for reading, also while another process writes it. That process's
 /// writes are visible at once.
@@ -33,9 +32,7 @@ pub fn open_live_disk(
 ) -> Result<Arc<dyn Disk>> {
     check_for_reader(repository, session)?;
     let document = SessionDocument::of(repository, session)?;
-    if document.follows.is_some() {
-        return Err(not_read(&document));
-    }
+    document.check_readable_now()?;
     open_live(repository, session, ReaderTarget::Disk(disk.clone()))
 }
 

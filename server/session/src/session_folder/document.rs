@@ -134,6 +134,20 @@ impl SessionDisk {
 }
 
 impl SessionDocument {
+    /// Refuses to read the session's disks as they are, without a time, if it follows a machine.
+    ///
+    /// Errors: `Busy`, naming a time that can be read.
+    pub(crate) fn check_readable_now(&self) -> Result<()> {
+        if self.follows.is_none() {
+            return Ok(());
+        }
+        let (name, machine) = (&self.name, &self.machine);
+        let text = format!(
+            "session {name} follows machine {machine}: between two of its times its disks are a mixture of both"
+        );
+        Err(Error::new(ErrorKind::Busy, text).advise(format!("name a time: live/{name}@-5s")))
+    }
+
     /// Reads the document in `place`; `None` if there is none.
     pub(crate) fn read(repository: &Repository, place: &SessionPaths) -> Result<Option<Self>> {
         loop {

@@ -253,16 +253,6 @@ pub(crate) fn not_served(document: &SessionDocument) -> Error {
         .advise(format!("publish a time of it: coldrise publish live/{name}@-1s"))
 }
 
-/// The refusal to read such a session as it is.
-pub(crate) fn not_read(document: &SessionDocument) -> Error {
-    let name = &document.name;
-    let text = format!(
-        "session {name} follows machine {}: between two of its times its disks are a mixture of both",
-        document.machine
-    );
-    Error::new(ErrorKind::Busy, text).advise(format!("name a time: live/{name}@-5s"))
-}
-
 /// How long a request to seal such a session waits for its process.
 pub(crate) const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 
