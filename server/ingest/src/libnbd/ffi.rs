@@ -45,6 +45,10 @@ impl CompletionCallback {
         CompletionCallback { callback: None, user_data: std::ptr::null_mut(), free: None };
 }
 
+/// `LIBNBD_CMD_FLAG_DF`: the reply to a read is one piece of data.
+pub(super) const FLAG_DF: u32 = 4;
+/// `LIBNBD_STRICT_FLAGS`: refuses flags that libnbd does not expect, such as the one above in `nbd_aio_pread`.
+pub(super) const STRICT_FLAGS: u32 = 2;
 /// `LIBNBD_SIZE_MINIMUM` for `nbd_get_block_size`.
 pub(super) const SIZE_MINIMUM: c_int = 0;
 /// `LIBNBD_SIZE_MAXIMUM` for `nbd_get_block_size`.
@@ -123,6 +127,9 @@ functions! {
     fn nbd_can_zero(h: *mut NbdHandle) -> c_int;
     fn nbd_can_flush(h: *mut NbdHandle) -> c_int;
     fn nbd_can_multi_conn(h: *mut NbdHandle) -> c_int;
+    fn nbd_can_df(h: *mut NbdHandle) -> c_int;
+    fn nbd_get_strict_mode(h: *mut NbdHandle) -> u32;
+    fn nbd_set_strict_mode(h: *mut NbdHandle, flags: u32) -> c_int;
     fn nbd_poll(h: *mut NbdHandle, timeout: c_int) -> c_int;
     fn nbd_aio_command_completed(h: *mut NbdHandle, cookie: u64) -> c_int;
     fn nbd_aio_pread(

@@ -41,6 +41,9 @@ const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 /// Entries kept of one block status reply; the rest is requested again.
 const MAX_STATUS_ENTRIES: usize = 1 << 16;
 
+/// The unit in which QEMU's copy-before-write saves old content, in bytes.
+const SAVED_BYTES: u64 = 64 << 10;
+
 /// The metadata context that distinguishes allocated from unallocated ranges.
 pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
 
@@ -93,6 +96,7 @@ pub(crate) struct Connection<'c> {
     handle: Option<NonNull<ffi::NbdHandle>>,
     facts: ExportFacts,
     max_request_bytes: u64,
+    read_flags: u32,
     cancel: &'c AtomicBool,
 }
 
@@ -203,6 +207,7 @@ impl<'c> Connection<'c> {
                 can_multi_conn: false,
             },
             max_request_bytes: MAX_REQUEST_BYTES,
+            read_flags: 0,
             cancel,
         };
         // Buffers are initialised: libnbd need not write zeroes into them before each read.
@@ -309,11 +314,51 @@ impl<'c> Connection<'c> {
         Ok(unsafe { ffi::nbd_can_meta_context(handle, name.as_ptr()) } == 1)
     }
 
+    /// For a view of the content of an instant (QEMU's snapshot-access): from now on the server answers each read with its data, and does not
+    /// leave out ranges that it takes for zeroes; and no request has parts that QEMU saves apart. QEMU 7.2 reads a request of saved and
+    /// other parts from the present disk.
+    pub(crate) fn read_whole(&mut self) -> Result<()> {
+        let handle = self.live()?;
+        // SAFETY: a live, connected handle.
+        match unsafe { ffi::nbd_can_df(handle) } {
+            1 => {
+                // SAFETY: as above.
+                let done = unsafe {
+                    let mode = ffi::nbd_get_strict_mode(handle) & !ffi::STRICT_FLAGS;
+                    ffi::nbd_set_strict_mode(handle, mode)
+                };
+                if done != 0 {
+                    return Err(last_error("preparing the connection"));
+                }
+                self.read_flags = ffi::FLAG_DF;
+            }
+            // Without structured replies each reply is one piece of data.
+            0 => {}
+            _ => return Err(last_error("asking for the export's flags")),
+        }
+        Ok(())
+    }
+
     /// Fills `buffer` from `offset_bytes` on.
     pub(crate) fn read_at(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
+        // The first request ends where those of the unit begin.
+        let first = offset_bytes.next_multiple_of(SAVED_BYTES) - offset_bytes;
+        if self.read_flags == 0 || first == 0 || first >= buffer.len() as u64 {
+            return self.read_aligned(buffer, offset_bytes);
+        }
+        let (head, rest) = buffer.split_at_mut(first as usize);
+        self.read_aligned(head, offset_bytes)?;
+        self.read_aligned(rest, offset_bytes + first)
+    }
+
+    fn read_aligned(&mut self, buffer: &mut [u8], offset_bytes: u64) -> Result<()> {
         let total = buffer.len() as u64;
-        let base = buffer.as_mut_ptr();
-        self.batch(total, self.max_request_bytes, "reading", |handle, at, length| {
+        let (base, flags) = (buffer.as_mut_ptr(), self.read_flags);
+        let most = match flags {
+            0 => self.max_request_bytes,
+            _ => self.max_request_bytes.min(SAVED_BYTES),
+        };
+        self.batch(total, most, "reading", |handle, at, length| {
             // SAFETY: `at + length` lies within `buffer` (batch's promise) and the pieces
             // do not overlap; the buffer stays borrowed until `batch` has retired or
             // dropped every request.
@@ -324,7 +369,7 @@ impl<'c> Connection<'c> {
                     length as usize,
                     offset_bytes + at,
                     ffi::CompletionCallback::NULL,
-                    0,
+                    flags,
                 )
             }
         })

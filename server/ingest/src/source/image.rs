@@ -8,6 +8,7 @@ use coldrise_block::{Error, ErrorKind, Extent, ExtentKind, Result};
 use coldrise_host::{Host, ScratchSpace};
 
 use super::inspect::{Inspected, Inspection, inspect, inspect_member};
+use super::nbd::Status;
 use super::vhdx::VhdxMap;
 use super::{DirtyRun, ImageFormat, NbdSource, RawSource, Reader, Source, SourceOptions};
 use crate::qemu::{FileRange, ImageServer};
@@ -86,7 +87,8 @@ impl<'c> ImageSource<'c> {
         let plausible = PlausibleContent::new(path, inspected.image.length_bytes(), expansion);
         let what = format!("opening {} as {format}", path.display());
         let server = ImageServer::start(&inspected.image, bitmap, &space, SOCKET)?;
-        let nbd = NbdSource::open(server.endpoint(), path.display().to_string(), bitmap, cancel)
+        let name = path.display().to_string();
+        let nbd = NbdSource::open(server.endpoint(), name, bitmap, Status::Believed, cancel)
             .map_err(|error| server.explain_refusal(&what, error))?;
         let map = match format {
             ImageFormat::Vhdx => Some(VhdxMap::open(path)?),

@@ -35,6 +35,7 @@ pub(crate) use image::ImageSource;
 pub use kept_out::keep_out;
 pub(crate) use kept_out::open_named;
 pub use machine_image::MachineImage;
+use nbd::Status;
 pub(crate) use nbd::{NbdReader, NbdSource};
 pub(crate) use raw::RawSource;
 pub(crate) use spec::{is_appliance, is_nbd_uri};
@@ -127,9 +128,10 @@ fn open_location<'c>(
     let bitmap = options.bitmap.as_deref();
     let source: Box<dyn Source + 'c> = match location {
         Location::Nbd { uri } => Box::new(NbdSource::open_uri(uri, bitmap, cancel)?),
-        Location::Live { uri, name, .. } => {
+        Location::Live { uri, name, has_late_status, .. } => {
             let endpoint = Endpoint::Uri(uri.clone());
-            Box::new(NbdSource::open(endpoint, name.clone(), bitmap, cancel)?)
+            let status = if *has_late_status { Status::Late } else { Status::Believed };
+            Box::new(NbdSource::open(endpoint, name.clone(), bitmap, status, cancel)?)
         }
         Location::Image { path, format: ImageFormat::Raw } => {
             if bitmap.is_some() {

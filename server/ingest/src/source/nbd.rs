@@ -19,6 +19,16 @@ const FLAG_HOLE: u32 = 1;
 /// `qemu:dirty-bitmap:*`: written since the bitmap was started.
 const FLAG_DIRTY: u32 = 1;
 
+/// What the server's status of ranges (`base:allocation`) is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// It belongs to the content: zeroes and holes are not read.
+    Believed,
+    /// It is that of a later time than the content, as of QEMU's snapshot-access: everything is read, and in whole replies,
+    /// because the server takes the zeroes of others from the status, too.
+    Late,
+}
+
 /// An export.
 pub(crate) struct NbdSource<'c> {
     /// The connection for queries, and for reads if the server supports only one.
@@ -27,6 +37,7 @@ pub(crate) struct NbdSource<'c> {
     /// The server's name for messages.
     name: String,
     facts: ExportFacts,
+    status: Status,
     has_allocation: bool,
     bitmap_context: Option<String>,
     cancel: &'c AtomicBool,
@@ -39,7 +50,8 @@ impl<'c> NbdSource<'c> {
         bitmap: Option<&str>,
         cancel: &'c AtomicBool,
     ) -> Result<NbdSource<'c>> {
-        NbdSource::open(Endpoint::Uri(uri.to_string()), uri.to_string(), bitmap, cancel)
+        let endpoint = Endpoint::Uri(uri.to_string());
+        NbdSource::open(endpoint, uri.to_string(), bitmap, Status::Believed, cancel)
     }
 
     /// Connects to `endpoint`; messages call it `name`.
@@ -47,12 +59,16 @@ impl<'c> NbdSource<'c> {
         endpoint: Endpoint,
         name: String,
         bitmap: Option<&str>,
+        status: Status,
         cancel: &'c AtomicBool,
     ) -> Result<NbdSource<'c>> {
         let bitmap_context = bitmap.map(|bitmap| format!("qemu:dirty-bitmap:{bitmap}"));
         let mut contexts = vec![BASE_ALLOCATION];
         contexts.extend(bitmap_context.as_deref());
-        let control = Connection::open(&endpoint, &contexts, cancel)?;
+        let mut control = Connection::open(&endpoint, &contexts, cancel)?;
+        if status == Status::Late {
+            control.read_whole()?;
+        }
         if let (Some(bitmap), Some(context)) = (bitmap, &bitmap_context) {
             if !control.has_context(context)? {
                 return Err(Error::new(
@@ -66,12 +82,13 @@ impl<'c> NbdSource<'c> {
             }
         }
         let facts = *control.facts();
-        let has_allocation = control.has_context(BASE_ALLOCATION)?;
+        let has_allocation = status == Status::Believed && control.has_context(BASE_ALLOCATION)?;
         Ok(NbdSource {
             control: Mutex::new(control),
             endpoint,
             name,
             facts,
+            status,
             has_allocation,
             bitmap_context,
             cancel,
@@ -97,8 +114,11 @@ impl<'c> NbdSource<'c> {
     /// A connection for one thread, or the source's own if the server supports only one.
     pub(crate) fn connect(&self) -> Result<NbdReader<'_, 'c>> {
         let connection = if self.is_shared() {
-            let connection =
+            let mut connection =
                 Connection::open(&self.endpoint, &[], self.cancel).context(|| self.name.clone())?;
+            if self.status == Status::Late {
+                connection.read_whole()?;
+            }
             if connection.facts().size_bytes != self.facts.size_bytes {
                 return Err(Error::new(
                     ErrorKind::Incomplete,

@@ -115,6 +115,8 @@ pub enum Location {
         name: String,
         /// The dirty bitmap that limits what is read.
         bitmap: Option<LiveBitmap>,
+        /// Whether the export reports zeroes and holes as they are now, and not as they were at its instant.
+        has_late_status: bool,
     },
 }
 

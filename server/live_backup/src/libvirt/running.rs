@@ -382,7 +382,7 @@ impl RunningDomain {
             let changed = |since| LiveBitmap { name: CHANGED.to_owned(), since, is_whole_disk };
             let (domain, bitmap) = (&self.options.domain, base.clone().map(changed));
             let name = format!("libvirt:{domain} {}", disk.target);
-            let location = Location::Live { uri, name, bitmap };
+            let location = Location::Live { uri, name, bitmap, has_late_status: false };
             sources.push(SourceSpec { disk: disk.name.clone(), location });
         }
         Ok(sources)

@@ -204,7 +204,7 @@ impl Taken {
             let bitmap =
                 bitmap.map(|(since, name)| LiveBitmap { name, since, is_whole_disk: true });
             let (uri, name) = (nbd_uri(&way, ""), format!("libvirt:{domain} {}", disk.target));
-            let location = Location::Live { uri, name, bitmap };
+            let location = Location::Live { uri, name, bitmap, has_late_status: false };
             sources.push(SourceSpec { disk: disk.name.clone(), location });
         }
         Ok(sources)

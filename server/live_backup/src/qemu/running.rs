@@ -342,6 +342,7 @@ fn export(
             location: Location::Live {
                 uri: nbd_uri(socket, disk.live.name.as_str()),
                 name: format!("qmp:{} {}", options.socket.display(), disk.live.node),
+                has_late_status: options.mode == Mode::Pull,
                 bitmap: disk.old.clone().zip(disk.base.clone()).map(|(name, since)| LiveBitmap {
                     name,
                     since,
