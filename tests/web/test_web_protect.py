@@ -168,7 +168,9 @@ def test_clicks_and_drags_choose_among_a_day_of_marks(service, point, coldrise, 
         "follows": follows}))
     visitor.go("machines/web01")
     timeline = page.get_by_role("slider", name="Restore point or time mark")
-    timeline.wait_for()
+    # The line about the session moves the timeline down when it comes.
+    page.get_by_text("no space left").wait_for()
+    wait_until(lambda: timeline.get_attribute("aria-valuemax") == str(1 + len(listed)), "the marks on the timeline")
     page.get_by_role("button", name="Hour").click()
     box = timeline.bounding_box()
     # The newest mark is at 7 of 10 of an hour's width, so a click there is within half a minute of it.
