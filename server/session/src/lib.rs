@@ -87,10 +87,11 @@ pub use points::prune::{PointVerdict, judge};
 pub use points::quarantine::{QuarantineReport, apply_quarantine, check_offered, set_quarantine};
 pub use points::read_lease::ReadLease;
 pub use points::usage::{MachineUsage, PointUsage, StoredBytes, Usage, usage};
-pub use session_folder::document::{SessionDisk, SessionDocument};
+pub use session_folder::document::{ReceivedFrom, SessionDisk, SessionDocument};
 pub use session_folder::notes::{NotesLock, SessionNotes};
 pub use session_folder::rollback_guard::{SessionDamage, session_damage};
 pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
+pub use sessions::changes::{BlockPlace, Change, HeldMarks, SessionChanges};
 pub use sessions::follow::{FollowProgress, Follower, Round, RoundTime};
 pub use sessions::listed::{SessionState, session, sessions};
 pub use sessions::marks::{
@@ -99,6 +100,7 @@ pub use sessions::marks::{
 pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions};
 pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
+pub use sessions::received::ReceivedSession;
 pub use sessions::seal::{point_address, seal, seal_at};
 pub use sessions::seal_report::SealReport;
 pub use sessions::session::Session;

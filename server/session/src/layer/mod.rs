@@ -48,6 +48,7 @@
 //! `open_cells`, the lock of `Slots`. Readers take no lock, except for a stripe if a block does not
 //! match its record: its write may be unfinished.
 
+mod changes;
 mod format;
 mod history;
 mod keys;
@@ -82,6 +83,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use coldrise_block::{Error, ErrorKind, Result};
 
+pub(crate) use changes::{ChangedLayer, LayerWrites};
 pub(crate) use format::{RemovedMarks, SUPERBLOCK_AREA_BYTES, Superblock, TimeMark};
 pub(crate) use keys::LayerKeys;
 pub(crate) use map::Lookup;

@@ -420,7 +420,7 @@ pub(crate) fn layer_damage(error: Error) -> Error {
     }
 }
 
-fn missing(path: &Path) -> String {
+pub(super) fn missing(path: &Path) -> String {
     format!("the layer file {} cannot be opened", path.display())
 }
 
@@ -480,7 +480,12 @@ pub(super) fn truncated(path: &Path, error: std::io::Error) -> Error {
 }
 
 /// Checks the superblock against the session's document.
-fn check(file: &File, path: &Path, expected: &Superblock, keys: &LayerKeys) -> Result<()> {
+pub(super) fn check(
+    file: &File,
+    path: &Path,
+    expected: &Superblock,
+    keys: &LayerKeys,
+) -> Result<()> {
     let mut head = [0; SUPERBLOCK_BYTES];
     file.read_exact_at(&mut head, 0).map_err(|error| truncated(path, error))?;
     let length_bytes = length_of(file, path)?;

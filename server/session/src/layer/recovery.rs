@@ -81,10 +81,12 @@ pub(crate) struct Found {
     captures: Vec<Capture>,
 }
 
-struct ZeroRange {
-    sequence: u64,
-    first: u64,
-    count: u64,
+/// Blocks that a cell makes read as zeroes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ZeroRange {
+    pub(crate) sequence: u64,
+    pub(crate) first: u64,
+    pub(crate) count: u64,
 }
 
 /// Reads all records of the first `slots` slots and fills the layer's map.
@@ -420,7 +422,7 @@ fn read_cells(
     Ok((cells, torn))
 }
 
-fn zero_range(cell: &Record, blocks: u64) -> Option<ZeroRange> {
+pub(super) fn zero_range(cell: &Record, blocks: u64) -> Option<ZeroRange> {
     let mut count = [0; 8];
     count.copy_from_slice(&cell.payload[..8]);
     let count = u64::from_le_bytes(count).min(blocks.checked_sub(cell.block)?);

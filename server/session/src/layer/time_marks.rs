@@ -1,5 +1,6 @@
 //! Time marks of a layer that is open for writing: see `history` for what they keep.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use coldrise_block::{BLOCK_SIZE_BYTES, Result};
@@ -10,7 +11,7 @@ use super::keys::LayerKeys;
 use super::mark::Mark;
 use super::open::length_of;
 use super::recovery::{self, RecoveryFacts};
-use super::{LayerFile, Writer};
+use super::{Layer, LayerFile, Writer};
 
 /// Keeps all writes of a layer waiting. None is unfinished.
 pub(crate) struct PausedWrites<'a> {
@@ -106,6 +107,19 @@ impl LayerFile {
         let mut found = recovery::scan(&layer, slots, &known)?;
         let highest_sequence = found.highest_sequence;
         Ok(found.history(&layer, highest_sequence).slots())
+    }
+
+    /// The layer as it was at a mark that is kept, for reading. No write may be unfinished.
+    ///
+    /// # Errors
+    /// `Corrupt` if a record is damaged.
+    pub(crate) fn as_of(&self, keys: LayerKeys, sequence: u64) -> Result<Arc<Layer>> {
+        let layer = self.reopened(keys)?;
+        let mark = Mark::read(&layer.file, &layer.path, layer.keys.marks())?;
+        let known = RecoveryFacts { as_of: sequence, ..RecoveryFacts::of_mark(&mark) };
+        let slots = segments_in(length_of(&layer.file, &layer.path)?) * SLOTS_PER_SEGMENT;
+        recovery::scan(&layer, slots, &known)?;
+        Ok(Arc::new(Layer { file: Arc::new(layer), ahead: None }))
     }
 
     /// Bytes of all blocks so far that were kept for marks when they were captured again.

@@ -7,7 +7,7 @@ use coldrise_block::{Context, Error, ErrorKind, Result, replace_file};
 use coldrise_store::{
     CatalogDamage, Configuration, DiskDocument, DiskName, DisplayName, LayerId, LayerReference,
     MachineName, MachinePart, MapRoot, MarkRules, PointDocument, PointName, Repository,
-    SessionName, WayOut,
+    RepositoryId, SessionName, WayOut,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,9 @@ pub struct SessionDocument {
     /// Where the machine runs whose disks the session follows. Only the process that follows them writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
+    /// The session at another site whose marks come here, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<ReceivedFrom>,
     /// The last points that show marks, by the time of the mark.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mark_points: Vec<(u64, PointName)>,
@@ -83,6 +86,19 @@ pub struct SessionDocument {
     /// Each new document has a higher revision than the one before.
     #[serde(default)]
     pub(crate) revision: u64,
+}
+
+/// A session at another site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceivedFrom {
+    /// The link over which it comes, by its name here.
+    pub link: MachineName,
+    /// The repository there.
+    pub repository: RepositoryId,
+    /// Its name there.
+    pub session: SessionName,
+    /// When it was published there, in milliseconds since 1970.
+    pub created_at_ms: u64,
 }
 
 /// The files of clients, as a session's document describes them.

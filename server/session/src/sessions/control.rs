@@ -38,6 +38,7 @@ use serde::{Deserialize, Serialize};
 use crate::hexadecimal;
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE, PROBE_PATIENCE};
 use crate::paths::{CONTROL, SessionPaths};
+use crate::sessions::changes::HeldMarks;
 use crate::sessions::marks::{SessionMark, SessionMarks};
 use crate::sessions::seal_report::SealReport;
 use crate::sockets::local_socket::{Answers, LocalSocket, PendingAnswers, ask, has_left, send};
@@ -61,6 +62,11 @@ enum Request {
     SealMark(SessionMark),
     /// Asks for the marks.
     Marks,
+    /// Asks to hold the newest mark and those of these times, in place of what this holder asked for before.
+    Hold {
+        holder: u64,
+        times_ns: Vec<u64>,
+    },
     /// Replaces layers by [`crate::sessions::folded_disks::FoldedDisks`]. They are encrypted for this
     /// session: an asker without the key must not choose the content of a disk.
     Rebase(#[serde(with = "hexadecimal")] Vec<u8>),
@@ -77,6 +83,7 @@ enum Answer {
     /// True if a disk was moved.
     Rebased(bool),
     Marks(Box<SessionMarks>),
+    Held(Box<HeldMarks>),
     Greeted,
     Failed {
         kind: String,
@@ -98,6 +105,9 @@ pub(crate) trait ServedSession: Send + Sync {
 
     /// The marks of the session.
     fn marks(&self) -> SessionMarks;
+
+    /// Holds the newest mark and those of these times for `holder`, for two minutes.
+    fn hold(&self, holder: u64, times_ns: &[u64]) -> HeldMarks;
 
     /// Reads folded disks, encrypted for [`rebase_purpose`], instead of layers. Returns true if a
     /// disk was moved.
@@ -134,6 +144,9 @@ impl Answers for SessionAnswers {
             Ok(Request::SealMark(mark)) => Some(mark),
             Ok(Request::Marks) => {
                 return send(&stream, &Answer::Marks(Box::new(session.marks())));
+            }
+            Ok(Request::Hold { holder, times_ns }) => {
+                return send(&stream, &Answer::Held(Box::new(session.hold(holder, &times_ns))));
             }
             Ok(Request::Rebase(folded)) => {
                 let rebased = session.rebase(&folded, &|| check_asker(&stream));
@@ -226,7 +239,8 @@ pub(crate) fn ask_for_seal(
         match asked.next() {
             Ok(Some(Answer::Committing)) => is_committing = true,
             // The answer to another question.
-            Ok(Some(Answer::Greeted | Answer::Rebased(_) | Answer::Marks(_))) => {}
+            Ok(Some(Answer::Greeted | Answer::Rebased(_) | Answer::Marks(_) | Answer::Held(_))) => {
+            }
             Ok(Some(Answer::Sealed(sealed))) => return Ok(Some(*sealed)),
             Ok(Some(Answer::Closing)) => return Ok(None),
             Ok(Some(Answer::Failed { kind, message })) => {
@@ -264,27 +278,61 @@ pub(crate) fn ask_for_marks(
     place: &SessionPaths,
     name: &SessionName,
 ) -> Result<Option<SessionMarks>> {
+    let marks = |answer| match answer {
+        Answer::Marks(marks) => Some(*marks),
+        _ => None,
+    };
+    ask_about_marks(place, name, &Request::Marks, marks)
+}
+
+/// Asks the process that serves the session to hold marks. `None` if no process serves it.
+///
+/// # Errors
+/// `Busy` if it does not answer.
+pub(crate) fn ask_to_hold(
+    place: &SessionPaths,
+    name: &SessionName,
+    holder: u64,
+    times_ns: &[u64],
+) -> Result<Option<HeldMarks>> {
+    let held = |answer| match answer {
+        Answer::Held(held) => Some(*held),
+        _ => None,
+    };
+    ask_about_marks(place, name, &Request::Hold { holder, times_ns: times_ns.to_vec() }, held)
+}
+
+fn ask_about_marks<T>(
+    place: &SessionPaths,
+    name: &SessionName,
+    request: &Request,
+    wanted: impl Fn(Answer) -> Option<T>,
+) -> Result<Option<T>> {
     let start = Instant::now();
-    let Some(mut asked) = ask(place.directory(), CONTROL, &Request::Marks, LOOK_INTERVAL)? else {
+    let Some(mut asked) = ask(place.directory(), CONTROL, request, LOOK_INTERVAL)? else {
         return Ok(None);
     };
     loop {
         match asked.next() {
-            Ok(Some(Answer::Marks(marks))) => return Ok(Some(*marks)),
             Ok(Some(Answer::Failed { kind, message })) => {
                 let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Io);
                 let what = format!("session {name}: {} has no marks: {message}", server_of(place));
                 return Err(Error::new(kind, what));
             }
             Ok(Some(Answer::Closing)) | Err(_) => return Ok(None),
-            Ok(_) if start.elapsed() >= COMMIT_PATIENCE => {
-                let message = format!(
-                    "session {name}: {} does not answer; check whether that process is stopped",
-                    server_of(place)
-                );
-                return Err(Error::new(ErrorKind::Busy, message));
+            Ok(Some(answer)) => {
+                if let Some(found) = wanted(answer) {
+                    return Ok(Some(found));
+                }
             }
-            Ok(_) => {}
+            Ok(None) => {}
+        }
+        if start.elapsed() >= COMMIT_PATIENCE {
+            let message = format!(
+                "session {name}: {} does not answer; check whether that process is stopped",
+                server_of(place)
+            );
+            return Err(Error::new(ErrorKind::Busy, message));
         }
     }
 }

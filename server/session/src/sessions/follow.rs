@@ -149,7 +149,8 @@ impl Follower {
     pub fn all(repository: &Repository, machine: &MachineName) -> Result<Vec<SessionDocument>> {
         let documents = SessionDocument::readable(repository)?.into_iter().map(|(_, found)| found);
         let follows = |document: &SessionDocument| {
-            !document.is_ended && document.follows.is_some() && document.machine == *machine
+            let is_here = document.follows.is_some() && document.received.is_none();
+            !document.is_ended && is_here && document.machine == *machine
         };
         Ok(documents.filter(follows).collect())
     }
@@ -209,7 +210,7 @@ impl Follower {
     /// # Errors
     /// `Poisoned` after a failed sync; `NoSpace`.
     pub fn finish_round(&self, round: Round, time: RoundTime) -> Result<()> {
-        self.session.mark_round(Some((round, time)))?;
+        self.session.mark_round(Some(round), Some(time))?;
         self.session.flush_time_marks()
     }
 

@@ -10,6 +10,7 @@
 //! One process at a time serves a session: it holds `live/HASH/lock`. The session's mutex for seals
 //! is taken after that lock and before `live/lock`.
 
+pub(crate) mod changes;
 pub(crate) mod control;
 pub(crate) mod folded_disks;
 pub(crate) mod follow;
@@ -18,6 +19,7 @@ pub(crate) mod marks;
 pub(crate) mod owned;
 pub(crate) mod parts;
 pub(crate) mod publish;
+pub(crate) mod received;
 pub(crate) mod seal;
 pub(crate) mod seal_report;
 pub(crate) mod session;

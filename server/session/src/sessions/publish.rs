@@ -18,7 +18,9 @@ use crate::locks::file_lock::FileLock;
 use crate::paths::{SessionPaths, prepare_mark};
 use crate::points::catalog::Catalog;
 use crate::session_folder::addresses::session_name;
-use crate::session_folder::document::{SessionDisk, SessionDocument, SessionFiles, damage};
+use crate::session_folder::document::{
+    ReceivedFrom, SessionDisk, SessionDocument, SessionFiles, damage,
+};
 use crate::session_folder::ended::remove_remains;
 use crate::session_folder::top_layers::create_tops;
 
@@ -96,6 +98,22 @@ pub(crate) fn publish_following(
     publish_subject(repository, point, name, how, |_, files| Ok(files))
 }
 
+/// Like [`publish_following`], as a session that holds the marks of a session at another site. Points that are sealed
+/// from it get numbers that none there has.
+pub(crate) fn publish_received(
+    repository: &Arc<Repository>,
+    point: &PointDocument,
+    received: &ReceivedFrom,
+) -> Result<SessionDocument> {
+    let source = format!("live/{} of site {}", received.session, received.link);
+    let follows = Some((&*source, MarkRules::default()));
+    let how = How { follows, received: Some(received), ..How::default() };
+    publish_subject(repository, point, None, how, |_, files| Ok(files))
+}
+
+/// The numbers of points that are sealed from received sessions are higher: the other site's may be copied here later.
+const RECEIVED_NUMBERS: u32 = 1_000_000;
+
 /// What distinguishes sessions when they are published.
 #[derive(Default)]
 struct How<'a> {
@@ -105,6 +123,8 @@ struct How<'a> {
     limit: Option<u64>,
     /// Where the machine is that the session follows, and which of its marks are kept.
     follows: Option<(&'a str, MarkRules)>,
+    /// The session at another site whose marks come here.
+    received: Option<&'a ReceivedFrom>,
 }
 
 /// Publishes a point of the catalog, or one that is incoming.
@@ -115,7 +135,7 @@ fn publish_subject(
     how: How<'_>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    let How { incoming, limit, follows } = how;
+    let How { incoming, limit, follows, received } = how;
     let (follows, rules) = follows.unzip();
     let carried = match incoming {
         Some(incoming) if incoming.point.files.is_empty() => CarriedFiles::default(),
@@ -158,6 +178,7 @@ fn publish_subject(
     let known = known.map(|sealed| sealed.point.lineage().1).max();
     // If the catalog is damaged the number is unknown, and the next seal records it.
     let highest = repository.highest_number(&point.machine, &point.point).ok();
+    let highest = highest.max(received.map(|_| RECEIVED_NUMBERS));
     let mut disks = Vec::with_capacity(point.disks.len());
     for disk in &point.disks {
         disks.push(SessionDisk {
@@ -185,6 +206,7 @@ fn publish_subject(
         // A session that is bounded lives as long as its command.
         marks: limit.is_none().then(|| rules.unwrap_or_default()),
         follows: follows.map(str::to_owned),
+        received: received.cloned(),
         mark_points: Vec::new(),
         highest_number: highest.map(|highest| highest.max(known.unwrap_or(0))),
         incoming_created_at_ms: incoming.map(|_| point.created_at_ms),

@@ -22,6 +22,7 @@ use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
+use crate::sessions::changes::HeldMarks;
 use crate::sessions::control::{ControlSocket, ServedSession, lock_for_serving};
 use crate::sessions::follow::{FollowProgress, not_served};
 use crate::sessions::marks::{MarkKeeper, SessionMark, SessionMarks, check_there, marks_in};
@@ -126,7 +127,7 @@ impl Session {
         let files = Arc::new(files.context(|| format!("session {name}"))?);
         let newest_ns = newest_mark(&disks);
         let session = Arc::new(Session {
-            keeper: MarkKeeper::new(document.mark_rules(), newest_ns),
+            keeper: MarkKeeper::new(document.mark_rules(), newest_ns, document.received.is_none()),
             rounds: (purpose == Use::Follow).then(|| Mutex::new(FollowProgress::default())),
             control: Mutex::new(None),
             _activity: listen_for_watchers(repository, &place, &document, &disks),
@@ -425,6 +426,9 @@ impl Drop for Session {
         if let Err(error) = self.files.flush() {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }
+        if let Err(error) = self.mark_at_close() {
+            tracing::warn!(error = %error.full_message(), "a session was closed without a mark of its last writes");
+        }
         if let Err(error) = self.note_progress() {
             tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
         }
@@ -509,6 +513,10 @@ impl ServedSession for Session {
 
     fn marks(&self) -> SessionMarks {
         Session::marks(self)
+    }
+
+    fn hold(&self, holder: u64, times_ns: &[u64]) -> HeldMarks {
+        Session::hold(self, holder, times_ns)
     }
 
     fn rebase(&self, folded: &[u8], may_commit: &dyn Fn() -> Result<()>) -> Result<bool> {

@@ -5,9 +5,10 @@
 //! marks need take more than their share of the drive, intervals become twice as long, and again,
 //! until they take less.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
 use coldrise_store::MarkRules;
@@ -17,6 +18,7 @@ use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::sessions::changes::{HOLD, HeldMarks, there};
 use crate::sessions::follow::{Round, RoundTime};
 use crate::sessions::session::Session;
 
@@ -44,10 +46,13 @@ const GRACE: Duration = Duration::from_secs(3600);
 pub(crate) struct MarkKeeper {
     rules: MarkRules,
     state: Mutex<State>,
+    /// Held while marks are chosen and removed.
+    removing: Mutex<()>,
     thread: Mutex<Option<PeriodicThread>>,
 }
 
 struct State {
+    has_clock: bool,
     /// The time of the newest mark, and when it was made by the monotonic clock.
     last: Option<(u64, Instant)>,
     /// The clock at the last turn.
@@ -60,13 +65,17 @@ struct State {
     limit_bytes: u64,
     /// The bytes kept for marks so far, when the newest mark was made.
     superseded_bytes: u64,
+    /// The times of the marks that others need, and until when.
+    held: HashMap<u64, (Vec<u64>, Instant)>,
 }
 
 impl MarkKeeper {
-    /// A keeper whose thread has not been started. Marks get times after `newest_ns`.
-    pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>) -> MarkKeeper {
+    /// A keeper whose thread has not been started. Marks get times after `newest_ns`. `has_clock`: unless they come with the
+    /// times of another site's clock, by which they age.
+    pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>, has_clock: bool) -> MarkKeeper {
         let now = Instant::now();
         let state = State {
+            has_clock,
             last: newest_ns.map(|newest_ns| (newest_ns, now)),
             clock: newest_ns.map(|newest_ns| (newest_ns, now)),
             grace_until: None,
@@ -75,8 +84,14 @@ impl MarkKeeper {
             turns: 0,
             limit_bytes: u64::MAX,
             superseded_bytes: 0,
+            held: HashMap::new(),
         };
-        MarkKeeper { rules, state: Mutex::new(state), thread: Mutex::new(None) }
+        MarkKeeper {
+            rules,
+            state: Mutex::new(state),
+            removing: Mutex::new(()),
+            thread: Mutex::new(None),
+        }
     }
 
     /// Starts the thread, unless the rule makes no marks.
@@ -110,8 +125,10 @@ fn next_time_ns(last: Option<(u64, Instant)>, clock_ns: u64, now: Instant) -> u6
     last.map_or(clock_ns, |last| clock_ns.max(after(last)))
 }
 
+/// To the nanosecond: no two marks have one time, also if the clock is set back.
 fn clock_ns() -> u64 {
-    now_ms().saturating_mul(1_000_000)
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl State {
@@ -134,7 +151,8 @@ impl State {
 
     fn next_time(&self) -> RoundTime {
         let at = Instant::now();
-        RoundTime { time_ns: next_time_ns(self.last, clock_ns(), at), at }
+        let clock_ns = if self.has_clock { clock_ns() } else { 0 };
+        RoundTime { time_ns: next_time_ns(self.last, clock_ns, at), at }
     }
 }
 
@@ -166,11 +184,18 @@ impl Session {
         self.mark_and_remove().unwrap();
     }
 
+    #[cfg(test)]
+    pub(crate) fn mark_turns_now(&self, count: u32) {
+        (0..count).for_each(|_| self.mark_turn_now());
+    }
+
     fn mark_and_remove(&self) -> Result<()> {
         let turns = {
             let mut state = self.keeper().state.lock();
             state.turns = state.turns.wrapping_add(1);
-            state.look_at_clock(clock_ns(), Instant::now());
+            if state.has_clock {
+                state.look_at_clock(clock_ns(), Instant::now());
+            }
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
@@ -209,11 +234,23 @@ impl Session {
         if !self.layered().filter_map(|disk| disk.top()).any(is_written) {
             return Ok(());
         }
-        self.mark_round(None)
+        self.mark_round(None, None)
     }
 
-    /// Makes a mark of all disks: of the present time, or of a round.
-    pub(crate) fn mark_round(&self, round: Option<(Round, RoundTime)>) -> Result<()> {
+    /// Makes a mark of what was written since the last one, when no more writes come: if this second has its mark, under the
+    /// next one.
+    pub(crate) fn mark_at_close(&self) -> Result<()> {
+        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
+        let is_due = !self.is_following() && !self.keeper().rules.is_off();
+        if is_due && self.layered().filter_map(|disk| disk.top()).any(is_written) {
+            self.mark_round(None, Some(self.round_time()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a mark of all disks: of a round if they were written in one, of this time if no later mark was made, else of
+    /// the present time.
+    pub(crate) fn mark_round(&self, round: Option<Round>, time: Option<RoundTime>) -> Result<()> {
         let stacks: Vec<_> = self.layered().map(|disk| disk.hold()).collect();
         let tops: Vec<&Layer> =
             stacks.iter().filter_map(|stack| stack.layers.last()).map(|top| &**top).collect();
@@ -222,7 +259,7 @@ impl Session {
         }
         let paused = tops.iter().map(|top| top.pause_writes()).collect::<Result<Vec<_>>>()?;
         let mut state = self.keeper().state.lock();
-        let taken = round.map(|(_, time)| time).filter(|time| {
+        let taken = time.filter(|time| {
             // A mark was made since: the time of this one has to be later.
             state.last.is_none_or(|(last_ns, _)| last_ns < time.time_ns)
         });
@@ -230,7 +267,7 @@ impl Session {
         state.last = Some((time_ns, at));
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
-            top.add_time_mark(paused, time_ns, round.map_or(0, |(round, _)| round.encode()))?;
+            top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
         }
         Ok(())
     }
@@ -239,6 +276,7 @@ impl Session {
     fn remove_marks(&self, limit_bytes: u64) -> Result<()> {
         // A seal replaces the layers meanwhile: the next turn removes marks.
         let Some(document) = self.try_document() else { return Ok(()) };
+        let _removing = self.keeper().removing.lock();
         loop {
             let coarser = self.keeper().state.lock().coarser;
             let mut kept = self.kept(self.marks_of(&document), coarser);
@@ -271,12 +309,36 @@ impl Session {
 
     /// The marks that the rule keeps now.
     fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
-        let state = self.keeper().state.lock();
-        let now_ns = state.next_time().time_ns;
-        match coarser == 0 && state.has_grace(Instant::now()) {
-            true => marks,
-            false => kept_marks(marks, &self.keeper().rules, now_ns, coarser),
+        let mut state = self.keeper().state.lock();
+        let (now, now_ns) = (Instant::now(), state.next_time().time_ns);
+        if coarser == 0 && state.has_grace(now) {
+            return marks;
         }
+        state.held.retain(|_, (_, until)| now < *until);
+        let held = state.held.values().flat_map(|(times, _)| times).copied().collect();
+        kept_marks(marks, &self.keeper().rules, now_ns, coarser, &held)
+    }
+
+    /// Holds the newest mark and those of these times.
+    pub(crate) fn hold(&self, holder: u64, times_ns: &[u64]) -> HeldMarks {
+        let document = self.document();
+        let until = Instant::now() + HOLD;
+        let newest_ns = self.marks_of(&document).last().map(|mark| mark.time_ns);
+        let times = times_ns.iter().copied().chain(newest_ns).collect();
+        self.keeper().state.lock().held.insert(holder, (times, until));
+        // Marks that a removal had chosen before are not there now, or the newest one.
+        let _removed = self.keeper().removing.lock();
+        let marks = self.marks_of(&document);
+        let is_unmarked =
+            || self.layered().filter_map(|disk| disk.top()).any(|top| top.has_unmarked_writes());
+        let newest_ms = newest_ns.map_or(0, |time_ns| time_ns / 1_000_000);
+        let current_ms = match self.follow_progress() {
+            Some(progress) => progress.current_ms,
+            None if is_unmarked() => newest_ms,
+            None => now_ms(),
+        };
+        let newest = marks.iter().find(|mark| Some(mark.time_ns) == newest_ns).cloned();
+        HeldMarks { newest, held_ns: there(&marks, times_ns), current_ms }
     }
 
     /// Bytes of the blocks that only marks need.
@@ -371,7 +433,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let second = 1_000_000_000;
-        let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
         let mut state = keeper.state.into_inner();
         state.clock = Some((1000 * second, start));
         state.look_at_clock(1001 * second, at(1));
@@ -384,7 +446,7 @@ mod tests {
         state.look_at_clock(1503 * second, at(503));
         assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
         // An opening after a day.
-        let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second));
+        let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
         let mut state = opened.state.into_inner();
         state.look_at_clock(87_400 * second, Instant::now());
         assert!(state.has_grace(Instant::now()));

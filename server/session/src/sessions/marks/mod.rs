@@ -132,16 +132,19 @@ pub(crate) fn whole_marks(disks: &[Vec<(LayerId, Vec<TimeMark>)>]) -> Vec<Sessio
     whole.map(mark).collect()
 }
 
-/// The marks that the rule keeps now.
+/// The marks that the rule keeps now, and those of the times that are `held`.
 pub(crate) fn kept_marks(
     marks: Vec<SessionMark>,
     rules: &MarkRules,
     now_ns: u64,
     coarser: u32,
+    held: &HashSet<u64>,
 ) -> Vec<SessionMark> {
     let times: Vec<u64> = marks.iter().map(|mark| mark.time_ns).collect();
-    let kept = rules.kept(&times, now_ns, coarser);
-    marks.into_iter().zip(kept).filter(|(_, is_kept)| *is_kept).map(|(mark, _)| mark).collect()
+    let kept = rules.kept(&times, now_ns, coarser).into_iter();
+    let kept = marks.into_iter().zip(kept);
+    let is_kept = |(mark, is_kept): &(SessionMark, bool)| *is_kept || held.contains(&mark.time_ns);
+    kept.filter(is_kept).map(|(mark, _)| mark).collect()
 }
 
 /// Sets which marks of a session are kept. A process that serves it follows the rule from its next
@@ -192,7 +195,7 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
     let marks = marks_in_layers(repository, document)?;
     // While no process serves the session, nothing changes: its marks do not age.
     let now_ns = marks.last().map_or(0, |mark| mark.time_ns);
-    let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0);
+    let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0, &HashSet::new());
     Ok(SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0, progress: None })
 }
 
