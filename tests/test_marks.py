@@ -14,63 +14,9 @@ import pytest
 
 from support.cli import Coldrise
 from support.nbdserver import Nbdkit, refused, wait_until
+from support.numbered_writes import BLOCK, NumberedWrites, content, images
 
-BLOCK = 4096
 DISK_BYTES = 4 << 20
-# Few blocks, so that each is written again and again.
-BLOCKS = 200
-
-
-class Writer(threading.Thread):
-    """Writes numbered blocks to two disks by turns: the oracle of what a mark must show."""
-
-    def __init__(self, server, exports):
-        super().__init__()
-        self.server = server
-        self.exports = exports
-        self.random = random.Random(7)
-        # For each write: its start and end in seconds, its disk and its block.
-        self.writes = []
-        self.must_end = threading.Event()
-
-    def run(self):
-        with self.server.connect(self.exports[0]) as first, self.server.connect(self.exports[1]) as second:
-            with contextlib.suppress(nbd.Error):  # The server was killed.
-                while not self.must_end.is_set():
-                    disk, block = len(self.writes) % 2, self.random.randrange(BLOCKS)
-                    self.writes.append([time.time(), math.inf, disk, block])
-                    (first, second)[disk].pwrite(content(len(self.writes)), block * BLOCK)
-                    self.writes[-1][1] = time.time()
-                    if len(self.writes) % 500 == 0:
-                        first.flush()
-                        second.flush()
-
-    def end(self):
-        self.must_end.set()
-        self.join()
-
-    def check(self, mark, images):
-        """The disks must be what they were after a number of writes that fits the mark's time."""
-        found = [
-            [struct.unpack_from("<Q", image, block * BLOCK)[0] for block in range(BLOCKS)] for image in images
-        ]
-        number = max(map(max, found))
-        expected = [[0] * BLOCKS, [0] * BLOCKS]
-        for n, (_, _, disk, block) in enumerate(self.writes[:number], 1):
-            expected[disk][block] = n
-        assert found == expected, f"the disks are not as after write {number}"
-        for disk, numbers in enumerate(found):
-            for block, n in enumerate(numbers):
-                assert n == 0 or images[disk][block * BLOCK:][:BLOCK] == content(n)
-        # The mark's time is cut to milliseconds.
-        at = mark["marked_at_ms"] / 1000
-        assert all(end > at for _, end, _, _ in self.writes[number:]), "a write before the mark is missing"
-        assert all(start < at + 0.002 for start, _, _, _ in self.writes[:number]), "a write after the mark is there"
-        return number
-
-
-def content(number):
-    return struct.pack("<Q", number) * (BLOCK // 8)
 
 
 @pytest.fixture
@@ -94,19 +40,9 @@ def wait_for_marks(coldrise, count, after=0):
     return wait_until(enough, f"{count} marks")
 
 
-def images(coldrise, address, folder):
-    """The disks of a point or a mark, as restore writes them."""
-    found = []
-    for disk in ["vda", "vdb"]:
-        target = folder / f"{disk}-restored.raw"
-        coldrise.json("restore", "--force", f"{address}/{disk}", target)
-        found.append(target.read_bytes())
-    return found
-
-
 def test_each_mark_is_what_both_disks_were_at_one_instant(coldrise, session, nbdkit, tmp_path):
     server = nbdkit()
-    writer = Writer(server, list(session.values()))
+    writer = NumberedWrites(server, list(session.values()))
     writer.start()
     try:
         # While the disks are written, the session is sealed and writes to other layers.
@@ -203,7 +139,7 @@ def test_marks_are_off_on_request(coldrise, point, nbdkit):
 def test_marks_end_with_their_age_and_give_their_blocks_back(coldrise, session, nbdkit):
     coldrise.json("publish", "web01/latest", "--name", "short", "--marks", "1s=3s")
     server = nbdkit()
-    writer = Writer(server, ["live/short/vda", "live/short/vdb"])
+    writer = NumberedWrites(server, ["live/short/vda", "live/short/vdb"])
     writer.start()
 
     def oldest():
@@ -235,7 +171,7 @@ def test_on_a_small_drive_marks_become_fewer_and_writes_succeed(tmp_path, templa
             disks[name].write_bytes(bytes(DISK_BYTES))
         exports = coldrise.publish(coldrise.backup("web01", **disks), "trial")
         with Nbdkit(coldrise, tmp_path / "nbdkit") as server:
-            writer = Writer(server, list(exports.values()))
+            writer = NumberedWrites(server, list(exports.values()))
             writer.start()
             try:
                 # A tenth of the drive: less than five states of both disks.

@@ -11,11 +11,11 @@ SESSION = "web01-1"
 
 
 class Protection(threading.Thread):
-    """`coldrise protect-live web01`, and the lines that it has printed."""
+    """`coldrise protect-live`, and the lines that it has printed."""
 
-    def __init__(self, coldrise, *options):
+    def __init__(self, coldrise, *arguments):
         super().__init__(daemon=True)
-        self.process = coldrise.start("--json", "protect-live", "web01", "--every", "1s", *options,
+        self.process = coldrise.start("--json", "protect-live", *arguments,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.lines = []
         self.start()
@@ -52,15 +52,15 @@ class Protection(threading.Thread):
 
 
 class Protections:
-    """Starts protections, and ends those that run."""
+    """Starts protections, of web01 unless others are named, and ends those that run."""
 
-    def __init__(self, coldrise, *options):
+    def __init__(self, coldrise, *options, subject=("web01", "--every", "1s")):
         self.coldrise = coldrise
-        self.options = options
+        self.arguments = (*subject, *options)
         self.started = []
 
     def __call__(self, *options):
-        self.started.append(Protection(self.coldrise, *self.options, *options))
+        self.started.append(Protection(self.coldrise, *self.arguments, *options))
         return self.started[-1]
 
     def end(self):

@@ -58,7 +58,7 @@ pub use inventory::{Changes, Inventory};
 pub use listing::{DiskList, ListedDisk, ListedMachine, ListedPoint, Listing, PointKind};
 pub use machine_pattern::{MachinePattern, matches_wildcards};
 pub use machines::{BootBadge, MachineSummary, PointPage, PointQuery, PointSummary};
-pub use marks::{Followed, MarkDetails, MarkStretch, MarksDetails};
+pub use marks::{Followed, MarkDetails, MarkStretch, MarksDetails, SiteDetails};
 pub use points::{PointDetails, PointDisk, PointPart, find_disk};
 pub use retention::{
     PrunedMachine, PrunedPoint, Retention, RetentionPlan, going, machines_or_all,

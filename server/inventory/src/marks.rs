@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coldrise_block::{Result, now_ms};
-use coldrise_session::{FollowProgress, SessionMarks, session_marks};
+use coldrise_session::{FollowProgress, SessionMarks, SiteProgress, session_marks};
 use coldrise_store::{Repository, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -27,6 +27,9 @@ pub struct MarksDetails {
     /// The machine that the session follows while it runs elsewhere; absent if clients write the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<Followed>,
+    /// Other sites that get the marks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sites: Vec<SiteDetails>,
     /// Stretches of marks at about the same interval, the oldest first.
     pub stretches: Vec<MarkStretch>,
     /// The marks, the oldest first.
@@ -45,11 +48,59 @@ pub struct MarkDetails {
     pub is_consistent: bool,
 }
 
+/// A site that gets the time marks of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SiteDetails {
+    /// The link.
+    pub link: String,
+    /// The session there; absent until it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// A process sends marks there now.
+    pub is_running: bool,
+    /// The newest mark there, in milliseconds since 1970-01-01T00:00:00Z; 0 without one.
+    pub marked_at_ms: u64,
+    /// It has everything that was written until then, in milliseconds since 1970-01-01T00:00:00Z; 0 without a mark.
+    pub current_ms: u64,
+    /// The time since then, in seconds; absent without a mark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_s: Option<u64>,
+    /// Changes of the mark that is being sent which are not there yet, in bytes.
+    pub pending_bytes: u64,
+    /// What the process has sent, in bytes on the line.
+    pub sent_bytes: u64,
+    /// Why nothing is sent at this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl SiteDetails {
+    fn new(progress: SiteProgress) -> SiteDetails {
+        let (is_running, lag_s) = (progress.is_running(), progress.lag_s());
+        let SiteProgress { link, session, marked_at_ms, current_ms, .. } = progress;
+        let SiteProgress { pending_bytes, sent_bytes, problem, .. } = progress;
+        SiteDetails {
+            link,
+            session,
+            is_running,
+            marked_at_ms,
+            current_ms,
+            lag_s,
+            pending_bytes,
+            sent_bytes,
+            problem,
+        }
+    }
+}
+
 /// A machine that runs elsewhere, and whose changes a session takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Followed {
-    /// Where it runs: `libvirt:DOMAIN` or `qmp:SOCKET`.
+    /// Where it runs: `libvirt:DOMAIN` or `qmp:SOCKET`; or the session of another site whose marks come here.
     pub source: String,
+    /// The link of that site.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
     /// A process follows it now.
     pub is_running: bool,
     /// The newest mark has everything that the machine wrote until then, in milliseconds since 1970-01-01T00:00:00Z; 0 without
@@ -64,12 +115,17 @@ pub struct Followed {
 }
 
 impl Followed {
-    fn new(source: String, newest_ms: u64, progress: Option<FollowProgress>) -> Followed {
+    fn new(
+        source: String,
+        site: Option<String>,
+        newest_ms: u64,
+        progress: Option<FollowProgress>,
+    ) -> Followed {
         let is_running = progress.is_some();
         let FollowProgress { current_ms, problem } = progress.unwrap_or_default();
         let current_ms = current_ms.max(newest_ms);
         let lag_s = (current_ms > 0).then(|| now_ms().saturating_sub(current_ms) / 1000);
-        Followed { source, is_running, current_ms, lag_s, problem }
+        Followed { source, site, is_running, current_ms, lag_s, problem }
     }
 }
 
@@ -105,13 +161,19 @@ impl MarksDetails {
             });
         }
         let newest_ms = listed.last().map_or(0, |mark| mark.marked_at_ms);
+        let rule = document.mark_rules().to_string();
+        let site = document.received.map(|received| received.link.to_string());
+        let sites = SiteProgress::all(repository, name)?;
         Ok(MarksDetails {
             session: name.to_string(),
-            rule: document.mark_rules().to_string(),
+            rule,
             held_bytes,
             held_bytes_limit,
             interval_factor: 1 << coarser.min(63),
-            follows: document.follows.map(|source| Followed::new(source, newest_ms, progress)),
+            follows: document
+                .follows
+                .map(|source| Followed::new(source, site, newest_ms, progress)),
+            sites: sites.into_iter().map(SiteDetails::new).collect(),
             stretches: stretches(&listed, now_ms()),
             marks: listed,
         })

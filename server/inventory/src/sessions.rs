@@ -36,6 +36,9 @@ pub struct SessionDetails {
     /// Where the machine runs whose changes the session takes; absent if clients write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
+    /// The link of the site whose session has the marks that come here; absent for other sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
     /// Space that the writes since the last seal take, in bytes.
     pub captured_bytes: u64,
     /// The process that serves it. Absent in lists, if it is not served, and with `activity_missing`.
@@ -146,6 +149,7 @@ impl SessionDetails {
             is_served: state.is_served,
             is_abandoned: state.is_abandoned,
             follows: document.follows.clone(),
+            site: document.received.as_ref().map(|received| received.link.to_string()),
             captured_bytes: state.captured_bytes,
             server: None,
             activity_missing: None,

@@ -346,7 +346,7 @@ fn join(earlier: CopySummary, now: &mut CopySummary) {
 }
 
 /// Waits; `false` if the copy was cancelled.
-fn pause(wait: Duration, cancel: &AtomicBool) -> bool {
+pub(crate) fn pause(wait: Duration, cancel: &AtomicBool) -> bool {
     let started = Instant::now();
     while started.elapsed() < wait {
         if cancel.load(Ordering::Relaxed) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_ingest::{Pace, RateLimit, StoredDisk, Watch, store_source};
-use coldrise_store::{DiskDocument, MachineName, PointDocument, Repository};
+use coldrise_store::{DiskDocument, MachineName, PointDocument, PointName, Repository};
 
 use crate::disk_copy::{Common, DiskCopy};
 use crate::plan::{Plan, Side, Wanted, base_of, came_by, comes_back, made_in, places_before};
@@ -31,6 +31,8 @@ pub struct CopyRequest {
     pub is_all: bool,
     /// Of each machine only the newest points that are not there.
     pub last: Option<usize>,
+    /// This point alone, also if it is older than the youngest one there.
+    pub only: Option<PointName>,
     /// The limit on the bytes read; `None`: no limit.
     pub limit: Option<Arc<RateLimit>>,
     /// Under which target the copy is recorded, and in which repository; `None`: it is not.
@@ -177,8 +179,12 @@ impl MachineRun<'_> {
         let there =
             Side { repository: &far_id, machine: &self.result.far_machine, points: &far_points };
         let clock_guard = Some(self.source.clock_guard(&self.result.machine)?);
-        let wanted = Wanted { is_all: self.request.is_all, last: self.request.last, clock_guard };
-        let plan = Plan::make(&here, &there, wanted)?;
+        let is_all = self.request.is_all || self.request.only.is_some();
+        let wanted = Wanted { is_all, last: self.request.last, clock_guard };
+        let mut plan = Plan::make(&here, &there, wanted)?;
+        if let Some(only) = &self.request.only {
+            plan.missing.retain(|at| points[*at].point == *only);
+        }
         let names = |places: &[usize]| places.iter().map(|at| points[*at].point.clone()).collect();
         self.result.there = plan.there - self.result.copied.len().min(plan.there);
         self.result.passed_over = names(&plan.passed_over);

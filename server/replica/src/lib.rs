@@ -37,6 +37,7 @@ mod content;
 mod copy;
 mod disk_copy;
 mod links;
+mod live_sender;
 mod plan;
 mod remote;
 mod serve_fetch;
@@ -48,11 +49,12 @@ pub use attempts::{Attempts, Site, Way, copy_over, paced};
 pub use bucket::{BucketRemote, fetch_from_bucket};
 pub use copy::{CopyRequest, copy};
 pub use links::{Invitation, Link, Links, Right, parse_link_name, parse_prefix};
+pub use live_sender::{LiveProgress, LiveRequest, LiveStep, send_live};
 pub use plan::Identity;
 pub use remote::{
     Announced, AnnouncedDisk, Announcement, CopiedPoint, CopyProgress, CopyStep, CopySummary,
-    FetchRequest, Fetched, Greeting, LineRemote, MachineCopy, Opening, PartialMap, Remote, Traffic,
-    fetch, limit_fetch,
+    FetchRequest, Fetched, Greeting, LineRemote, LiveOpening, LiveReceivers, LiveTerms,
+    MachineCopy, Opening, PartialMap, Remote, Traffic, fetch, limit_fetch,
 };
 pub use serve_fetch::serve_fetch;
 pub use source::CopySource;

@@ -21,7 +21,7 @@ mod points;
 mod production;
 mod value;
 
-pub use continuous::{ProtectLive, parse_every};
+pub use continuous::{ProtectLive, Protected, parse_every};
 pub use copy::CopyOptions;
 pub use encode::{CommandLine, check, refuse};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};

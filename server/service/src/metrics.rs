@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::{IncomingDetails, MachineSummary, MarksDetails};
 use coldrise_replica::{MachineCopies, TargetCopies};
+use coldrise_session::SiteProgress;
 use coldrise_store::BootVerdict;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
@@ -177,23 +178,35 @@ fn alarms(out: &mut Exposition, service: &Service, caller: &Identity) -> Result<
 
 /// Sessions that follow machines. One that cannot be read, or has no state of its machine yet, has no value.
 fn followed(out: &mut Exposition, service: &Service, caller: &Identity) {
-    let mut values = Vec::new();
+    let (mut values, mut of_sites) = (Vec::new(), Vec::new());
     if let Ok((repository, listing)) =
         service.inventory().and_then(|i| Ok((i.repository()?, i.sessions()?)))
     {
         let sessions = listing.sessions.into_iter();
-        for found in sessions.filter(|s| s.follows.is_some() && caller.sees(&s.machine)) {
-            let marks =
-                found.session.parse().and_then(|name| MarksDetails::read(&repository, &name));
-            let follows = marks.ok().and_then(|marks| marks.follows);
+        for found in sessions.filter(|session| caller.sees(&session.machine)) {
+            let Ok(name) = found.session.parse() else { continue };
+            let labels =
+                || vec![("session", found.session.clone()), ("machine", found.machine.clone())];
+            for site in SiteProgress::all(&repository, &name).unwrap_or_default() {
+                if let Some(lag_s) = site.lag_s() {
+                    let labels = [labels(), vec![("link", site.link)]].concat();
+                    of_sites.push((labels, lag_s as f64));
+                }
+            }
+            if found.follows.is_none() {
+                continue;
+            }
+            let marks = MarksDetails::read(&repository, &name).ok();
+            let follows = marks.and_then(|marks| marks.follows);
             if let Some(lag_s) = follows.and_then(|follows| follows.lag_s) {
-                let labels = vec![("session", found.session), ("machine", found.machine)];
-                values.push((labels, lag_s as f64));
+                values.push((labels(), lag_s as f64));
             }
         }
     }
     let help = "Time since the state of its machine, which runs elsewhere, that a session has";
     out.gauge("coldrise_session_lag_seconds", help, values);
+    let help = "Time since the state of a session that another site has, which gets its time marks";
+    out.gauge("coldrise_session_site_lag_seconds", help, of_sites);
 }
 
 fn copy_labels(target: &TargetCopies, copies: &MachineCopies) -> Labels {

@@ -88,7 +88,7 @@ impl Service {
     /// Errors of the repository.
     pub(crate) fn followed(&self) -> Result<BTreeMap<String, SessionDetails>> {
         let mut sessions = self.inventory()?.sessions()?.sessions;
-        sessions.retain(|session| session.follows.is_some());
+        sessions.retain(|session| session.follows.is_some() && session.site.is_none());
         // The last one of a machine stays.
         sessions.sort_by_key(|session| session.created_at_ms);
         Ok(sessions.into_iter().map(|session| (session.machine.clone(), session)).collect())

@@ -101,9 +101,10 @@ pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions
 pub use sessions::parts::update_parts;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::received::ReceivedSession;
-pub use sessions::seal::{point_address, seal, seal_at};
+pub use sessions::seal::{point_address, seal, seal_at, seal_mark_of};
 pub use sessions::seal_report::SealReport;
 pub use sessions::session::Session;
+pub use sessions::sites::SiteProgress;
 pub use sessions::unpublish::unpublish;
 pub use sockets::point_change::PointChange;
 pub use verify::{

@@ -224,8 +224,7 @@ impl CopyArguments {
             prefix: self.prefix().to_owned(),
             is_all: self.options.all,
             last: self.last(),
-            limit: None,
-            target: None,
+            ..CopyRequest::default()
         })
     }
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coldrise_block::{Result, now_ms};
-use coldrise_inventory::{Followed, MarksDetails};
+use coldrise_inventory::{Followed, MarksDetails, SiteDetails};
 use coldrise_requests::session_name;
 use coldrise_store::SessionName;
 
@@ -51,11 +51,38 @@ fn followed_text(followed: &Followed) -> String {
         None => "nothing yet".to_owned(),
     };
     let mut text = format!("follows    {}: {until}\n", followed.source);
-    if !followed.is_running {
-        text.push_str("           no process follows it now: run coldrise protect-live again\n");
+    match &followed.site {
+        _ if followed.is_running => {}
+        Some(site) => text.push_str(&format!("           site {site} is not connected now\n")),
+        None => {
+            text.push_str(
+                "           no process follows it now: run coldrise protect-live again\n",
+            );
+        }
     }
     if let Some(problem) = &followed.problem {
         text.push_str(&format!("           the last round failed: {problem}\n"));
+    }
+    text
+}
+
+/// How far another site has the marks.
+fn site_text(site: &SiteDetails) -> String {
+    let until = match site.lag_s {
+        Some(lag_s) => format!("up to {} ago", age_text(lag_s)),
+        None => "nothing yet".to_owned(),
+    };
+    let there = site.session.as_ref().map_or(String::new(), |there| format!(" as live/{there}"));
+    let mut text = format!("site       {}{there}: {until}", site.link);
+    if site.pending_bytes > 0 {
+        text.push_str(&format!(", {} on the way", show_size(site.pending_bytes)));
+    }
+    text.push('\n');
+    if !site.is_running {
+        text.push_str("           no process sends now: run coldrise protect-live --to again\n");
+    }
+    if let Some(problem) = &site.problem {
+        text.push_str(&format!("           {problem}\n"));
     }
     text
 }
@@ -66,6 +93,7 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     if let Some(followed) = &marks.follows {
         text.push_str(&followed_text(followed));
     }
+    marks.sites.iter().for_each(|site| text.push_str(&site_text(site)));
     if let (Some(held), Some(limit)) = (marks.held_bytes, marks.held_bytes_limit) {
         text.push_str(&format!("held       {} of at most {}\n", show_size(held), show_size(limit)));
     }

@@ -25,6 +25,7 @@ use coldrise_store::{MachineName, RepositoryId};
 use serde::{Deserialize, Serialize};
 
 use super::fetch_progress::FetchProgress;
+use super::live::{LiveAnswer, LiveOpening};
 use super::messages::{Answer, Ask, Failure, MESSAGE, PART, Parts, RATE, VERSION, broken, send};
 use super::receiver::{Terms, receive};
 use super::{CopiedPoint, CopyProgress, CopySummary, MachineCopy, Traffic};
@@ -76,6 +77,8 @@ pub enum Opening {
     Copies(Greeting),
     /// It wants copies.
     Fetch(FetchRequest),
+    /// It sends the marks of a session.
+    Live(LiveOpening),
 }
 
 /// The greeting of a side that sends copies.
@@ -127,23 +130,23 @@ impl Opening {
             }
         };
         match ask {
-            Ask::Fetch { version, request } => {
-                let opening = Opening::Fetch(request);
-                match version {
-                    VERSION => Ok(Some(opening)),
-                    _ => {
-                        let error = other_version();
-                        opening.refuse(line, &error)?;
-                        Err(error)
-                    }
-                }
-            }
+            Ask::Fetch { version, request } => Opening::Fetch(request).checked(line, version),
+            Ask::Live { version, opening } => Opening::Live(opening).checked(line, version),
             // The receiver looks at its version.
             Ask::Hello { version, repository } => {
                 Ok(Some(Opening::Copies(Greeting { version, repository })))
             }
             _ => Err(broken("no greeting")),
         }
+    }
+
+    fn checked(self, line: &dyn Line, version: u32) -> Result<Option<Opening>> {
+        if version == VERSION {
+            return Ok(Some(self));
+        }
+        let error = other_version();
+        self.refuse(line, &error)?;
+        Err(error)
     }
 
     /// Says no, and why.
@@ -154,6 +157,7 @@ impl Opening {
         match self {
             Opening::Copies(_) => send(line, &Answer::Failed(Failure::of(error)), &[]),
             Opening::Fetch(_) => send(line, &Ask::Ended { result: Err(Failure::of(error)) }, &[]),
+            Opening::Live(_) => send(line, &LiveAnswer::Failed(Failure::of(error)), &[]),
         }
     }
 }

@@ -28,14 +28,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::fetch::{FetchReport, FetchRequest};
+use super::live::LiveOpening;
 use super::{PartialMap, Traffic};
 
 /// Changes with every message.
-pub(super) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// Kinds of frames. A message is JSON and an attachment; long ones come in parts.
-pub(super) const PART: u8 = 1;
-pub(super) const MESSAGE: u8 = 2;
+pub(crate) const PART: u8 = 1;
+pub(crate) const MESSAGE: u8 = 2;
 pub(super) const NAMES: u8 = 3;
 pub(super) const WANTED: u8 = 4;
 pub(super) const APPLIED: u8 = 5;
@@ -105,6 +106,11 @@ pub(crate) enum Ask {
         version: u32,
         request: FetchRequest,
     },
+    /// In place of the greeting: the marks of a session follow (see `live`).
+    Live {
+        version: u32,
+        opening: LiveOpening,
+    },
     /// How far a fetch is. No answer.
     #[serde(rename = "told")]
     FetchProgress {
@@ -159,7 +165,7 @@ impl Failure {
     }
 
     /// The error here. What the other side says is shown on terminals.
-    pub(super) fn error(self) -> Error {
+    pub(crate) fn error(self) -> Error {
         let kind = ErrorKind::from_word(&self.kind).unwrap_or(ErrorKind::Io);
         let message = self.message.replace(|c: char| c.is_control(), " ");
         Error::new(kind, message)
@@ -265,7 +271,7 @@ pub(super) const READ_DAMAGED: u8 = 1;
 pub(super) const READ_GONE: u8 = 2;
 
 /// Sends a message in as many frames as it needs.
-pub(super) fn send<T: Serialize>(line: &dyn Line, message: &T, attachment: &[u8]) -> Result<()> {
+pub(crate) fn send<T: Serialize>(line: &dyn Line, message: &T, attachment: &[u8]) -> Result<()> {
     let json = serde_json::to_vec(message)
         .map_err(|error| Error::with_source(ErrorKind::Internal, "writing a message", error))?;
     let mut bytes = (json.len() as u32).to_le_bytes().to_vec();
@@ -281,11 +287,11 @@ pub(super) fn send<T: Serialize>(line: &dyn Line, message: &T, attachment: &[u8]
 
 /// Puts messages together.
 #[derive(Default)]
-pub(super) struct Parts(Vec<u8>);
+pub(crate) struct Parts(Vec<u8>);
 
 impl Parts {
     /// Takes a frame of the kind PART or MESSAGE. Returns the message and its attachment if it is complete.
-    pub(super) fn take<T: DeserializeOwned>(
+    pub(crate) fn take<T: DeserializeOwned>(
         &mut self,
         kind: u8,
         body: &[u8],
@@ -312,7 +318,7 @@ impl Parts {
 }
 
 /// The other side does not keep to the protocol.
-pub(super) fn broken(what: &str) -> Error {
+pub(crate) fn broken(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the other side broke the protocol: {what}"))
         .advise("run the same version of Coldrise at both sites")
 }
@@ -410,7 +416,7 @@ impl<'a> Reader<'a> {
         Ok(bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)))
     }
 
-    fn u64(&mut self) -> Result<u64> {
+    pub(super) fn u64(&mut self) -> Result<u64> {
         let bytes = self.take(8)?;
         Ok(bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
     }

@@ -6,6 +6,7 @@ mod fetch;
 mod fetch_progress;
 mod line_disk;
 mod line_remote;
+pub(crate) mod live;
 pub(crate) mod messages;
 mod pack;
 mod reads;
@@ -25,6 +26,7 @@ pub use copied::{CopiedPoint, CopyProgress, CopyStep, CopySummary, MachineCopy};
 pub(crate) use fetch::FetchReport;
 pub use fetch::{FetchRequest, Fetched, Greeting, Opening, fetch, limit_fetch};
 pub use line_remote::LineRemote;
+pub use live::{LiveOpening, LiveReceivers, LiveTerms};
 pub use traffic::Traffic;
 
 /// A disk that has arrived in part.

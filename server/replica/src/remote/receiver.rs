@@ -279,7 +279,9 @@ impl<'h> Receiver<'_, 'h> {
             }
             Ask::FetchProgress { report } => return self.fetch_progress()?.hear(report, added),
             Ask::Ended { result } => return self.fetch_progress()?.end(result),
-            Ask::Fetch { .. } => return Err(broken("a fetch in the middle of a copy")),
+            Ask::Fetch { .. } | Ask::Live { .. } => {
+                return Err(broken("another opening in the middle of a copy"));
+            }
         };
         send(self.line, &answer, &[])
     }

@@ -13,7 +13,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::Format;
 use coldrise_inventory::{Inventory, SessionDetails};
-use coldrise_requests::{CommandLine, Request, sealable, session_name};
+use coldrise_requests::{CommandLine, Protected, Request, sealable, session_name};
 use coldrise_runs::RunId;
 use coldrise_store::{Address, DiskName, DisplayName, MachineName, SessionName};
 use serde::Serialize;
@@ -87,7 +87,13 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
         Request::ProtectLive(live) => {
             // It reads any machine that the service can read.
             caller.allow_all(Administer)?;
-            let (machine, _) = coldrise_requests::parse_backup_machine(&live.machine)?;
+            let machine = match live.protected()? {
+                Protected::Machine(machine, _) => machine,
+                Protected::Session(name) => {
+                    let repository = service.inventory()?.repository()?;
+                    coldrise_session::session(&repository, &name)?.document.machine
+                }
+            };
             production::check_host(service, live.on.as_deref())?;
             Command::new("protect-live", machine.to_string(), &live)
         }

@@ -44,7 +44,7 @@ impl Job {
 
     pub(super) fn check_is_no_copy(&self) -> Result<()> {
         let only_copy = [
-            ("to", self.to.is_some()),
+            ("to", self.to.is_some() && !self.protects_live()),
             ("to_passphrase_file", self.to_passphrase_file.is_some()),
             ("prefix", self.prefix.is_some()),
             ("last", self.last.is_some()),

@@ -173,6 +173,7 @@ pub(crate) struct Job {
     #[schema(minimum = 1, maximum = 64)]
     pub(crate) parallel: Option<u32>,
     /// Copy: the target: the name of a link, the absolute path of a repository on this host, or a bucket, s3://BUCKET/PREFIX.
+    /// Protect-live: a link whose site gets the time marks as they are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<String>,
     /// Copy: the file with the passphrase of a repository on this host; that of the service's repository if absent.
@@ -201,6 +202,7 @@ pub(crate) struct Job {
     pub(crate) behind_limit_minutes: Option<u32>,
     /// Backup: maximum bytes per second that each of its runs reads from the sources; no limit if
     /// absent. Copy: maximum bytes per second that each of its runs sends, or reads if the other repository is on this host.
+    /// Protect-live with `to`: maximum bytes per second that each of its runs sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 65536)]
     pub(crate) rate_bytes_per_second: Option<u64>,
@@ -303,8 +305,11 @@ impl Job {
             return Err(invalid(format!("{field}: only jobs of kind backup have it")));
         }
         let is_copy = self.kind == JobKind::Copy;
-        if self.rate_bytes_per_second.is_some() && !is_backup && !is_copy {
-            return Err(invalid("rate_bytes_per_second: only jobs of kind backup or copy have it"));
+        let has_rate = is_backup || is_copy || (self.protects_live() && self.to.is_some());
+        if self.rate_bytes_per_second.is_some() && !has_rate {
+            return Err(invalid(
+                "rate_bytes_per_second: only jobs of kind backup or copy have it, and protect-live with to",
+            ));
         }
         if !is_copy {
             self.check_is_no_copy()?;

@@ -4,11 +4,12 @@
 //! end; a machine without a run gets one. So nothing is forgotten over a restart, and a changed job reaches its runs.
 
 use coldrise_block::Result;
+use coldrise_replica::parse_link_name;
 use coldrise_requests::{CommandLine, ProtectLive, Seal};
 use coldrise_runs::State;
 use rusqlite::{Connection, params};
 
-use super::commands::{expand, local_libvirt};
+use super::commands::{check_rate, expand, local_libvirt};
 use super::job::{Job, JobKind};
 use super::pattern::named;
 use super::queue::{NewRun, Queue};
@@ -74,6 +75,11 @@ impl Job {
         if self.machines.iter().any(|machine| machine.has_wildcards()) {
             return Err(invalid("machines: a job of kind protect-live names each machine"));
         }
+        if let Some(to) = &self.to {
+            parse_link_name(to)
+                .map_err(|error| invalid(format!("to: {}", error.full_message())))?;
+            check_rate(self.rate_bytes_per_second)?;
+        }
         if self.hosts.len() > 1 {
             return Err(invalid("hosts: at most one for the kind protect-live"));
         }
@@ -98,7 +104,9 @@ pub(crate) fn protect_live(job: &Job, machine: &str, domain: &str) -> Vec<String
         disks: disks
             .map(|(disk, from)| format!("{disk}={}", expand(from, machine, disk)))
             .collect(),
-        from: expand(job.from.as_deref().unwrap_or_default(), domain, ""),
+        from: job.from.as_deref().map(|from| expand(from, domain, "")),
+        to: job.to.clone(),
+        rate: job.rate_bytes_per_second.map(|rate| rate.to_string()),
         every: job.every_seconds.map(|seconds| format!("{seconds}s")),
         consistent_every: job.consistent_every_minutes.map(|minutes| format!("{minutes}m")),
         session: None,

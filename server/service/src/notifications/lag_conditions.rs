@@ -51,7 +51,10 @@ pub(super) fn read(service: &Service, now_ms: i64) -> Result<(Vec<Condition>, Ve
             let read = |session: &SessionDetails| {
                 MarksDetails::read(&repository, &session.session.parse()?)
             };
-            let follows = session.map(read).transpose();
+            let marks = session.map(read).transpose();
+            if let Ok(Some(marks)) = &marks {
+                found.extend(site_condition(stored, machine, marks, now_ms));
+            }
             let is_of = |outcome: &&Outcome| {
                 outcome.machine.as_ref() == Some(machine) && outcome.kind == stored.job.kind.word()
             };
@@ -59,7 +62,7 @@ pub(super) fn read(service: &Service, now_ms: i64) -> Result<(Vec<Condition>, Ve
                 stored,
                 machine,
                 session,
-                follows: follows.map(|marks| marks.and_then(|marks| marks.follows)),
+                follows: marks.map(|marks| marks.and_then(|marks| marks.follows)),
                 has_run: rows.iter().any(|row| is_at_work(row, stored, machine, now_ms)),
                 message: outcomes.iter().find(is_of).and_then(|outcome| outcome.message.clone()),
             };
@@ -72,6 +75,34 @@ pub(super) fn read(service: &Service, now_ms: i64) -> Result<(Vec<Condition>, Ve
         }
     }
     Ok((found, undecided))
+}
+
+/// Whether the site that gets the marks of a machine's session is behind.
+fn site_condition(
+    stored: &StoredJob,
+    machine: &str,
+    marks: &MarksDetails,
+    now_ms: i64,
+) -> Option<Condition> {
+    let to = stored.job.to.as_ref()?;
+    let site = marks.sites.iter().find(|site| site.link == *to);
+    let current_ms = site.and_then(|site| i64::try_from(site.current_ms).ok());
+    // Until the site has a state, the time counts from that of the session's first mark.
+    let first_ms = marks.marks.first().and_then(|mark| i64::try_from(mark.marked_at_ms).ok())?;
+    let lag_s = (now_ms - current_ms.filter(|ms| *ms > 0).unwrap_or(first_ms)) / 1000;
+    if lag_s <= i64::from(stored.job.lag_limit_s()) {
+        return None;
+    }
+    let key = format!("lag:{}:{machine}:{to}", stored.job.name);
+    let text = format!("site {to} is {} behind {machine}", shown(lag_s));
+    let mut found = Condition::new(key, Topic::Lag, Severity::Fail, text);
+    let limit = shown(stored.job.lag_limit_s().into());
+    found.details = format!("The limit of job {} is {limit}.", stored.job.name);
+    if let Some(problem) = site.and_then(|site| site.problem.as_ref()) {
+        found.details += &format!("\n{problem}");
+    }
+    let command = Some(format!("coldrise marks {}", marks.session));
+    Some(found.of_machine(machine).advise("bring the line or the other site back", command))
 }
 
 fn is_at_work(row: &QueueRow, stored: &StoredJob, machine: &str, now_ms: i64) -> bool {
@@ -161,7 +192,14 @@ mod tests {
 
     fn follows(is_running: bool, current_ms: u64) -> Result<Option<Followed>> {
         let source = "libvirt:web01".to_owned();
-        Ok(Some(Followed { source, is_running, current_ms, lag_s: None, problem: None }))
+        Ok(Some(Followed {
+            source,
+            site: None,
+            is_running,
+            current_ms,
+            lag_s: None,
+            problem: None,
+        }))
     }
 
     #[test]

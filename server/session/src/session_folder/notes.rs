@@ -119,6 +119,24 @@ impl SessionNotes {
         replace_file(&self.path(name), &stored)
     }
 
+    /// The names of the notes that begin with `prefix`, in their order.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let folder = self.place.notes();
+        let entries = match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.context(|| format!("reading {}", folder.display()))?,
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        // A dot is in the names of files that are being written.
+        let mut names: Vec<String> =
+            names.filter(|name| name.starts_with(prefix) && !name.ends_with(".tmp")).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// Removes a note, if there is one.
     ///
     /// # Errors

@@ -23,4 +23,5 @@ pub(crate) mod received;
 pub(crate) mod seal;
 pub(crate) mod seal_report;
 pub(crate) mod session;
+pub(crate) mod sites;
 pub(crate) mod unpublish;

@@ -71,6 +71,19 @@ pub fn seal_at(
     seal_once(repository, name, choose(&marks.marks, time, name)?, patience)
 }
 
+/// Seals a session as it was at this mark, as [`seal_at`] does.
+///
+/// # Errors
+/// As for [`seal`]; `NotFound` if the mark is gone.
+pub fn seal_mark_of(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    mark: &SessionMark,
+    patience: Duration,
+) -> Result<SealReport> {
+    seal_once(repository, name, mark, patience)
+}
+
 fn seal_once(
     repository: &Arc<Repository>,
     name: &SessionName,

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_line::{Arrival, Line, LineOptions, Listener, PairingCode, PeerKey, TcpLine};
-use coldrise_replica::{Invitation, Link, Links, Opening, Right, serve_fetch};
+use coldrise_replica::{
+    Invitation, Link, Links, LiveReceivers, LiveTerms, Opening, Right, serve_fetch,
+};
 use coldrise_session::{RepositoryAccess, SharedWriter};
 use coldrise_store::{OpenOptions, PassphraseSource, Repository};
 use serde_json::json;
@@ -25,7 +27,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Receive copies from other sites, and let them fetch copies, until Ctrl-C.
 ///
 /// Only paired sites can connect: see coldrise link. Everything is encrypted (TLS 1.3). A link may either add restore points
-/// or read those of some machines; it can never remove or change any. Backups and other copies can run at the same time.
+/// and the time marks of sessions, or read the points of some machines; it can never remove or change any. Backups and other copies can run at the same time.
 #[derive(Debug, Args)]
 pub(super) struct ReplicaArguments {
     /// IP address and port to listen on.
@@ -39,6 +41,7 @@ struct Server<'a> {
     listener: Listener,
     repository: &'a Arc<Repository>,
     passphrase: PassphraseSource,
+    live: LiveReceivers,
     cancel: &'a Arc<AtomicBool>,
     known: Vec<Link>,
     invitation: Option<Invitation>,
@@ -55,6 +58,7 @@ pub(super) fn run(invocation: &Invocation, arguments: &ReplicaArguments) -> Resu
         listener,
         repository: &repository,
         passphrase: invocation.passphrase()?,
+        live: LiveReceivers::default(),
         cancel: &cancel,
         known: Vec::new(),
         invitation: None,
@@ -75,6 +79,7 @@ impl Server<'_> {
     fn serve(&mut self) -> Result<()> {
         let (repository, cancel) = (self.repository, self.cancel);
         let passphrase = self.passphrase.clone();
+        let live = std::mem::take(&mut self.live);
         std::thread::scope(|scope| {
             while !cancel.load(Ordering::Relaxed) {
                 if let Err(error) = self.look_at_links() {
@@ -89,8 +94,9 @@ impl Server<'_> {
                     Ok(Arrival::Pairing(pairing)) => self.pair(pairing)?,
                     Ok(Arrival::Line { peer, line }) => {
                         let links = self.links_of(peer);
-                        let site = Site { line: Arc::new(line), links, repository, cancel };
-                        let passphrase = &passphrase;
+                        let line = Arc::new(line);
+                        let (passphrase, live) = (&passphrase, &live);
+                        let site = Site { line, links, repository, live, cancel };
                         scope.spawn(move || site.serve(passphrase));
                     }
                     Err(error) => {
@@ -192,6 +198,7 @@ struct Site<'a> {
     line: Arc<TcpLine>,
     links: Vec<Link>,
     repository: &'a Arc<Repository>,
+    live: &'a LiveReceivers,
     cancel: &'a Arc<AtomicBool>,
 }
 
@@ -230,6 +237,12 @@ impl Site<'_> {
                 let far = SharedWriter::join(&access, self.cancel).map_err(refuse)?;
                 greeting.receive(line, &far, &link.prefix, self.cancel)
             }
+            Opening::Live(opening) => {
+                let is_valid = || is_there(self.repository, link);
+                let terms =
+                    LiveTerms { link: &link.name, prefix: &link.prefix, is_valid: &is_valid };
+                self.live.receive(line, self.repository, opening, &terms, self.cancel)
+            }
             Opening::Fetch(request) => {
                 // With the points of this moment.
                 let options = OpenOptions { cache_bytes: READING_CACHE_BYTES };
@@ -239,6 +252,12 @@ impl Site<'_> {
             }
         }
     }
+}
+
+/// Whether a link has not been removed. If that cannot be read, it has not.
+fn is_there(repository: &Arc<Repository>, link: &Link) -> bool {
+    let found = Links::of(repository).find(&link.name);
+    found.map_or_else(|error| error.kind() != ErrorKind::NotFound, |found| found == *link)
 }
 
 fn no_right(is_fetch: bool) -> Error {

@@ -1,8 +1,10 @@
-//! `coldrise protect-live`: captures the writes of a machine that runs elsewhere.
+//! `coldrise protect-live`: captures the writes of a machine that runs elsewhere, and sends time marks to another site.
+
+mod to_site;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -10,7 +12,7 @@ use coldrise_block::units::parse_duration;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_host::Host;
 use coldrise_live_backup::{LiveOptions, Mode, RoundReport, Rounds, RoundsEnd};
-use coldrise_requests::{ProtectLive, parse_backup_machine, parse_every};
+use coldrise_requests::{ProtectLive, Protected, parse_every};
 use coldrise_runs::process_run;
 use coldrise_session::{Follower, SessionDocument, unpublish};
 use coldrise_store::{
@@ -18,6 +20,7 @@ use coldrise_store::{
 };
 use serde_json::json;
 
+use self::to_site::ToSite;
 use super::attach::named_host;
 use super::backup::store_live;
 use crate::invocation::Invocation;
@@ -35,6 +38,10 @@ use coldrise_hosting::signals::cancel_flag;
 /// does not wait for Coldrise: if a time is missed, the next one has its changes. Under QEMU without libvirt the machine
 /// stands still for some milliseconds each time. After a kill or a restart, the same command continues. See
 /// docs/continuous.md.
+///
+/// With --to LINK another site gets the marks as they are made, with its own retention, and can boot or recover any of them.
+/// For a machine that runs from Coldrise: coldrise protect-live live/SESSION --to LINK. Nobody waits for it: if the line is
+/// slower than the machine writes, marks there are further apart.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectLiveArguments {
     #[command(flatten)]
@@ -46,7 +53,7 @@ pub(crate) struct ProtectLiveArguments {
 }
 
 /// The machine, and how it is read.
-struct Protected {
+struct Source {
     machine: MachineName,
     /// The name from which that of the machine was derived.
     derived_from: Option<DisplayName>,
@@ -63,20 +70,33 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
     let ProtectLiveArguments { request, scratch } = arguments;
     let every = parse_every(request.every.as_deref().unwrap_or("5s"))?;
     let consistent_every = request.consistent_every.as_deref().map(parse_duration).transpose()?;
-    let (machine, derived_from) = parse_backup_machine(&request.machine)?;
+    let subject = request.protected()?;
     let repository = invocation.open()?;
+    let to = ToSite::of(&repository, &request)?;
+    let (machine, derived_from) = match subject {
+        Protected::Machine(machine, derived_from) => (machine, derived_from),
+        Protected::Session(session) => {
+            // What is read here is sent: the cache is for the copy of the first point.
+            let repository = invocation.open_for_disks()?;
+            return match to {
+                Some(to) => to_site::run(invocation, &repository, &session, &to, &cancel),
+                None => Err(Error::new(ErrorKind::InvalidInput, "name the site: --to LINK")),
+            };
+        }
+    };
+    let from = request.from.unwrap_or_default();
     let host = match &request.on {
         Some(_) => named_host(&repository, request.on.as_deref())?,
         None => Host::here(),
     };
     let domain = derived_from.as_ref().map_or(machine.as_str(), DisplayName::as_str).to_owned();
-    let source = match (&*request.from, &request.on) {
+    let source = match (&*from, &request.on) {
         ("libvirt", None) => format!("libvirt:{domain}"),
         ("libvirt", Some(on)) => format!("libvirt:{domain} on {on}"),
         (from, None) => from.to_owned(),
         (from, Some(on)) => format!("{from} on {on}"),
     };
-    let is_qmp = request.from.starts_with("qmp:");
+    let is_qmp = from.starts_with("qmp:");
     if is_qmp && consistent_every.is_some() && request.agent.is_none() {
         let text = "--consistent-every needs the socket of the guest agent: add --agent SOCKET";
         return Err(Error::new(ErrorKind::InvalidInput, text));
@@ -86,11 +106,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
         let text = "--marks off: the times of a machine that runs elsewhere are its marks";
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
-    let protected = Protected {
+    let protected = Source {
         machine,
         derived_from,
         options: LiveOptions {
-            from: request.from,
+            from,
             host,
             connect: request.connect,
             scratch,
@@ -118,14 +138,16 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
             follower,
         );
         let mut shown = Shown::default();
-        let end = rounds.run(
-            every,
-            &mut |done| {
-                totals.count(done);
-                shown.show(invocation, &document.name, done);
-            },
-            &cancel,
-        )?;
+        let end = beside(invocation, &repository, to.as_ref(), &document.name, &cancel, || {
+            rounds.run(
+                every,
+                &mut |done| {
+                    totals.count(done);
+                    shown.show(invocation, &document.name, done);
+                },
+                &cancel,
+            )
+        })?;
         let has_state = rounds.follower().last_round().is_some();
         drop(rounds);
         match end {
@@ -147,7 +169,33 @@ pub(crate) fn run(invocation: &Invocation, arguments: ProtectLiveArguments) -> R
     }
 }
 
-impl Protected {
+/// Does `work`, and sends the marks of the session to a site meanwhile. What prevents that does not end the work.
+fn beside<T>(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    to: Option<&ToSite>,
+    session: &SessionName,
+    cancel: &Arc<AtomicBool>,
+    work: impl FnOnce() -> T,
+) -> T {
+    let Some(to) = to else { return work() };
+    let is_over = Arc::new(AtomicBool::new(cancel.load(Ordering::Relaxed)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (sent, _) = to.send(invocation, repository, session, &is_over);
+            if let Err(error) = sent {
+                if error.kind() != ErrorKind::Interrupted {
+                    invocation.remark(&format!("nothing more is sent: {}", error.full_message()));
+                }
+            }
+        });
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
+impl Source {
     /// The session that follows the machine, or a new one.
     fn session(
         &self,

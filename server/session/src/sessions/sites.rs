@@ -1,0 +1,71 @@
+//! The notes of a session about other sites that get its marks.
+
+use std::sync::Arc;
+
+use coldrise_block::{Result, now_ms};
+use coldrise_store::{Repository, SessionName};
+use serde::{Deserialize, Serialize};
+
+use crate::session_folder::notes::SessionNotes;
+
+/// How far another site has the marks of a session, as a note of the session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteProgress {
+    /// The link, by its name here.
+    pub link: String,
+    /// The session there.
+    pub session: Option<String>,
+    /// The newest mark there, in milliseconds since 1970.
+    pub marked_at_ms: u64,
+    /// It has everything that was written until then, in milliseconds since 1970.
+    pub current_ms: u64,
+    /// Bytes of changes that are not there yet, as far as they are known.
+    pub pending_bytes: u64,
+    /// Bytes that were sent, as on the line.
+    pub sent_bytes: u64,
+    /// Marks that were sent.
+    pub marks: u64,
+    /// Why nothing is sent at this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// When this was noted, in milliseconds since 1970. A process that sends notes every 5 seconds.
+    pub noted_at_ms: u64,
+}
+
+impl SiteProgress {
+    /// A note that is older than this was not made by a process that sends.
+    const FRESH_MS: u64 = 30_000;
+
+    /// The notes of a session, by the link.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`.
+    pub fn all(repository: &Arc<Repository>, session: &SessionName) -> Result<Vec<SiteProgress>> {
+        let notes = SessionNotes::of(repository, session)?;
+        let names = notes.names(NOTE)?;
+        let found = names.iter().map(|name| notes.read_json(name)).collect::<Result<Vec<_>>>()?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Notes it.
+    ///
+    /// # Errors
+    /// `NotFound` once the session was ended; errors of the operating system.
+    pub fn write(&self, repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
+        let notes = SessionNotes::of(repository, session)?;
+        notes.write_json(&format!("{NOTE}{}", self.link), self)
+    }
+
+    /// The time since the state that the site has, in seconds; `None` if it has none.
+    pub fn lag_s(&self) -> Option<u64> {
+        (self.current_ms > 0).then(|| now_ms().saturating_sub(self.current_ms) / 1000)
+    }
+
+    /// Whether a process sends now.
+    pub fn is_running(&self) -> bool {
+        now_ms().saturating_sub(self.noted_at_ms) < Self::FRESH_MS
+    }
+}
+
+/// Begins the names of the notes.
+const NOTE: &str = "site-";

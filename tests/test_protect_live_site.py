@@ -1,0 +1,207 @@
+"""coldrise protect-live --to: another site gets the time marks of a session as they are made."""
+
+import random
+import signal
+
+import pytest
+
+from support.nbdserver import wait_until
+from support.numbered_writes import BLOCK, NumberedWrites, content, images
+from support.protection import Protections, marks
+from support.running import TICKING_SECTOR, assert_one_instant, machines, restored
+
+DISK_BYTES = 4 << 20
+SESSION, FAR_SESSION = "trial", "web01-1"
+
+
+@pytest.fixture
+def session(coldrise, tmp_path):
+    """A session of a machine with two empty disks."""
+    disks = {}
+    for name in ["vda", "vdb"]:
+        disks[name] = tmp_path / f"{name}.raw"
+        disks[name].write_bytes(bytes(DISK_BYTES))
+    return coldrise.publish(coldrise.backup("web01", **disks), SESSION)
+
+
+@pytest.fixture
+def send(coldrise):
+    """Sends the marks of the session; all that were started are ended."""
+    started = Protections(coldrise, "--to", "far", subject=[f"live/{SESSION}"])
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def writing(session, nbdkit):
+    """Numbered writes to the session, about 500 in a second."""
+    server = nbdkit()
+    writer = NumberedWrites(server, list(session.values()), pause_s=0.002)
+    writer.start()
+    yield writer
+    writer.end()
+
+
+def refusal(coldrise, *arguments):
+    done = coldrise.run("protect-live", *arguments)
+    assert done.returncode not in (0, 70, 101), done.stderr
+    return done.stderr
+
+
+def far_marks(site, after=0):
+    listed = site.program.run("marks", FAR_SESSION)
+    if listed.returncode != 0:
+        assert "no session" in listed.stderr, listed.stderr
+        return []
+    return [mark for mark in marks(site.program, FAR_SESSION) if mark["marked_at_ms"] > after]
+
+
+def wait_for_far_marks(site, count, after=0):
+    def enough():
+        found = far_marks(site, after)
+        return found if len(found) >= count else None
+    return wait_until(enough, f"{count} marks at the other site")
+
+
+def check_far_marks(site, writer, folder, found):
+    numbers = [writer.check(mark, images(site.program, mark["address"], folder)) for mark in found]
+    assert numbers == sorted(numbers)
+
+
+def shown_site(coldrise):
+    [found] = coldrise.json("marks", SESSION)["sites"]
+    return found
+
+
+def test_each_mark_there_is_what_both_disks_were_at_one_instant(coldrise, far, writing, send, tmp_path):
+    protection = send()
+    found = wait_for_far_marks(far, 4)
+    check_far_marks(far, writing, tmp_path, found)
+    # It can be used there while more come.
+    published = far.program.json("publish", found[1]["address"], "--name", "back")
+    assert published["session"] == "back"
+    newest = found[-1]["marked_at_ms"]
+    wait_for_far_marks(far, 2, after=newest)
+    shown = shown_site(coldrise)
+    assert shown["is_running"] and shown["session"] == FAR_SESSION and shown["lag_s"] < 60 and "problem" not in shown
+    follows = far.program.json("marks", FAR_SESSION)["follows"]
+    assert follows["is_running"] and follows["site"] == "from-far-0" and follows["lag_s"] < 60
+    # The times are those of the source.
+    ours = {mark["marked_at_ms"] for mark in marks(coldrise, SESSION)}
+    assert {mark["marked_at_ms"] for mark in far_marks(far)} <= ours | {0}
+    code, message = protection.end()
+    assert code == 0, message
+    wait_until(lambda: not far.program.json("marks", FAR_SESSION)["follows"]["is_running"], "the end of the connection")
+    writing.end()
+    check_far_marks(far, writing, tmp_path, far_marks(far))
+    assert coldrise.run("verify").returncode == 0 and far.program.run("verify").returncode == 0
+
+
+def test_the_last_writes_of_a_session_that_is_closed_arrive(coldrise, far, session, nbdkit, send, tmp_path):
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(1), 0)
+        send()
+        wait_for_far_marks(far, 1)
+        disk.pwrite(content(2), BLOCK)
+    server.stop()
+
+    def has_last():
+        found = far_marks(far)
+        last = images(far.program, found[-1]["address"], tmp_path)[0]
+        return last[BLOCK:2 * BLOCK] == content(2)
+    wait_until(has_last, "the last write at the other site")
+    # Idle is not behind.
+    assert shown_site(coldrise)["lag_s"] < 30
+
+
+def test_killed_at_any_moment_at_either_side_each_mark_there_stays_one_instant(
+        coldrise, far, session, nbdkit, send, tmp_path):
+    chance = random.Random(5)
+    server = nbdkit()
+    writer = NumberedWrites(server, list(session.values()), pause_s=0.002)
+    writer.start()
+    protection = send()
+    newest = wait_for_far_marks(far, 2)[-1]["marked_at_ms"]
+    for step in range(6):
+        wait_until(lambda: protection.events("sent"), "a mark that was sent")
+        seen = len(protection.events("sent"))
+        wait_until(lambda: len(protection.events("sent")) > seen + chance.randrange(2), "another one")
+        if step % 2:
+            protection.end(signal.SIGKILL)
+            protection = send()
+        else:
+            far.stop(signal.SIGKILL)
+            far.start()
+        newest = wait_for_far_marks(far, 1, after=newest)[-1]["marked_at_ms"]
+    # The server of the session is killed with writes that were not flushed: the other site goes back.
+    server.kill()
+    writer.end()
+    check_far_marks(far, writer, tmp_path, far_marks(far)[-5:])
+    server = nbdkit()
+    with server.connect(session["vda"]) as disk:
+        disk.pwrite(content(7), (DISK_BYTES // BLOCK - 1) * BLOCK)
+        newest = wait_for_far_marks(far, 1, after=newest)[-1]
+        want = [images(coldrise, newest["address"].replace(FAR_SESSION, SESSION), tmp_path)]
+        assert images(far.program, newest["address"], tmp_path) == want[0]
+        assert want[0][0].endswith(content(7))
+    assert far.program.run("verify").returncode == 0
+
+
+def test_a_site_that_was_away_gets_the_newest_content_only(coldrise, far, writing, send, tmp_path):
+    protection = send()
+    newest = wait_for_far_marks(far, 1)[-1]["marked_at_ms"]
+    far.stop(signal.SIGKILL)
+    away = marks(coldrise, SESSION)[-1]["marked_at_ms"]
+    wait_until(lambda: len([m for m in marks(coldrise, SESSION) if m["marked_at_ms"] > away]) >= 5, "five marks here")
+    wait_until(lambda: protection.events("failed") and "problem" in shown_site(coldrise), "the lost site")
+    far.start()
+    found = wait_for_far_marks(far, 3, after=newest)
+    skipped = [m for m in marks(coldrise, SESSION) if newest < m["marked_at_ms"] < found[-1]["marked_at_ms"]]
+    assert len(found) - 1 < len(skipped), "each mark was sent, though the site was away"
+    check_far_marks(far, writing, tmp_path, found)
+    wait_until(lambda: "problem" not in shown_site(coldrise), "the end of the problem")
+    writing.end()
+
+
+def test_a_removed_link_ends_it(coldrise, far, writing, send):
+    protection = send()
+    wait_for_far_marks(far, 1)
+    far.program.json("link", "remove", "from-far-0")
+    assert protection.process.wait(timeout=60) != 0
+    assert "link" in protection.process.stderr.read()
+    assert "problem" in shown_site(coldrise)
+
+
+def test_a_link_that_may_only_fetch_is_refused_at_once(coldrise, site, session):
+    reader = site()
+    reader.pair(coldrise, "reader", "--may", "fetch", "--machines", "web01")
+    error = refusal(coldrise, f"live/{SESSION}", "--to", "reader")
+    assert "may not send" in error
+    assert far_marks(reader) == []
+
+
+@pytest.mark.parametrize("arguments, word", [
+    (["live/trial"], "--to"),
+    (["web01"], "--from"),
+    (["live/trial", "--to", "far", "--every", "5s"], "only --to and --rate"),
+    (["live/trial", "--to", "nowhere"], "no link"),
+    (["live/none", "--to", "far"], "no session none"),
+    (["live/trial", "--rate", "5M"], "--to"),
+])
+def test_what_does_not_fit_is_refused(coldrise, far, session, arguments, word):
+    assert word in refusal(coldrise, *arguments)
+
+
+def test_a_machine_that_runs_elsewhere_is_at_the_other_site_as_well(coldrise, far, tmp_path):
+    with machines(tmp_path) as start:
+        running = start(sector=TICKING_SECTOR)
+        started = Protections(coldrise)
+        started("--from", f"qmp:{running.monitor}", "--to", "far")
+        try:
+            found = wait_for_far_marks(far, 4)
+            numbers = [assert_one_instant(*restored(far.program, mark["address"], tmp_path)) for mark in found]
+            assert numbers == sorted(set(numbers)), "the guest does not run"
+        finally:
+            started.end()
+    assert far.program.run("verify").returncode == 0
