@@ -178,6 +178,7 @@ impl Sender<'_> {
             None => self.begin(open)?,
         };
         self.state.marked_at_ms = cursor.time_ns / 1_000_000;
+        self.state.current_ms = self.state.current_ms.max(self.state.marked_at_ms);
         self.state.problem = None;
         self.note(true);
         self.progress.live(&LiveStep::Connected(&self.state));

@@ -13,6 +13,7 @@ mod keeper;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result, now_ms};
 use coldrise_store::{
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disks::point_disk::sealed_layers;
 use crate::layer::{Layer, LayerKeys, ReadMode, TimeMark, layer_damage};
-use crate::locks::file_lock::FileLock;
+use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
@@ -32,6 +33,8 @@ use crate::sessions::follow::{FollowProgress, Round};
 pub(crate) use keeper::{MarkKeeper, marks_in};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
+/// Interval of looking at a session that a process opens.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A state of all disks of a session at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,9 +187,18 @@ pub fn layers_with_marks(repository: &Repository) -> Result<HashSet<LayerId>> {
 pub fn session_marks(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionMarks> {
     let place = SessionPaths::of(repository, name);
     let document = SessionDocument::of(repository, name)?;
-    match ask_for_marks(&place, name)? {
-        Some(marks) => Ok(marks),
-        None => idle_marks(repository, &document),
+    let start = Instant::now();
+    loop {
+        if let Some(marks) = ask_for_marks(&place, name)? {
+            return Ok(marks);
+        }
+        match idle_marks(repository, &document) {
+            // A process opens the session, and answers when it has.
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < PASSING_PATIENCE => {
+                std::thread::sleep(PAUSE);
+            }
+            found => return found,
+        }
     }
 }
 
