@@ -341,6 +341,11 @@ pub(crate) fn commit(
     }
     document.highest_number = Some(point.point.lineage().1);
     document.has_new_parts = false;
+    document.has_unsealed_writes = match mark {
+        None => false,
+        // They may be later than the mark.
+        Some(_) => document.has_unsealed_writes || facts.iter().any(|facts| facts.sequence > 0),
+    };
     if let Some(mark) = mark {
         document.note_mark_point(mark.time_ns, &point.point);
     }
