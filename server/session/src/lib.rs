@@ -94,12 +94,13 @@ pub use session_folder::stamps::{SessionStamp, session_stamps, waiting_points};
 pub use sessions::follow::{FollowProgress, Follower, Round, RoundTime};
 pub use sessions::listed::{SessionState, session, sessions};
 pub use sessions::marks::{
-    SessionMark, SessionMarks, layers_with_marks, session_marks, set_mark_rules,
+    SessionMark, SessionMarks, check_mark, layers_with_marks, session_marks, set_mark_rules,
 };
 pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions};
 pub use sessions::parts::update_parts;
+pub use sessions::point_of_mark::PointOfMark;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
-pub use sessions::seal::{point_address, seal, seal_at};
+pub use sessions::seal::{seal, seal_at};
 pub use sessions::seal_report::SealReport;
 pub use sessions::session::Session;
 pub use sessions::unpublish::unpublish;
