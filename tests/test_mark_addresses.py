@@ -1,6 +1,7 @@
 """Addresses of time marks: what takes them, and what a command leaves behind."""
 
 import os
+import signal
 import struct
 import subprocess
 
@@ -40,7 +41,7 @@ def marked(coldrise, nbdkit, tmp_path):
     return mark, server
 
 
-def test_what_only_reads_or_fails_leaves_no_point(coldrise, marked, tmp_path):
+def test_readers_and_failed_commands_leave_no_point(coldrise, marked, tmp_path):
     address, before = marked[0]["address"], points(coldrise)
     restored = coldrise.json("restore", f"{address}/vda", tmp_path / "restored.raw")
     assert restored["address"] == f"{address}/vda"
@@ -59,6 +60,22 @@ def test_what_only_reads_or_fails_leaves_no_point(coldrise, marked, tmp_path):
     kept = coldrise.json("seal", address)["address"]
     coldrise.json("restore", "--force", f"{address}/vda", tmp_path / "restored.raw")
     assert points(coldrise) == [*before, kept]
+
+
+def test_a_cancelled_restore_leaves_no_point(coldrise, marked, tmp_path):
+    before, socket = points(coldrise), tmp_path / "slow.sock"
+    slow = subprocess.Popen(["nbdkit", "-f", "-U", socket, "--filter=delay", "memory", "1M", "delay-write=3"])
+    try:
+        wait_until(socket.exists, "the slow server")
+        target = f"nbd+unix:///?socket={socket}"
+        restoring = coldrise.start("restore", f"{marked[0]['address']}/vda", target, stderr=subprocess.PIPE)
+        wait_until(lambda: points(coldrise) != before, "the point of the mark")
+        restoring.send_signal(signal.SIGINT)
+        assert "cancelled" in restoring.communicate(timeout=60)[1] and restoring.returncode != 0
+        assert points(coldrise) == before
+    finally:
+        slow.kill()
+        slow.wait()
 
 
 @pytest.mark.parametrize("reading", ["restore", "seal"])
