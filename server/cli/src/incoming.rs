@@ -13,6 +13,7 @@ pub(crate) fn row(incoming: &IncomingDetails) -> Vec<String> {
         String::new(),
         "coming".to_owned(),
         format!("{} % here", incoming.percent_here),
+        String::new(),
         incoming.disks.join(" "),
         show_size(incoming.size_bytes),
         "-".to_owned(),

@@ -13,8 +13,8 @@ use crate::open_sessions::OpenSessions;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_formats::{Access, Format};
 use coldrise_session::{
-    Catalog, ClientFiles, ClientFilesReader, FileId, Lease, LeaseHold, Served, SessionDocument,
-    check_offered, open_live_disk, open_live_side_file, open_point_disk,
+    Catalog, ClientFiles, ClientFilesReader, FileId, Lease, LeaseHold, PointOfMark, Served,
+    SessionDocument, check_offered, open_live_disk, open_live_side_file, open_point_disk,
 };
 use coldrise_store::{
     Address, CatchUpThread, DiskName, MachineName, PointDocument, PointSelector, Repository,
@@ -142,8 +142,10 @@ impl ExportTree {
             }
             Address::Live { session, disk: None } => self.open_session(&session, file, read_only),
             Address::Marked { disk: None, .. } => {
-                let point = coldrise_session::point_address(&self.repository, &address)?;
-                self.open_address(&format!("{point}/{file}"), read_only)
+                let point = PointOfMark::of(&self.repository, &address)?;
+                let export = self.open_address(&format!("{}/{file}", point.address), read_only)?;
+                point.keep();
+                Ok(export)
             }
             // One part too many: the error says which form a name has.
             Address::Point { .. } | Address::Live { .. } | Address::Marked { .. } => {

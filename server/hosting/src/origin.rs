@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use coldrise_block::{ErrorKind, Result};
-use coldrise_session::{Catalog, IncomingPoint, SessionDocument};
+use coldrise_session::{Catalog, IncomingPoint, SessionDocument, set_mark_rules};
 use coldrise_store::{
-    Configuration, MachineName, PointDocument, PointSelector, Repository, SessionName,
+    Configuration, MachineName, MarkRules, PointDocument, PointSelector, Repository, SessionName,
 };
 
 use crate::caller::Caller;
@@ -59,7 +59,7 @@ impl Origin {
         self.document().configuration.as_ref()
     }
 
-    /// Publishes it. Reports missing parts first.
+    /// Publishes it. Reports missing parts first. `marks`: which time marks are kept; `None` for the default.
     ///
     /// # Errors
     /// Those of [`coldrise_session::publish`] and [`coldrise_session::publish_incoming`].
@@ -68,14 +68,19 @@ impl Origin {
         caller: &Caller,
         repository: &Arc<Repository>,
         name: Option<SessionName>,
+        marks: Option<MarkRules>,
     ) -> Result<SessionDocument> {
-        match self {
-            Origin::Point(point) => crate::vmx::publish(repository, point, name),
+        let session = match self {
+            Origin::Point(point) => crate::vmx::publish(repository, point, name)?,
             Origin::IncomingPoint(incoming) => {
                 caller.remark(&incoming.sentence(repository));
-                crate::vmx::publish_incoming(repository, incoming, name)
+                crate::vmx::publish_incoming(repository, incoming, name)?
             }
+        };
+        if let Some(marks) = marks {
+            set_mark_rules(repository, &session.name, marks)?;
         }
+        Ok(session)
     }
 }
 

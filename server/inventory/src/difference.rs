@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
-use coldrise_session::{Catalog, ReadLease, SessionDocument};
+use coldrise_session::{Catalog, PointOfMark, ReadLease, SessionDocument};
 use coldrise_store::{Address, DiskName, PointDocument, Repository};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -19,7 +19,7 @@ const PROGRAM: &str = "diff";
 /// The differences of two points or sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
-    /// MACHINE/POINT or live/SESSION.
+    /// MACHINE/POINT, live/SESSION or live/SESSION@TIME.
     pub from: String,
     /// The same of the other one.
     pub to: String,
@@ -119,9 +119,7 @@ impl Subject {
                 }
                 Ok(Subject::Point(point))
             }
-            Address::Marked { .. } => {
-                Subject::find(repository, &coldrise_session::point_address(repository, address)?)
-            }
+            Address::Marked { .. } => Err(Error::new(ErrorKind::Internal, "a time mark")),
             Address::Live { session, disk } => {
                 let document = coldrise_session::session(repository, session)?.document;
                 if let Some(disk) = disk {
@@ -162,6 +160,35 @@ impl Subject {
     }
 }
 
+/// A subject and what is shown of its address.
+struct Found {
+    subject: Subject,
+    shown: String,
+    /// A point that was made of a mark goes with it.
+    _point: PointOfMark,
+}
+
+impl Found {
+    fn of(repository: &Arc<Repository>, address: &Address) -> Result<Found> {
+        let point = PointOfMark::of(repository, address)?;
+        let subject = Subject::find(repository, &point.address)?;
+        let shown = match &point.shown {
+            Address::Marked { session, time, .. } => format!("live/{session}@{time}"),
+            _ => subject.address(),
+        };
+        Ok(Found { subject, shown, _point: point })
+    }
+
+    /// Both. Of a mark a point is made, which `latest` of the other address must not mean.
+    fn both(repository: &Arc<Repository>, from: &Address, to: &Address) -> Result<(Found, Found)> {
+        if matches!(from, Address::Marked { .. }) {
+            let right = Found::of(repository, to)?;
+            return Ok((Found::of(repository, from)?, right));
+        }
+        Ok((Found::of(repository, from)?, Found::of(repository, to)?))
+    }
+}
+
 impl Difference {
     /// Compares two points or sessions: disks of the same name, or the two disks that both addresses
     /// name. Between backups, ranges are as coarse as the repository's chunks; captured writes are
@@ -177,13 +204,13 @@ impl Difference {
         most_ranges: usize,
         cancel: &AtomicBool,
     ) -> Result<Difference> {
-        let mut left = Subject::find(repository, from)?;
-        let mut right = Subject::find(repository, to)?;
+        let (mut from_found, mut to_found) = Found::both(repository, from, to)?;
+        let (left, right) = (&mut from_found.subject, &mut to_found.subject);
         let _held = (left.hold(repository)?, right.hold(repository)?);
-        let pairs = Pairs::of((from, &left), (to, &right))?;
+        let pairs = Pairs::of((from, left), (to, right))?;
         let mut difference = Difference {
-            from: left.address(),
-            to: right.address(),
+            from: from_found.shown.clone(),
+            to: to_found.shown.clone(),
             is_equal: pairs.only_from.is_empty() && pairs.only_to.is_empty(),
             differing_bytes: 0,
             disks: Vec::new(),

@@ -45,6 +45,10 @@ pub struct ListedPoint {
     pub kind: PointKind,
     /// When it was stored or sealed, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_at_ms: u64,
+    /// The time of the mark that it shows, in milliseconds since 1970-01-01T00:00:00Z; absent if it
+    /// shows the machine as it was when it was stored or sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marked_at_ms: Option<u64>,
     /// The sum of the sizes of its disks, in bytes.
     pub size_bytes: u64,
     /// Neither forget nor prune removes it.
@@ -149,6 +153,7 @@ impl ListedPoint {
             point: point.point.to_string(),
             kind: PointKind::of(&point.origin),
             created_at_ms: point.created_at_ms,
+            marked_at_ms: point.marked_at_ms(),
             size_bytes: disks.size_bytes(),
             is_protected: point.is_protected,
             is_in_future: clock_guard.is_in_future(&point.point),

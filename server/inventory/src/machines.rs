@@ -60,8 +60,12 @@ pub struct PointSummary {
     pub kind: PointKind,
     /// When it was stored or sealed, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_at_ms: u64,
-    /// The age of its content, in seconds: since the time in the name for a backup, since the seal
-    /// for a synthetic point. 0 if that is in the future.
+    /// The time of the mark that it shows, in milliseconds since 1970-01-01T00:00:00Z; absent if it
+    /// shows the machine as it was when it was stored or sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marked_at_ms: Option<u64>,
+    /// The age of its content, in seconds: since the time in the name for a backup, since the mark
+    /// or the seal for a synthetic point. 0 if that is in the future.
     pub age_seconds: u64,
     /// The sum of the sizes of its disks, in bytes.
     pub size_bytes: u64,

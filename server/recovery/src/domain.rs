@@ -17,8 +17,8 @@ use coldrise_hypervisors::virsh::Virsh;
 use coldrise_inventory::Hardware;
 use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::{
-    FIRMWARE_VARIABLES, LIBVIRT_XML, MachineName, PointDocument, Repository, SessionName,
-    TPM_STATE, random,
+    FIRMWARE_VARIABLES, LIBVIRT_XML, MachineName, MarkRules, PointDocument, Repository,
+    SessionName, TPM_STATE, random,
 };
 
 /// What to do about another machine of the name.
@@ -37,6 +37,8 @@ pub struct DomainRequest<'a> {
     pub connect: &'a str,
     /// Name of the machine, and of the session; `None` for the stored one.
     pub name: Option<&'a SessionName>,
+    /// Which time marks of a new session are kept; `None` for the default.
+    pub marks: Option<&'a MarkRules>,
     /// Give the machine a new UUID and new network addresses.
     pub has_new_uuid: bool,
     /// Give it plain hardware in place of the stored.
@@ -135,7 +137,8 @@ impl Prepared {
             Some(uuid) => Some(own_tpm(&host, request.connect, uuid)?),
             None => None,
         };
-        let session = origin.publish(caller, repository, request.name.cloned())?;
+        let session =
+            origin.publish(caller, repository, request.name.cloned(), request.marks.cloned())?;
         let socket = socket_on(&host, repository, request.socket, &session.name);
         let done = socket.and_then(|socket| {
             let variables = VariablesPlace::of(request.connect, &session, &socket);

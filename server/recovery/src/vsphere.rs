@@ -15,7 +15,7 @@ use coldrise_hypervisors::vsphere::{
     recovery_note,
 };
 use coldrise_session::SessionNotes;
-use coldrise_store::{Repository, SessionName, default_cache_bytes};
+use coldrise_store::{MarkRules, Repository, SessionName, default_cache_bytes};
 
 use crate::RecoveryEnd;
 use crate::end::{MachineEnd, UndoRequest, Undone, end_session};
@@ -47,6 +47,8 @@ pub struct VsphereRequest<'a> {
     pub has_new_uuid: bool,
     /// Name of the machine, and of the session.
     pub name: Option<&'a SessionName>,
+    /// Which time marks of a new session are kept; `None` for the default.
+    pub marks: Option<&'a MarkRules>,
 }
 
 /// A machine that runs from a session.
@@ -119,7 +121,8 @@ pub fn publish<'a>(
     let vsphere = Vsphere::login(&access, is_cancelled)?;
     let hosts = vsphere.choose_hosts(request.hosts)?;
     let nfs_host = nfs_host(request.nfs_server, &hosts)?.to_string();
-    let session = origin.publish(caller, repository, request.name.cloned())?.name;
+    let session =
+        origin.publish(caller, repository, request.name.cloned(), request.marks.cloned())?.name;
     let name = match request.name {
         Some(name) => name.to_string(),
         // The lost machine usually is in the inventory still.

@@ -40,6 +40,8 @@ pub struct Boot {
     pub address: String,
     /// Name of the new session; generated if absent. GET /runs/{id} shows it as machine.session.
     pub session: Option<String>,
+    /// Which time marks of the session are kept: off, or INTERVAL=AGE,…; 1s=10m,10s=1h,1m=1d if absent.
+    pub marks: Option<String>,
     /// As in the point's configuration, or 2048.
     #[schema(minimum = 16, maximum = 16777216)]
     pub memory_mib: Option<u64>,
@@ -69,6 +71,7 @@ impl Boot {
         CommandLine::new("boot")
             .flag("headless", true)
             .option("name", self.session.as_ref())
+            .option("marks", self.marks.as_ref())
             .option("memory", self.memory_mib.map(|mib| format!("{mib}M")))
             .option("cpus", self.cpus)
             .option("firmware", self.firmware.map(word))

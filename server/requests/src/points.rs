@@ -107,7 +107,7 @@ pub struct BackupOptions {
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CheckBoot {
-    /// MACHINE/POINT.
+    /// MACHINE/POINT, or live/SESSION@TIME.
     #[arg(value_name = "MACHINE/POINT", value_parser = text(Address::parse))]
     pub address: String,
     /// The stage to reach. Default: login, or service with --check-port or --check.

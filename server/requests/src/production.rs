@@ -12,7 +12,7 @@ use coldrise_hypervisors::attach::Machine;
 use coldrise_hypervisors::moves;
 use coldrise_ingest::RestoreTarget;
 use coldrise_ingest::rollback::RollbackDisk;
-use coldrise_store::{Address, PointName, SessionName};
+use coldrise_store::{Address, MarkRules, PointName, SessionName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -49,6 +49,11 @@ pub struct Recover {
     /// ending -recovered.
     #[arg(long, value_name = "NAME", value_parser = text(SessionName::parse))]
     pub name: Option<String>,
+    /// Which time marks of the session are kept: off, or INTERVAL=AGE,…. Default:
+    /// 1s=10m,10s=1h,1m=1d.
+    #[arg(long, conflicts_with = "undo", value_name = "RULE", value_parser = text(MarkRules::parse))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marks: Option<String>,
     /// Give the machine a new UUID and new network addresses, so that it can run beside the original.
     /// Without --name its name gets the ending -recovered.
     #[arg(long)]

@@ -95,13 +95,14 @@ pub use sessions::changes::{BlockPlace, Change, HeldMarks, SessionChanges};
 pub use sessions::follow::{FollowProgress, Follower, Round, RoundTime};
 pub use sessions::listed::{SessionState, session, sessions};
 pub use sessions::marks::{
-    SessionMark, SessionMarks, layers_with_marks, session_marks, set_mark_rules,
+    SessionMark, SessionMarks, check_mark, layers_with_marks, session_marks, set_mark_rules,
 };
 pub use sessions::owned::{CaptureLimit, OwnedSession, discard_abandoned_sessions};
 pub use sessions::parts::update_parts;
+pub use sessions::point_of_mark::PointOfMark;
 pub use sessions::publish::{publish, publish_incoming, publish_with_files};
 pub use sessions::received::ReceivedSession;
-pub use sessions::seal::{point_address, seal, seal_at, seal_mark_of};
+pub use sessions::seal::{seal, seal_at, seal_mark_of};
 pub use sessions::seal_report::SealReport;
 pub use sessions::session::Session;
 pub use sessions::sites::SiteProgress;

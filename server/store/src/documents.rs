@@ -6,7 +6,9 @@ use coldrise_block::{Error, ErrorKind, MAX_DISK_SIZE_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::parts::{MachinePart, check_parts};
-use crate::{DiskName, DisplayName, MachineName, MapRoot, PointName, RepositoryId, SessionName};
+use crate::{
+    DiskName, DisplayName, MachineName, MapRoot, PointName, RepositoryId, SessionName, StateTime,
+};
 use coldrise_block::hex;
 
 /// Maximum number of disks of one machine.
@@ -242,6 +244,23 @@ impl PointDocument {
     /// The disk of this name.
     pub fn disk(&self, name: &DiskName) -> Option<&DiskDocument> {
         self.disks.iter().find(|disk| disk.name == *name)
+    }
+
+    /// The time of the time mark that it shows, in milliseconds since 1970-01-01T00:00:00Z.
+    pub fn marked_at_ms(&self) -> Option<u64> {
+        match self.origin {
+            PointOrigin::Synthetic { marked_at_ms, .. } => marked_at_ms,
+            PointOrigin::Backup { .. } => None,
+        }
+    }
+
+    /// What decides its place among the machine's points.
+    pub fn state_time(&self) -> StateTime {
+        StateTime {
+            name_seconds: self.point.unix_seconds(),
+            created_at_ms: self.created_at_ms,
+            marked_at_ms: self.marked_at_ms(),
+        }
     }
 
     /// The part of this kind beside the disks.

@@ -61,6 +61,7 @@ mod rocks;
 mod sealed_folder;
 mod session_time;
 mod state;
+mod state_order;
 mod stats;
 mod verify;
 mod writer;
@@ -115,6 +116,7 @@ pub use repository_id::RepositoryId;
 pub use retention::{KeepReason, Period, RetentionPoint, RetentionRules, RetentionSpan, retained};
 pub use sealed_folder::SealedFolder;
 pub use session_time::SessionTime;
+pub use state_order::{StateTime, order_states};
 pub use stats::IndexMemory;
 pub use verify::{
     Affected, Coverage, Damaged, RecentDisks, VerifiedDisk, VerifyOptions, VerifyProgress,

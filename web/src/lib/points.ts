@@ -37,9 +37,10 @@ export function choices(points: Point[]): { verified?: Point; newest?: Point; ba
 
 /**
  * The time that a point shows, in milliseconds since 1970. A backup: its name's, not that of its storing. A sealed session:
- * when it was sealed, as its name has the time of the point that it began from.
+ * the time mark that it was sealed at, else when it was sealed, as its name has the time of the point that it began from.
  */
-export function timeOf(point: { point: string; created_at_ms: number }): number {
+export function timeOf(point: { point: string; created_at_ms: number; marked_at_ms?: number | null }): number {
+  if (point.marked_at_ms) return point.marked_at_ms;
   const parts = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z$/.exec(point.point)?.slice(1).map(Number);
   if (!parts) return point.created_at_ms;
   const [year = 0, month = 1, day = 1, hour = 0, minute = 0, second = 0] = parts;

@@ -80,13 +80,14 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
     let repository = invocation.open()?;
     let host = named_host(&repository, on.as_deref())?;
     let machine = arguments.guest.find(&host, &to)?;
-    let (export, disk, held) = open_disk(invocation, &repository, &address)?;
-    drop((disk, held));
+    let opened = open_disk(invocation, &repository, &address)?;
+    let export = opened.export;
     let name = name.clone().unwrap_or_else(|| default_disk_name(&export));
     check_name(&name)?;
     let caller = invocation.caller()?;
+    drop(opened.disk);
     let mut server = AttachedDiskServer::start(caller, &machine, &export, &mut signals)?;
-    let is_read_only = matches!(address, Address::Point { .. });
+    let is_read_only = !matches!(address, Address::Live { .. });
     let device = match device.unwrap_or_default() {
         AttachedAs::Virtio => Device::VirtioBlk,
         AttachedAs::Scsi => Device::Scsi,
@@ -98,6 +99,7 @@ pub(crate) fn attach(invocation: &Invocation, arguments: &AttachArguments) -> Re
                                  "is_read_only": is_read_only, "machine": to.absolute()?.to_string(),
                                  "host": on, "connect": arguments.guest.connect }));
     machine.attach(&disk)?;
+    opened.point.keep();
     let elapsed_ms = invocation.elapsed_ms();
     process_run::progress(json!({ "phase": "attached", "name": name, "address": export,
                                  "is_read_only": is_read_only }));

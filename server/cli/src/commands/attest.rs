@@ -306,10 +306,14 @@ fn check_one(
                 (Address::Live { session, disk: None }, 2..) => {
                     Address::Live { session, disk: Some(DiskName::parse(&stated.disk)?) }
                 }
+                (Address::Marked { session, time, disk: None }, 2..) => {
+                    let disk = Some(DiskName::parse(&stated.disk)?);
+                    Address::Marked { session, time, disk }
+                }
                 (address, _) => address,
             };
-            let (name, disk, held) = open_disk(invocation, repository, &address)?;
-            (Content::Stored(disk), name, Some(held))
+            let opened = open_disk(invocation, repository, &address)?;
+            (Content::Stored(Arc::clone(&opened.disk)), opened.shown.clone(), Some(opened))
         }
     };
     let view = ProgressView::new(invocation);

@@ -12,14 +12,15 @@ use coldrise_host::confinement::{NetworkReach, Reach};
 use coldrise_host::{installed_program, kvm_works};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_recovery::startable_session;
-use coldrise_session::keep_files_private;
+use coldrise_session::{PointOfMark, keep_files_private};
 use coldrise_session::{SessionDocument, SessionNotes, check_offered, incoming_sentence};
 use coldrise_store::{
-    Address, Configuration, MachinePart, Repository, SessionName, default_cache_bytes,
+    Address, Configuration, MachinePart, MarkRules, Repository, SessionName, default_cache_bytes,
 };
 use rustix::process::Signal;
 use serde::Serialize;
 
+use super::marks::set_rules;
 use super::skipped_files;
 use crate::hardware::{Hardware, HardwareOptions, Network};
 use crate::invocation::Invocation;
@@ -60,7 +61,7 @@ const END_PATIENCE: Duration = Duration::from_secs(30);
 /// screen and the serial port are sockets in the run's folder, and coldrised shows them.
 #[derive(Debug, Args)]
 pub(crate) struct BootArguments {
-    /// MACHINE/POINT or live/SESSION.
+    /// MACHINE/POINT, live/SESSION or live/SESSION@TIME.
     #[arg(value_name = "MACHINE/POINT|live/SESSION")]
     address: Address,
 
@@ -71,6 +72,11 @@ pub(crate) struct BootArguments {
     /// Name of the new session, if a restore point is booted.
     #[arg(long, value_name = "SESSION")]
     name: Option<SessionName>,
+
+    /// Which time marks of the session are kept: off, or INTERVAL=AGE,…. Default:
+    /// 1s=10m,10s=1h,1m=1d.
+    #[arg(long, value_name = "RULE", value_parser = MarkRules::parse)]
+    marks: Option<MarkRules>,
 
     #[command(flatten)]
     hardware: HardwareOptions,
@@ -123,15 +129,9 @@ impl Subject {
     fn find(
         invocation: &Invocation,
         repository: &Arc<Repository>,
+        address: &Address,
         arguments: &BootArguments,
     ) -> Result<Subject> {
-        let is_whole = arguments.address.disk().is_none();
-        let address = match &arguments.address {
-            marked @ Address::Marked { .. } if is_whole => {
-                &coldrise_session::point_address(repository, marked)?
-            }
-            address => address,
-        };
         match address {
             Address::Point { machine, selector, disk: None } => {
                 let origin = Origin::find(invocation.caller()?, repository, machine, selector)?;
@@ -147,13 +147,7 @@ impl Subject {
                 }
                 Ok(Subject::Session(Box::new(startable_session(repository, session)?)))
             }
-            _ => Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!(
-                    "{}: a machine boots with all its disks: leave out the disk",
-                    arguments.address
-                ),
-            )),
+            _ => Err(no_single_disk(&arguments.address)),
         }
     }
 
@@ -188,7 +182,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     disk_server::check(arguments.over)?;
     let mut signals = ChildSignals::catch()?;
     let repository = invocation.open()?;
-    let subject = Subject::find(invocation, &repository, &arguments)?;
+    if arguments.address.disk().is_some() {
+        return Err(no_single_disk(&arguments.address));
+    }
+    let point = PointOfMark::of(&repository, &arguments.address)?;
+    let subject = Subject::find(invocation, &repository, &point.address, &arguments)?;
     let hardware = hardware(invocation, &subject, &arguments, is_alone)?;
     let on = QemuHost::here()?;
     qemu::check(&on, &hardware, subject.disk_count())?;
@@ -204,12 +202,15 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
             if let Some(text) = incoming_sentence(&repository, &session)? {
                 invocation.remark(&text);
             }
+            set_rules(&repository, &session.name, arguments.marks.clone())?;
             *session
         }
         Subject::Origin(origin) => {
-            origin.publish(invocation.caller()?, &repository, arguments.name.clone())?
+            let (name, marks) = (arguments.name.clone(), arguments.marks.clone());
+            origin.publish(invocation.caller()?, &repository, name, marks)?
         }
     };
+    point.keep();
     let place = Place { scratch: scratch.path(), sockets };
     let status =
         boot(invocation, &repository, &mut signals, &arguments, &hardware, &session, place)
@@ -231,6 +232,11 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
         Error::new(kind, format!("{message}; {place}"))
     })?;
     finish(invocation, &repository, &session.name, &arguments)
+}
+
+fn no_single_disk(address: &Address) -> Error {
+    let text = format!("{address}: a machine boots with all its disks: leave out the disk");
+    Error::new(ErrorKind::InvalidInput, text)
 }
 
 /// Where the files and sockets of the machine lie.

@@ -7,7 +7,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::CheckBoot;
 use coldrise_session::keep_files_private;
-use coldrise_session::{Catalog, check_offered};
+use coldrise_session::{Catalog, PointOfMark, check_offered};
 use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Repository};
 use serde::Serialize;
 
@@ -84,7 +84,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     goal.until()?;
     let mut signals = ChildSignals::catch()?;
     let repository = &invocation.open()?;
-    let point = &find(invocation, repository, &arguments.request.address.parse()?)?;
+    let address: Address = arguments.request.address.parse()?;
+    check_whole(&address)?;
+    let of_mark = PointOfMark::of(repository, &address)?;
+    let point = &find(invocation, repository, &of_mark.address)?;
     let qemu = &qemu_host(repository, arguments.request.on.as_deref())?;
     let hardware = isolated_hardware(invocation, &arguments.hardware, point, qemu)?;
     check_memory(qemu, &hardware, 1)?;
@@ -107,7 +110,21 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
         on_stage: &|reached| print_stage(invocation, None, reached),
     };
     let (document, picture) = trial.run(&mut signals)?;
+    // It has the result.
+    of_mark.keep();
     report(invocation, arguments, point, &document, picture)
+}
+
+fn check_whole(address: &Address) -> Result<()> {
+    match address {
+        Address::Point { disk: None, .. } | Address::Marked { disk: None, .. } => Ok(()),
+        _ => {
+            let text = format!(
+                "{address}: whole restore points are checked: give MACHINE/POINT or live/SESSION@TIME"
+            );
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    }
 }
 
 fn find(
@@ -115,9 +132,8 @@ fn find(
     repository: &Arc<Repository>,
     address: &Address,
 ) -> Result<PointDocument> {
-    let Address::Point { machine, selector, disk: None } = address else {
-        let text = format!("{address}: whole restore points are checked: give MACHINE/POINT");
-        return Err(Error::new(ErrorKind::InvalidInput, text));
+    let Address::Point { machine, selector, .. } = address else {
+        return Err(Error::new(ErrorKind::Internal, "not a restore point"));
     };
     let catalog = Catalog::new(repository);
     let point = catalog.point(machine, selector)?;

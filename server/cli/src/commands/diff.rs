@@ -20,7 +20,7 @@ const MAX_RANGES: usize = 1_000_000;
 /// are as coarse as the repository's chunks; captured writes are compared in blocks of 4 KiB.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArguments {
-    /// MACHINE/POINT[/DISK] or live/SESSION[/DISK].
+    /// MACHINE/POINT[/DISK], live/SESSION[/DISK] or live/SESSION@TIME[/DISK].
     #[arg(value_name = "ADDRESS")]
     from: Address,
 

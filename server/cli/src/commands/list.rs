@@ -144,13 +144,23 @@ pub(super) fn boot_word(verdict: BootVerdict, is_worse: bool) -> &'static str {
     }
 }
 
-const HEADINGS: [&str; 9] =
-    ["ADDRESS", "NAME", "KIND", "STORED AT", "DISKS", ">SIZE", "BOOT", "PROTECTED", "QUARANTINED"];
+const HEADINGS: [&str; 10] = [
+    "ADDRESS",
+    "NAME",
+    "KIND",
+    "STORED AT",
+    "AS OF",
+    "DISKS",
+    ">SIZE",
+    "BOOT",
+    "PROTECTED",
+    "QUARANTINED",
+];
 
-/// Removes the columns NAME and QUARANTINED if no row has a text in them.
+/// Removes the columns NAME, AS OF and QUARANTINED if no row has a text in them.
 fn shown_headings(rows: &mut [Vec<String>]) -> Vec<&'static str> {
     let mut headings = HEADINGS.to_vec();
-    for optional in ["QUARANTINED", "NAME"] {
+    for optional in ["QUARANTINED", "AS OF", "NAME"] {
         let Some(at) = headings.iter().position(|heading| *heading == optional) else { continue };
         if rows.iter().all(|row| row.get(at).is_none_or(String::is_empty)) {
             headings.remove(at);
@@ -166,6 +176,7 @@ fn row(point: &ListedPoint) -> Vec<String> {
         point.address.clone(),
         point.kind.as_str().to_owned(),
         show_moment(point.created_at_ms),
+        point.marked_at_ms.map_or_else(String::new, show_moment),
         disks.join(" "),
         show_size(point.size_bytes),
         point.boot.map_or("-", |verdict| boot_word(verdict, point.is_boot_worse)).to_owned(),

@@ -1,10 +1,13 @@
 //! `coldrise marks`: lists the time marks of a session.
 
+use std::sync::Arc;
+
 use clap::Args;
 use coldrise_block::{Result, now_ms};
 use coldrise_inventory::{Followed, MarksDetails, SiteDetails};
 use coldrise_requests::session_name;
-use coldrise_store::SessionName;
+use coldrise_session::set_mark_rules;
+use coldrise_store::{MarkRules, Repository, SessionName};
 
 use crate::invocation::Invocation;
 use crate::report::{Report, table};
@@ -22,7 +25,7 @@ const LISTED: usize = 20;
 ///
 /// A mark is used as an address: coldrise publish live/SESSION@20261127T030405Z, or with an age:
 /// live/SESSION@-90s. live/SESSION@last-good-20261127T030405Z is the last mark before that time.
-/// A mark that is used becomes a restore point.
+/// A mark that is used becomes a restore point; restore and diff remove it at their end.
 #[derive(Debug, Args)]
 pub(crate) struct MarksArguments {
     /// The session's name, or live/SESSION.
@@ -32,6 +35,26 @@ pub(crate) struct MarksArguments {
     /// List all marks, not only the newest 20.
     #[arg(long)]
     all: bool,
+}
+
+/// The rule of an option --marks.
+///
+/// # Errors
+/// `InvalidInput`, naming the form.
+pub(crate) fn mark_rules(text: Option<&str>) -> Result<Option<MarkRules>> {
+    text.map(MarkRules::parse).transpose()
+}
+
+/// Changes which marks an existing session keeps, if an option --marks was given.
+///
+/// # Errors
+/// `NotFound`.
+pub(crate) fn set_rules(
+    repository: &Arc<Repository>,
+    session: &SessionName,
+    rules: Option<MarkRules>,
+) -> Result<()> {
+    rules.map_or(Ok(()), |rules| set_mark_rules(repository, session, rules))
 }
 
 pub(crate) fn run(invocation: &Invocation, arguments: &MarksArguments) -> Result<Report> {

@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// Every restore point shows MACHINE/POINT/DISK.raw, .vhd, .vhdx, .vmdk and .qcow2, and the
 /// compact .dynamic.vhd, .dynamic.vhdx, .sparse.vmdk and .sparse.qcow2, read-only. Every
-/// session shows live/SESSION/DISK.raw and so on, writable. All files of a disk are views of
+/// session shows live/SESSION/DISK.raw and so on, writable; live/SESSION@TIME, which is not listed, is the restore
+/// point of a time mark. All files of a disk are views of
 /// the same disk: a write to one shows in the others. New points and sessions appear at once. A
 /// line that starts with "mounted" says that the directory is ready.
 #[derive(Debug, Args)]

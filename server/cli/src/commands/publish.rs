@@ -3,10 +3,11 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::Publish;
-use coldrise_session::{SessionDocument, check_offered, point_address, set_mark_rules};
-use coldrise_store::{Address, MarkRules, SessionName};
+use coldrise_session::{PointOfMark, SessionDocument, check_offered};
+use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
+use super::marks::mark_rules;
 use super::serve::DEFAULT_ADDRESS;
 use crate::hardware::Hardware;
 use crate::invocation::Invocation;
@@ -58,19 +59,18 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let name = arguments.request.session.as_deref().map(SessionName::parse).transpose()?;
-    let rules = arguments.request.marks.as_deref().map(MarkRules::parse).transpose()?;
+    let rules = mark_rules(arguments.request.marks.as_deref())?;
     let repository = invocation.open()?;
-    let Address::Point { machine, selector, .. } = &point_address(&repository, &address)? else {
+    let point = PointOfMark::of(&repository, &address)?;
+    let Address::Point { machine, selector, .. } = &point.address else {
         return Err(Error::new(ErrorKind::Internal, "not a restore point"));
     };
     let origin = Origin::find(invocation.caller()?, &repository, machine, selector)?;
     if !arguments.force {
         check_offered(origin.document().clone())?;
     }
-    let session = origin.publish(invocation.caller()?, &repository, name)?;
-    if let Some(rules) = rules {
-        set_mark_rules(&repository, &session.name, rules)?;
-    }
+    let session = origin.publish(invocation.caller()?, &repository, name, rules)?;
+    point.keep();
     let published = Published {
         session: session.name.as_str(),
         address: format!("{}/{}", session.machine, session.point),

@@ -11,7 +11,7 @@ use coldrise_formats::Format;
 use coldrise_ingest::{RestoreOptions, RestoreTarget, restore};
 use coldrise_inventory::find_disk;
 use coldrise_requests::{Restore, format_words};
-use coldrise_session::{Catalog, ReadLease, open_live_disk, open_point_disk};
+use coldrise_session::{Catalog, PointOfMark, ReadLease, open_live_disk, open_point_disk};
 use coldrise_store::{Address, DiskName, Repository};
 use serde::Serialize;
 
@@ -86,11 +86,12 @@ pub(crate) fn run(invocation: &Invocation, arguments: &RestoreArguments) -> Resu
             &cancel,
         );
     }
-    let (address, disk, _held) = open_disk(invocation, &repository, &address.parse()?)?;
+    let opened = open_disk(invocation, &repository, &address.parse()?)?;
     // The parser of the arguments has checked the word.
     let format = format.as_deref().and_then(|word| word.parse().ok());
     let written = Written { format, force: *replace };
-    restore_disk(invocation, address, disk.as_ref(), &target, &written, &cancel)
+    let (address, disk) = (opened.shown.clone(), opened.disk.as_ref());
+    restore_disk(invocation, address, disk, &target, &written, &cancel)
 }
 
 /// Writes a disk to a target, and reports it.
@@ -176,7 +177,19 @@ pub(crate) fn refuse_inside(repository: &Path, target: &RestoreTarget) -> Result
     Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
-/// The disk of an address, its exact address, and the lease that holds it.
+/// A disk of a point or session that is read.
+pub(crate) struct OpenedDisk {
+    /// Its exact address, for people.
+    pub(crate) shown: String,
+    /// MACHINE/POINT/DISK or live/SESSION/DISK.
+    pub(crate) export: String,
+    pub(crate) disk: Arc<dyn Disk>,
+    _held: ReadLease,
+    /// A point that was made of a mark goes with it.
+    pub(crate) point: PointOfMark,
+}
+
+/// The disk of an address.
 ///
 /// # Errors
 /// `NotFound`; `InvalidInput` if there are several disks and the address names none.
@@ -184,30 +197,44 @@ pub(crate) fn open_disk(
     invocation: &Invocation,
     repository: &Arc<Repository>,
     address: &Address,
-) -> Result<(String, Arc<dyn Disk>, ReadLease)> {
+) -> Result<OpenedDisk> {
+    let point = PointOfMark::of(repository, address)?;
+    let (folder, name, disk, held) = open_stored(invocation, repository, &point.address, address)?;
+    let export = format!("{folder}/{name}");
+    let shown = match &point.shown {
+        Address::Marked { session, time, .. } => format!("live/{session}@{time}/{name}"),
+        _ => export.clone(),
+    };
+    Ok(OpenedDisk { shown, export, disk, _held: held, point })
+}
+
+/// The address of the point or session, and the disk. Errors name `given`.
+fn open_stored(
+    invocation: &Invocation,
+    repository: &Arc<Repository>,
+    address: &Address,
+    given: &Address,
+) -> Result<(String, DiskName, Arc<dyn Disk>, ReadLease)> {
     match address {
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let mut point = catalog.point(machine, selector)?;
             tell_newer(invocation.caller()?, &catalog, selector, &point);
             let names = point.disks.iter().map(|disk| &disk.name);
-            let name = choose_disk(address, disk.as_ref(), names)?;
+            let name = choose_disk(given, disk.as_ref(), names)?;
             find_disk(&point, &name)?;
             let held = ReadLease::point(repository, PROGRAM, &mut point)?;
             let opened = open_point_disk(repository, &point, &name)?;
-            Ok((format!("{machine}/{}/{name}", point.point), opened, held))
+            Ok((format!("{machine}/{}", point.point), name, opened, held))
         }
-        Address::Marked { .. } => {
-            let point = coldrise_session::point_address(repository, address)?;
-            open_disk(invocation, repository, &point)
-        }
+        Address::Marked { .. } => Err(Error::new(ErrorKind::Internal, "a time mark")),
         Address::Live { session, disk } => {
             let document = coldrise_session::session(repository, session)?.document;
             let names = document.disks.iter().map(|disk| &disk.name);
-            let name = choose_disk(address, disk.as_ref(), names)?;
+            let name = choose_disk(given, disk.as_ref(), names)?;
             let held = ReadLease::session(repository, PROGRAM, &document)?;
             let opened = open_live_disk(repository, session, &name)?;
-            Ok((format!("live/{session}/{name}"), opened, held))
+            Ok((format!("live/{session}"), name, opened, held))
         }
     }
 }

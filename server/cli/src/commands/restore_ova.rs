@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_ingest::{Ova, OvaDisk, RestoreOptions, RestoreTarget, restore_ova};
 use coldrise_inventory::{VirtualSystem, configured_name, find_disk};
-use coldrise_session::{Catalog, ReadLease, open_live_disk, open_point_disk};
+use coldrise_session::{Catalog, PointOfMark, ReadLease, open_live_disk, open_point_disk};
 use coldrise_store::{Address, Configuration, DiskName, Repository};
 
 use super::restore::{PROGRAM, interrupted, restored};
@@ -47,8 +47,8 @@ pub(super) fn run(
             "an OVA cannot be written to standard output: its start is known only at the end";
         return Err(Error::new(ErrorKind::InvalidInput, text).advise("name a file: x.ova"));
     }
-    let address = &coldrise_session::point_address(repository, address)?;
-    let state = match address {
+    let point = PointOfMark::of(repository, address)?;
+    let state = match &point.address {
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);
             let mut point = catalog.point(machine, selector)?;

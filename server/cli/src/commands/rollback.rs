@@ -7,7 +7,7 @@ use coldrise_ingest::rollback::{
 };
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
-use coldrise_session::Catalog;
+use coldrise_session::{Catalog, PointOfMark};
 use coldrise_store::{Address, PointDocument, PointName};
 use serde::Serialize;
 use serde_json::json;
@@ -62,8 +62,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let repository = invocation.open_for_disks()?;
     let arguments = arguments.request;
     let address: Address = arguments.address.parse()?;
-    let address = coldrise_session::point_address(&repository, &address)?;
-    let (machine, selector) = match &address {
+    let of_mark = PointOfMark::of(&repository, &address)?;
+    let address = &of_mark.address;
+    let (machine, selector) = match address {
         Address::Point { machine, selector, .. } => (machine, selector),
         Address::Live { .. } | Address::Marked { .. } => {
             return Err(Error::new(ErrorKind::InvalidInput, "a session changes while it is read")
@@ -73,7 +74,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let catalog = Catalog::new(&repository);
     let mut point = catalog.point(machine, selector)?;
     tell_newer(invocation.caller()?, &catalog, selector, &point);
-    let mut disks = disks(&arguments, &address, &point)?;
+    let mut disks = disks(&arguments, address, &point)?;
     let host = named_host(&repository, arguments.on.as_deref())?;
     if host.name().is_none() {
         for disk in &disks {
@@ -118,6 +119,10 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
         Ok(summary.point)
     };
     let before_writing = |request: Option<&BackupRequest>| {
+        // An interrupted rollback is run again with its address.
+        if !arguments.dry_run {
+            of_mark.keep();
+        }
         let point = request.map(take_point).transpose()?;
         // doctor names the targets of a killed command. A new phase is noted at once.
         process_run::progress(

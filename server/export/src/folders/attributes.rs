@@ -77,6 +77,12 @@ impl Folders {
                 let modified = time(newest.created_at_ms);
                 Ok(Attributes { node_type: NodeType::Link, size_bytes, ..of_folder(modified) })
             }
+            // The length of its target is known only when it is followed.
+            Kind::Marked(session, _) => {
+                let session = coldrise_session::session(&self.repository, session)?.document;
+                let modified = time(session.created_at_ms);
+                Ok(Attributes { node_type: NodeType::Link, ..of_folder(modified) })
+            }
             Kind::PointFile(point, file) => {
                 let sizes = match file.content {
                     Content::Configuration => text_sizes(&point.configuration),

@@ -5,6 +5,7 @@
 //!   /web01/latest ─▶ 20261120T100000Z                            a link
 //!   /live/trial/vda.raw, vda.vhdx, …                             a session
 //!   /live/trial/trial.vmx, .lck-…, vmware.log, …                 what clients keep there
+//!   /live/trial@-90s ─▶ ../web01/20261120T100000Z+1              a link, found by name only
 //! ```
 //!
 //! A front end starts at [`Folders::root`], steps down with [`Folders::find`] and
@@ -37,9 +38,11 @@ use crate::{ExportTree, TreeOptions};
 use client_files::ClientFolders;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_formats::{Access, DiskShape};
-use coldrise_session::{Catalog, SessionDocument, check_offered, read_leases};
+use coldrise_session::{
+    Catalog, PointOfMark, SessionDocument, check_mark, check_offered, read_leases,
+};
 use coldrise_store::{
-    COLDRISE_JSON, Configuration, DiskName, LIBVIRT_XML, MachineName, OVF, PointDocument,
+    Address, COLDRISE_JSON, Configuration, DiskName, LIBVIRT_XML, MachineName, OVF, PointDocument,
     PointName, PointSelector, Repository, SessionName, VMX,
 };
 use folder_cache::FolderCache;
@@ -128,6 +131,12 @@ impl Folders {
                 let made_at_ms = point.created_at_ms;
                 Ok(self.child(folder, name, Kind::Point(point), made_at_ms))
             }
+            Kind::Live if name.contains('@') => {
+                let address = Address::parse(&format!("{LIVE}/{name}")).map_err(|_| missing())?;
+                let Address::Marked { session, time, .. } = address else { return Err(missing()) };
+                check_mark(&self.repository, &session, &time)?;
+                Ok(self.child(folder, name, Kind::Marked(session, time), 0))
+            }
             Kind::Live => {
                 let session = SessionName::parse(name).map_err(|_| missing())?;
                 let session = coldrise_session::session(&self.repository, &session)?.document;
@@ -207,12 +216,18 @@ impl Folders {
         Ok(entries)
     }
 
-    /// The target of a link: a name in the link's own folder.
+    /// The target of a link, from the link's own folder. The time mark of a session becomes a
+    /// restore point.
     pub fn target(&self, link: &Node) -> Result<String> {
-        let Kind::Latest(machine) = &link.kind else {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("{}: no link", link.path())));
-        };
-        Ok(self.newest(machine)?.point.to_string())
+        match &link.kind {
+            Kind::Latest(machine) => Ok(self.newest(machine)?.point.to_string()),
+            Kind::Marked(session, time) => {
+                let (session, time) = (session.clone(), time.clone());
+                let address = Address::Marked { session, time, disk: None };
+                Ok(format!("../{}", PointOfMark::of(&self.repository, &address)?.kept()))
+            }
+            _ => Err(Error::new(ErrorKind::InvalidInput, format!("{}: no link", link.path()))),
+        }
     }
 
     /// Opens a file, or shares it with its present users.

@@ -2,7 +2,7 @@
 
 use crate::image_name::ImagePart;
 use coldrise_session::{FileEntry, FileKind, SessionDocument};
-use coldrise_store::{DiskName, MachineName, PointDocument, Repository};
+use coldrise_store::{DiskName, MachineName, PointDocument, Repository, SessionName, SessionTime};
 use std::sync::Arc;
 
 /// The folder of the sessions.
@@ -61,6 +61,8 @@ pub(super) enum Kind {
     Live,
     Machine(MachineName),
     Latest(MachineName),
+    /// A session as it was at a time.
+    Marked(SessionName, SessionTime),
     Point(Arc<PointDocument>),
     Session(Arc<SessionDocument>),
     PointFile(Arc<PointDocument>, FolderFile),
@@ -176,7 +178,7 @@ impl Node {
             Kind::PointFile(..) | Kind::SessionFile(..) => NodeType::File,
             Kind::Client(_, ref entry) if entry.kind != FileKind::Folder => NodeType::File,
             Kind::Carried(_, ref entry) if entry.size_bytes.is_some() => NodeType::File,
-            Kind::Latest(_) => NodeType::Link,
+            Kind::Latest(_) | Kind::Marked(..) => NodeType::Link,
             _ => NodeType::Folder,
         }
     }
@@ -192,7 +194,11 @@ impl Node {
     pub fn is_live(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Live | Kind::Session(_) | Kind::SessionFile(..) | Kind::Client(..)
+            Kind::Live
+                | Kind::Marked(..)
+                | Kind::Session(_)
+                | Kind::SessionFile(..)
+                | Kind::Client(..)
         )
     }
 

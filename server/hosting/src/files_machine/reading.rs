@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_files::{AttachedDisks, Client, FileSystems, FilesAddress, Limits};
-use coldrise_session::{Catalog, check_offered, point_address};
+use coldrise_session::{Catalog, PointOfMark, check_offered};
 use coldrise_store::{Address, PointDocument, Repository};
 
 use super::KeptMachine;
@@ -40,13 +40,16 @@ impl Reading {
         address: &FilesAddress,
     ) -> Result<PointDocument> {
         let catalog = Catalog::new(repository);
-        let whole = point_address(repository, &address.whole)?;
-        let Address::Point { machine, selector, .. } = &whole else {
+        let whole = PointOfMark::of(repository, &address.whole)?;
+        let Address::Point { machine, selector, .. } = &whole.address else {
             return Err(Error::new(ErrorKind::Internal, "files of a session"));
         };
         let point = catalog.point(machine, selector)?;
         tell_newer(caller, &catalog, selector, &point);
-        check_offered(point)
+        let point = check_offered(point)?;
+        // The machine that reads it stays for the next command.
+        whole.keep();
+        Ok(point)
     }
 
     /// Takes the machine of the address' point, which may be starting. Unless `is_to_end`, and without a key, it stays that long

@@ -184,6 +184,7 @@ impl IndexedMachine {
             shape: self.shape(shape),
             version,
             created_at_ms: document.created_at_ms,
+            marked_at_ms: document.marked_at_ms().unwrap_or(0),
             marker: repository.marker_id(&format!("{}/{}", document.machine, document.point)),
             boot: None,
             flags: PointFlags {

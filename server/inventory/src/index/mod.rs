@@ -59,12 +59,14 @@ struct IndexedPoint {
     /// Version of its document; 0 for a point that waits in its session.
     version: u64,
     created_at_ms: u64,
+    /// The time of the mark that it shows; 0 if it shows none.
+    marked_at_ms: u64,
     marker: MarkerId,
     boot: Option<Arc<IndexedBoot>>,
     flags: PointFlags,
 }
 
-const _: () = assert!(size_of::<IndexedPoint>() <= 64);
+const _: () = assert!(size_of::<IndexedPoint>() <= 72);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PointFlags {
@@ -114,6 +116,10 @@ impl IndexedPoint {
     /// The name. Every key was made from one.
     fn name(&self) -> Option<PointName> {
         PointName::from_sort_key(&self.key)
+    }
+
+    fn marked_at_ms(&self) -> Option<u64> {
+        Some(self.marked_at_ms).filter(|time| *time != 0)
     }
 
     fn boot(&self) -> Option<&BootResult> {

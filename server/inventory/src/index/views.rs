@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coldrise_block::{Error, ErrorKind, Result};
-use coldrise_store::{ClockGuard, MachineName, PointName};
+use coldrise_store::{ClockGuard, MachineName, PointName, StateTime, order_states};
 
 use super::{Index, IndexedMachine, IndexedPoint};
 use crate::listing::{DiskList, ListedMachine, ListedPoint, Listing, PointKind};
@@ -116,6 +116,7 @@ impl IndexedMachine {
             address: format!("{machine}/{name}"),
             kind: point.kind(),
             created_at_ms: point.created_at_ms,
+            marked_at_ms: point.marked_at_ms(),
             size_bytes: disks.size_bytes(),
             is_protected: point.flags.is_protected,
             is_in_future: clock_guard.is_in_future(&name),
@@ -130,7 +131,13 @@ impl IndexedMachine {
 
     fn summary(&self, machine: &MachineName, now_ms: u64) -> MachineSummary {
         let clock_guard = self.clock_guard();
-        let newest = || self.points.iter().rev().filter(|p| p.flags.quarantine.is_none());
+        let state = |point: &&IndexedPoint| StateTime {
+            name_seconds: point.name().map_or(0, |name| name.unix_seconds()),
+            created_at_ms: point.created_at_ms,
+            marked_at_ms: point.marked_at_ms(),
+        };
+        let by_state = order_states(self.points.iter(), state);
+        let newest = || by_state.iter().rev().copied().filter(|p| p.flags.quarantine.is_none());
         let test = |point: &IndexedPoint, test: fn(&ClockGuard, &PointName) -> bool| {
             point.name().is_some_and(|name| !test(&clock_guard, &name))
         };
@@ -186,12 +193,13 @@ impl IndexedMachine {
         let name = point.name()?;
         let since_ms = match point.kind() {
             PointKind::Backup => name.unix_seconds().saturating_mul(1000),
-            PointKind::Synthetic => point.created_at_ms,
+            PointKind::Synthetic => point.marked_at_ms().unwrap_or(point.created_at_ms),
         };
         Some(PointSummary {
             address: format!("{machine}/{name}"),
             kind: point.kind(),
             created_at_ms: point.created_at_ms,
+            marked_at_ms: point.marked_at_ms(),
             age_seconds: now_ms.saturating_sub(since_ms) / 1000,
             size_bytes: self.disks_of(point).size_bytes(),
             point: name.into(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use coldrise_block::{Error, ErrorKind};
+use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_inventory::Difference;
 use coldrise_store::Address;
 use serde::Deserialize;
@@ -17,9 +17,9 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::input::Fields;
 use super::problem::{Answer, Problem, blocking};
-use super::starts::point;
-use crate::access::Permission;
-use crate::service::SharedService;
+use super::starts::{origin, point};
+use crate::access::{Identity, Permission};
+use crate::service::{Service, SharedService};
 
 /// Maximum number of ranges per disk in an answer.
 const MAX_RANGES: usize = 4096;
@@ -37,9 +37,9 @@ pub(super) fn routes() -> OpenApiRouter<SharedService> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct TwoPoints {
-    /// MACHINE/POINT.
+    /// MACHINE/POINT, or live/SESSION@TIME; the latter requires the right to operate the machine.
     from: String,
-    /// MACHINE/POINT.
+    /// The same of the other one.
     to: String,
 }
 
@@ -64,11 +64,11 @@ async fn difference(
     Caller(caller): Caller,
     Fields(two): Fields<TwoPoints>,
 ) -> Answer<Json<Difference>> {
-    let address = |text: &str| -> coldrise_block::Result<Address> {
-        point(&caller, Permission::View, text)?;
-        text.parse()
-    };
-    let (from, to) = (address(&two.from)?, address(&two.to)?);
+    let (from, to) = (two.from.clone(), two.to.clone());
+    let known = Arc::clone(&service);
+    let (from, to) =
+        blocking(move || Ok((address(&known, &caller, &from)?, address(&known, &caller, &to)?)))
+            .await?;
     let cancel = Arc::new(AtomicBool::new(false));
     let _watched = Watched(Arc::clone(&cancel));
     let compared = async move {
@@ -84,4 +84,15 @@ async fn difference(
                 .into())
         }
     }
+}
+
+/// An address that the caller may read.
+fn address(service: &Service, caller: &Identity, text: &str) -> Result<Address> {
+    let address = text.parse::<Address>()?;
+    match address {
+        // Its session is sealed for the comparison.
+        Address::Marked { .. } => origin(service, caller, text)?,
+        _ => point(caller, Permission::View, text)?,
+    };
+    Ok(address)
 }

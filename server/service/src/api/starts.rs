@@ -98,7 +98,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             Command::new("protect-live", machine.to_string(), &live)
         }
         Request::CheckBoot(check) => {
-            let machine = point(caller, Operate, &check.address)?;
+            let machine = origin(service, caller, &check.address)?;
             if check.check_port == Some(0) {
                 return Err(invalid("check_port: 1 to 65535"));
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_store::{
     CatalogDamage, MachineName, OpenOptions, PassphraseSource, PointDocument, PointName,
-    PointOrigin, PointSelector, ReopenReport, Repository, RepositoryWriter,
+    PointOrigin, PointSelector, ReopenReport, Repository, RepositoryWriter, order_states,
 };
 
 use crate::client_files::CarriedFiles;
@@ -116,7 +116,8 @@ impl Catalog {
         selector: &PointSelector,
     ) -> Result<PointDocument> {
         let PointSelector::Latest(back) = selector else { return self.point(machine, selector) };
-        let points = self.points(machine)?.into_iter().rev();
+        let points = self.points(machine)?.into_iter();
+        let points = order_states(points, PointDocument::state_time).into_iter().rev();
         let clock_guard = self.repository.clock_guard(machine)?;
         let mut counted = points.filter(|point| !clock_guard.is_passed_over(&point.point));
         match counted.nth(*back as usize) {
@@ -194,8 +195,8 @@ impl Catalog {
         }
     }
 
-    /// The point with exactly `back` newer ones. Counts only points that are not quarantined and
-    /// whose name satisfies `counts`.
+    /// The point with exactly `back` points of newer states. Counts only points that are not
+    /// quarantined and whose name satisfies `counts`.
     fn newest(
         &self,
         machine: &MachineName,
@@ -210,16 +211,19 @@ impl Catalog {
             let mut points = self.repository.newest_points(machine, looked)?;
             let is_all = points.len() < looked;
             points.retain(is_meant);
-            if is_all || points.len() >= count {
+            // A point of a mark may show an older state than others with lower numbers. `count` other
+            // points suffice: what has a lower number than all of them is older.
+            let others = points.iter().filter(|point| point.marked_at_ms().is_none()).count();
+            if is_all || others >= count {
                 break points;
             }
             looked = looked.saturating_mul(2);
         };
         points.extend(sealed.iter().filter(|point| is_meant(point)).cloned());
-        points.sort_by(|a, b| b.point.cmp(&a.point));
+        points.sort_by(|a, b| a.point.cmp(&b.point));
         // A point that is moving into the catalog is listed twice.
         points.dedup_by(|a, b| a.point == b.point);
-        Ok(points.into_iter().nth(back))
+        Ok(order_states(points.into_iter(), PointDocument::state_time).into_iter().nth_back(back))
     }
 
     /// The current document of a point that was read earlier. Call this after the use of the point

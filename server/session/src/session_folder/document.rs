@@ -45,6 +45,9 @@ pub struct SessionDocument {
     /// The parts have changed since the last seal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) has_new_parts: bool,
+    /// Writes in sealed layers, or files or parts, may be in no point: the last seal made a point of a time mark.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) has_unsealed_writes: bool,
     /// The machine's display name from the point.
     #[serde(
         default,

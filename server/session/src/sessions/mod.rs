@@ -18,6 +18,7 @@ pub(crate) mod listed;
 pub(crate) mod marks;
 pub(crate) mod owned;
 pub(crate) mod parts;
+pub(crate) mod point_of_mark;
 pub(crate) mod publish;
 pub(crate) mod received;
 pub(crate) mod seal;

@@ -200,6 +200,7 @@ fn publish_subject(
         configuration: point.configuration.clone(),
         parts: point.parts.clone(),
         has_new_parts: false,
+        has_unsealed_writes: false,
         display_name: point.display_name.clone(),
         files: Some(SessionFiles::default()),
         sealed,

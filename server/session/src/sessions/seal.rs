@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result, path_exists, remove_if_present};
 use coldrise_store::{
-    Address, LayerReference, PointDocument, PointName, PointOrigin, PointSelector, Repository,
-    SessionName, SessionTime,
+    LayerReference, PointDocument, PointName, PointOrigin, PointSelector, Repository, SessionName,
+    SessionTime,
 };
 
 use crate::client_files::sealed;
@@ -32,9 +32,6 @@ use crate::sessions::control;
 use crate::sessions::follow::newest;
 use crate::sessions::marks::{SessionMark, check_there, choose, marks_in_layers, session_marks};
 use crate::sessions::seal_report::SealReport;
-
-/// How long an address with a mark waits for the process that serves the session.
-const MARK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Seals a session through the process that serves it, or in this process if none does. After the
 /// flush the cost does not depend on the captured data. Waits at most `patience` for the process
@@ -53,7 +50,7 @@ pub fn seal(
         return seal_mark(repository, name, None, patience);
     }
     let marks = session_marks(repository, name)?.marks;
-    seal_once(repository, name, newest(&marks, name)?, patience)
+    Ok(seal_once(repository, name, newest(&marks, name)?, patience)?.report)
 }
 
 /// Seals a session as it was at the mark that `time` means. A point that shows this mark already is
@@ -68,7 +65,14 @@ pub fn seal_at(
     patience: Duration,
 ) -> Result<SealReport> {
     let marks = session_marks(repository, name)?;
-    seal_once(repository, name, choose(&marks.marks, time, name)?, patience)
+    Ok(seal_once(repository, name, choose(&marks.marks, time, name)?, patience)?.report)
+}
+
+/// The point that shows a mark.
+pub(crate) struct SealedMark {
+    pub(crate) report: SealReport,
+    /// It did not exist before.
+    pub(crate) is_new: bool,
 }
 
 /// Seals a session as it was at this mark, as [`seal_at`] does.
@@ -81,38 +85,30 @@ pub fn seal_mark_of(
     mark: &SessionMark,
     patience: Duration,
 ) -> Result<SealReport> {
-    seal_once(repository, name, mark, patience)
+    Ok(seal_once(repository, name, mark, patience)?.report)
 }
 
-fn seal_once(
+pub(crate) fn seal_once(
     repository: &Arc<Repository>,
     name: &SessionName,
     mark: &SessionMark,
     patience: Duration,
-) -> Result<SealReport> {
+) -> Result<SealedMark> {
     let known = SessionDocument::of(repository, name)?.point_of_mark(mark.time_ns);
     if let Some((machine, point)) = known {
         let selector = PointSelector::Exact(point);
         match Catalog::new(repository).point(&machine, &selector) {
-            Ok(point) => return Ok(SealReport { point, left_out: Vec::new() }),
+            Ok(point) => {
+                let report = SealReport { point, left_out: Vec::new() };
+                return Ok(SealedMark { report, is_new: false });
+            }
             // It was forgotten meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    seal_mark(repository, name, Some(mark), patience)
-}
-
-/// The address of the point that shows a mark: seals the session at the mark. Any other address is
-/// returned as it is.
-///
-/// # Errors
-/// As for [`seal_at`].
-pub fn point_address(repository: &Arc<Repository>, address: &Address) -> Result<Address> {
-    let Address::Marked { session, time, disk } = address else { return Ok(address.clone()) };
-    let point = seal_at(repository, session, time, MARK_PATIENCE)?.point;
-    let selector = PointSelector::Exact(point.point);
-    Ok(Address::Point { machine: point.machine, selector, disk: disk.clone() })
+    let report = seal_mark(repository, name, Some(mark), patience)?;
+    Ok(SealedMark { report, is_new: true })
 }
 
 pub(crate) fn seal_mark(
@@ -354,6 +350,11 @@ pub(crate) fn commit(
     }
     document.highest_number = Some(point.point.lineage().1);
     document.has_new_parts = false;
+    document.has_unsealed_writes = match mark {
+        None => false,
+        // They may be later than the mark.
+        Some(_) => document.has_unsealed_writes || facts.iter().any(|facts| facts.sequence > 0),
+    };
     if let Some(mark) = mark {
         document.note_mark_point(mark.time_ns, &point.point);
     }

@@ -58,7 +58,8 @@ pub fn unpublish(
         let facts = idle_facts(repository, &document, &writing)?;
         let carried = carry_idle(repository, &document)?;
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
-        let has_changed = carried.hash() != before || document.has_new_parts;
+        let has_changed =
+            carried.hash() != before || document.has_new_parts || document.has_unsealed_writes;
         if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
             check_arrived(&document)?;
             check_layers(repository, &document)?;

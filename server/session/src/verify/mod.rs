@@ -28,7 +28,7 @@ use crate::points::catalog::Catalog;
 use crate::points::inventory::Inventory;
 use crate::points::read_lease::ReadLease;
 use crate::sessions::listed::session;
-use crate::sessions::seal::point_address;
+use crate::sessions::point_of_mark::PointOfMark;
 use recent::RecentInventory;
 
 /// The objects to verify.
@@ -212,7 +212,10 @@ fn only(
             inventory.points.push(point);
         }
         Address::Marked { .. } => {
-            return only(repository, &point_address(repository, address)?, program);
+            let point = PointOfMark::of(repository, address)?;
+            let found = only(repository, &point.address, program)?;
+            point.keep();
+            return Ok(found);
         }
         Address::Live { session: name, disk } => {
             let mut document = session(repository, name)?.document;

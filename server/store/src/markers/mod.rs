@@ -269,7 +269,7 @@ impl Repository {
 
     /// Removes the files that [`Repository::suspend_markers`] left, once the points or sessions are
     /// removed. After a failure the next writer removes them.
-    pub(crate) fn forget_markers(&self, names: &[String]) {
+    pub fn forget_markers(&self, names: &[String]) {
         for path in names.iter().map(|name| self.marker_path(name)) {
             for extension in [
                 PROTECTED_EXTENSION,

@@ -12,11 +12,12 @@ use coldrise_hypervisors::libvirt::NetworkChoice;
 use coldrise_hypervisors::vsphere::recovery_note;
 use coldrise_recovery::{DomainRequest, Prepared, RecoveryEnd, RecoveryServer};
 use coldrise_requests::{Hypervisor, Recover, parse_network};
-use coldrise_session::check_offered;
+use coldrise_session::{PointOfMark, check_offered};
 use coldrise_store::{Address, MachineName, SessionName};
 use serde::Serialize;
 use serde_json::json;
 
+use super::marks::{mark_rules, set_rules};
 use crate::invocation::Invocation;
 use crate::report::{Report, print_line};
 use crate::units::show_duration;
@@ -106,7 +107,9 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let host = arguments.request.on.as_deref().map(parse_host_name).transpose()?;
     let mut signals = ChildSignals::catch()?;
     let (repository, caller) = (invocation.open()?, invocation.caller()?);
-    let prepared = match &whole_point(&repository, &address)? {
+    let marks = mark_rules(arguments.request.marks.as_deref())?;
+    let point = whole_point(&repository, &address)?;
+    let prepared = match &point.address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
@@ -115,6 +118,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
                 host: host.as_ref(),
                 connect,
                 name: name.as_ref(),
+                marks: marks.as_ref(),
                 has_new_uuid: arguments.request.new_uuid,
                 has_default_hardware: arguments.default_hardware,
                 network: &network,
@@ -124,10 +128,14 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
             Prepared::publish(caller, &repository, &request, &origin)?
         }
         Address::Live { session, disk: None } => {
-            Prepared::of_session(&repository, session, arguments.socket_owner.as_deref())?
+            let prepared =
+                Prepared::of_session(&repository, session, arguments.socket_owner.as_deref())?;
+            set_rules(&repository, session, marks)?;
+            prepared
         }
         other => return Err(no_single_disk(other)),
     };
+    point.keep();
     let mut server = RecoveryServer::start(caller, &repository, prepared, &mut signals)?;
     tell_running(invocation, &server);
     let state = server.serve(caller, &mut signals)?;
@@ -178,9 +186,9 @@ fn known_hypervisor(invocation: &Invocation, address: &Address) -> Result<Option
 fn whole_point(
     repository: &std::sync::Arc<coldrise_store::Repository>,
     address: &Address,
-) -> Result<Address> {
+) -> Result<PointOfMark> {
     match address.disk() {
-        None => coldrise_session::point_address(repository, address),
+        None => PointOfMark::of(repository, address),
         Some(_) => Err(no_single_disk(address)),
     }
 }

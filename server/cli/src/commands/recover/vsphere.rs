@@ -16,6 +16,7 @@ use coldrise_session::check_offered;
 use coldrise_store::Address;
 
 use super::{RecoverArguments, no_single_disk, whole_point};
+use crate::commands::marks::{mark_rules, set_rules};
 use crate::invocation::Invocation;
 use crate::report::Report;
 use answer::{report, tell_running};
@@ -60,6 +61,7 @@ pub(super) fn run(
     let (repository, caller) = (invocation.open()?, invocation.caller()?);
     let (options, name) = (&arguments.vsphere, arguments.name()?);
     let network = arguments.network()?;
+    let marks = mark_rules(arguments.request.marks.as_deref())?;
     let request = VsphereRequest {
         server,
         access: options.access(),
@@ -69,18 +71,23 @@ pub(super) fn run(
         network: &network,
         has_new_uuid: arguments.request.new_uuid,
         name: name.as_ref(),
+        marks: marks.as_ref(),
     };
-    let recovery = match &whole_point(&repository, address)? {
+    let point = whole_point(&repository, address)?;
+    let recovery = match &point.address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
             check_offered(origin.document().clone())?;
             publish(caller, &repository, &request, &origin, &is_cancelled)?
         }
         Address::Live { session, disk: None } => {
-            of_session(&repository, &request, session, &is_cancelled)?
+            let recovery = of_session(&repository, &request, session, &is_cancelled)?;
+            set_rules(&repository, session, marks.clone())?;
+            recovery
         }
         other => return Err(no_single_disk(other)),
     };
+    point.keep();
     let machine = start(caller, &repository, &request, recovery, &signals, &is_cancelled)?;
     tell_running(invocation, &machine.session, &machine.note, machine.is_served_here());
     let ((session, note), end) = machine.serve(caller, &repository, &mut signals.borrow_mut())?;

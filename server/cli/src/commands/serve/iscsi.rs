@@ -9,7 +9,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result, ScratchKind};
 use coldrise_hosting::mount_server::iscsi::{Chap, Lun, Target, check_names, lines};
 use coldrise_inventory::find_disk;
-use coldrise_session::Catalog;
+use coldrise_session::{Catalog, PointOfMark};
 use coldrise_store::{Address, DiskName, Repository, SessionName, default_cache_bytes};
 use serde_json::{Map, Value, json};
 
@@ -134,8 +134,10 @@ fn resolve(
 ) -> Result<Target> {
     let (folder, disk, there, is_read_only) = match address {
         Address::Marked { .. } => {
-            let point = coldrise_session::point_address(repository, address)?;
-            return resolve(invocation, repository, &point, is_read_only);
+            let point = PointOfMark::of(repository, address)?;
+            let target = resolve(invocation, repository, &point.address, is_read_only)?;
+            point.keep();
+            return Ok(target);
         }
         Address::Point { machine, selector, disk } => {
             let catalog = Catalog::new(repository);

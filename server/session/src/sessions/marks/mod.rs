@@ -243,6 +243,18 @@ pub(crate) fn check_there(mark: &SessionMark, marks: &[SessionMark]) -> Result<(
     Err(Error::new(ErrorKind::NotFound, text))
 }
 
+/// Checks that a session has the mark that `time` means.
+///
+/// # Errors
+/// `NotFound`, naming the nearest marks before and after; those of [`session_marks`].
+pub fn check_mark(
+    repository: &Arc<Repository>,
+    name: &SessionName,
+    time: &SessionTime,
+) -> Result<()> {
+    choose(&session_marks(repository, name)?.marks, time, name).map(|_| ())
+}
+
 /// The mark that `time` means.
 ///
 /// # Errors
