@@ -200,6 +200,11 @@ JOBS = [
     {"kind": "copy", "to": "/mnt/second"},
     {"kind": "copy", "to": "/mnt/third", "all": True, "follows": "points", "last": 2, "prefix": "a-", "rate_windows": ["08:00-18:00=5M"],
      "behind_limit_minutes": 60, "to_passphrase_file": "/etc/second"},
+    {"kind": "protect-live", "machines": ["web01"], "from": "libvirt"},
+    {"kind": "protect-live", "machines": ["db01"], "from": "libvirt:db", "disks": {"vda": "sda"}, "push": True, "enabled": False,
+     "every_seconds": 10, "consistent_every_minutes": 15, "lag_limit_seconds": 90, "retries": 0, "retry_seconds": 5},
+    {"kind": "protect-live", "machines": ["web01", "db01"], "from": "qmp:/run/{machine}.qmp", "agent": "/run/{machine}.agent",
+     "consistent_every_minutes": 15},
     {"kind": "gc"},
 ]
 

@@ -41,6 +41,7 @@ impl FollowState {
         job: &Job,
         follows: Option<&Followed>,
         row: Option<&QueueRow>,
+        is_left_alone: bool,
         now_ms: i64,
     ) -> FollowState {
         let running = follows.filter(|follows| follows.is_running);
@@ -48,11 +49,11 @@ impl FollowState {
             (Some(None), _) => FollowState::Starting,
             (Some(Some(lag_s)), _) if lag_s > u64::from(job.lag_limit_s()) => FollowState::Behind,
             (Some(Some(_)), _) => FollowState::Follows,
-            (None, None) => FollowState::Stopped,
+            (None, None) if is_left_alone || !job.enabled => FollowState::Stopped,
             (None, Some(row)) if row.state == RowState::Waiting && row.due_ms > now_ms => {
                 FollowState::Retrying
             }
-            (None, Some(_)) => FollowState::Starting,
+            (None, _) => FollowState::Starting,
         }
     }
 }
@@ -132,10 +133,12 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
                 Ok(marks) => (marks.and_then(|marks| marks.follows), None),
                 Err(error) => (None, Some(error.full_message())),
             };
+            let is_left_alone = service.database.is_left_alone(&stored.job.name, &machine)?;
+            let (job, follows_now) = (&stored.job, follows.as_ref());
             let is_waiting = |row: &&QueueRow| row.state == RowState::Waiting;
             found.push(FollowedMachine {
                 job: stored.job.name.clone(),
-                state: FollowState::of(&stored.job, follows.as_ref(), row, now_ms()),
+                state: FollowState::of(job, follows_now, row, is_left_alone, now_ms()),
                 run: row.map(|row| row.run.clone()),
                 due_ms: row.filter(is_waiting).map(|row| row.due_ms),
                 session: session.map(|session| session.session.clone()),
@@ -185,7 +188,11 @@ mod tests {
         let text =
             r#"{"name":"always","kind":"protect-live","machines":["web01"],"from":"libvirt"}"#;
         let job: Job = serde_json::from_str(text).unwrap();
+        let disabled = Job { enabled: false, ..job.clone() };
         let now_ms = 1000;
+        let of = |job, follows: Option<Followed>, row: Option<QueueRow>, is_left_alone| {
+            FollowState::of(job, follows.as_ref(), row.as_ref(), is_left_alone, now_ms)
+        };
         for (follows, row, state) in [
             (follows(true, Some(60)), row(RowState::Started, 0), Follows),
             (follows(true, Some(61)), row(RowState::Started, 0), Behind),
@@ -196,11 +203,12 @@ mod tests {
             (follows(false, Some(2)), row(RowState::Waiting, 1000), Starting),
             (follows(false, Some(2)), row(RowState::Waiting, 1001), Retrying),
             (None, row(RowState::Starting, 0), Starting),
-            (follows(false, Some(2)), None, Stopped),
-            (None, None, Stopped),
+            (None, None, Starting),
         ] {
-            let found = FollowState::of(&job, follows.as_ref(), row.as_ref(), now_ms);
-            assert_eq!(found, state, "{follows:?} {row:?}");
+            let case = format!("{follows:?} {row:?}");
+            assert_eq!(of(&job, follows, row, false), state, "{case}");
         }
+        assert_eq!(of(&job, follows(false, Some(2)), None, true), Stopped);
+        assert_eq!(of(&disabled, follows(false, Some(2)), None, false), Stopped);
     }
 }
