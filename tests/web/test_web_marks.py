@@ -89,7 +89,7 @@ def test_a_machine_is_recovered_from_a_chosen_second(service, coldrise, live, nb
         part.get_by_role("button", name="Recover from here").click()
         drawer.get_by_label("Serve over NBD").check()
         drawer.get_by_label("Session name").fill("before")
-        drawer.get_by_label("Listens on").or_(drawer.get_by_label("Address")).first.fill(f"127.0.0.1:{free_port()}")
+        drawer.get_by_label("Listen at").fill(f"127.0.0.1:{free_port()}")
         drawer.get_by_role("button", name="Start").click()
         page.get_by_role("heading", name="before").wait_for()
         [server] = [run for run in service.get("runs?state=running")["runs"] if run["plan"]["command"].startswith("serve")]
