@@ -81,10 +81,10 @@ def test_the_form_makes_a_job_that_follows_a_machine(service, coldrise, machine,
     agent = form.get_by_label("Socket of the guest agent")
     agent.fill("/run/{machine}.agent")
     form.get_by_role("button", name="Save").press("Enter")
-    form.get_by_role("alert").get_by_text("with qmp, give both or neither").wait_for()
+    form.get_by_role("alert").get_by_text("consistent marks need the guest agent's socket").wait_for()
     assert agent.get_attribute("aria-invalid") == "true"
     assert agent.evaluate("(input) => input === document.activeElement")
-    browser.look(admin, "with qmp, give both or neither")
+    browser.look(admin, "consistent marks need the guest agent's socket")
     agent.fill("")
     form.get_by_role("textbox", name="Machines").fill("web*")
     form.get_by_role("button", name="Save").click()

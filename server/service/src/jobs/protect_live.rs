@@ -82,9 +82,9 @@ impl Job {
             (true, Some(_)) => {
                 Err(invalid("agent: libvirt knows the agent's socket; leave it out"))
             }
-            (false, agent) if agent.is_some() != is_consistent => {
-                Err(invalid("agent, consistent_every_minutes: with qmp, give both or neither"))
-            }
+            (false, agent) if agent.is_some() != is_consistent => Err(invalid(
+                "agent, consistent_every_minutes: with qmp, consistent marks need the guest agent's socket: give both or neither",
+            )),
             _ => self.check_backup(),
         }
     }
