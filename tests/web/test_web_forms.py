@@ -1,6 +1,7 @@
 """Forms: users, tokens, targets, jobs. Created objects work; refusals of the API are shown in the form."""
 
 import json
+import re
 
 import pytest
 
@@ -200,6 +201,11 @@ JOBS = [
     {"kind": "copy", "to": "/mnt/second"},
     {"kind": "copy", "to": "/mnt/third", "all": True, "follows": "points", "last": 2, "prefix": "a-", "rate_windows": ["08:00-18:00=5M"],
      "behind_limit_minutes": 60, "to_passphrase_file": "/etc/second"},
+    {"kind": "protect-live", "machines": ["web01"], "from": "libvirt"},
+    {"kind": "protect-live", "machines": ["db01"], "from": "libvirt:db", "disks": {"vda": "sda"}, "push": True, "enabled": False,
+     "every_seconds": 10, "consistent_every_minutes": 15, "lag_limit_seconds": 90, "retries": 0, "retry_seconds": 5},
+    {"kind": "protect-live", "machines": ["web01", "db01"], "from": "qmp:/run/{machine}.qmp", "agent": "/run/{machine}.agent",
+     "consistent_every_minutes": 15},
     {"kind": "gc"},
 ]
 
@@ -219,7 +225,7 @@ def test_an_edited_job_keeps_what_was_not_changed(service, admin):
         form = page.get_by_role("dialog", name=f"Job {name}")
         if name == "job0":
             assert form.get_by_label("Boot check after a backup").input_value() == "never"
-        form.get_by_role("textbox", name="Schedule").fill("Sat 04:00")
+        form.get_by_role("textbox", name=re.compile("^(Schedule|Restore points)")).fill("Sat 04:00")
         form.get_by_role("button", name="Save").click()
         form.wait_for(state="detached")
     assert stored() == {name: {**job, "schedule": ["Sat 04:00"]} for name, job in before.items()}

@@ -7,6 +7,7 @@ import pytest
 
 from support import browser
 from support.nbdserver import wait_until
+from support.ports import free_port
 
 BLOCK = 4096
 
@@ -33,13 +34,6 @@ def marks(service):
 def shown(mark):
     """Its time, as the page shows it."""
     return f"{datetime.datetime.fromtimestamp(mark['marked_at_ms'] // 1000, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def without_seals(route):
-    """Answers with the points of backups only."""
-    answer = route.fetch()
-    page = answer.json()
-    route.fulfill(response=answer, json={**page, "points": [point for point in page["points"] if point["kind"] == "backup"]})
 
 
 def test_a_machine_is_recovered_from_a_chosen_second(service, coldrise, live, nbdkit, visit, tmp_path):
@@ -69,21 +63,37 @@ def test_a_machine_is_recovered_from_a_chosen_second(service, coldrise, live, nb
         slider.press("ArrowRight")
         browser.look(visitor, "Go back to any second", "Recover from here")
 
-        page.route("**/machines/web01/points", without_seals)
+        before = coldrise.json("list")
         part.get_by_role("button", name="Recover from here").click()
         drawer = page.get_by_role("dialog", name="Recover web01")
-        drawer.get_by_role("alert").get_by_text("is not listed now").wait_for()
-        assert drawer.get_by_role("radio").count() == 0, "no other point is offered in its place"
-        page.unroute("**/machines/web01/points")
-        drawer.get_by_role("button", name="Try again").click()
-        chosen = drawer.get_by_role("radio", checked=True).first
         option = drawer.locator("label").filter(has_text="the chosen time mark")
         # With its second, in the time zone of the browser.
         option.get_by_text(re.compile(f":{shown(made[1])[-6:-4]}$")).wait_for()
-        point = chosen.input_value()
-        drawer.get_by_text(f"coldrise publish web01/{point}").or_(drawer.get_by_text(f"coldrise boot web01/{point}")).first.wait_for()
+        assert option.get_by_role("radio").is_checked()
+        drawer.get_by_text(f"coldrise boot {made[1]['address']}").wait_for()
+        drawer.get_by_text("A restore point of the time mark is made first, with this step.").wait_for()
         browser.look(visitor, "the chosen time mark")
         drawer.get_by_role("button", name="Close", exact=True).last.click()
+        drawer.wait_for(state="detached")
+        assert coldrise.json("list") == before, "a closed form leaves nothing"
+        # A download is of a point, which is made with the click.
+        part.get_by_role("button", name="Recover from here").click()
+        drawer.get_by_label("Download").check()
+        drawer.get_by_label("Format").select_option("raw")
+        with page.expect_download() as downloaded:
+            drawer.get_by_role("button", name="Download").click()
+        downloaded.value.save_as(tmp_path / "downloaded.raw")
+        assert (tmp_path / "downloaded.raw").read_bytes()[:BLOCK] == bytes([2]) * BLOCK
+        assert len(coldrise.json("list")["machines"][0]["points"]) == len(before["machines"][0]["points"]) + 1
+        # Served: the first run publishes the mark as a session.
+        part.get_by_role("button", name="Recover from here").click()
+        drawer.get_by_label("Serve over NBD").check()
+        drawer.get_by_label("Session name").fill("before")
+        drawer.get_by_label("Listen at").fill(f"127.0.0.1:{free_port()}")
+        drawer.get_by_role("button", name="Start").click()
+        page.get_by_role("heading", name="before").wait_for()
+        [server] = [run for run in service.get("runs?state=running")["runs"] if run["plan"]["command"].startswith("serve")]
+        service.call("POST", f"runs/{server['id']}/cancel")
 
         watcher = visit(service)
         watcher.log_in("viewer")
@@ -93,7 +103,7 @@ def test_a_machine_is_recovered_from_a_chosen_second(service, coldrise, live, nb
         part.get_by_text(f"coldrise boot {made[0]['address']}", exact=True).wait_for()
         assert part.get_by_role("button", name="Recover").count() == 0
         assert not watcher.violations()
-    coldrise.json("restore", f"web01/{point}/vda", tmp_path / "restored.raw")
+    coldrise.json("restore", "live/before/vda", tmp_path / "restored.raw")
     assert (tmp_path / "restored.raw").read_bytes()[:BLOCK] == bytes([2]) * BLOCK
 
 

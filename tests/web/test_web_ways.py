@@ -346,5 +346,5 @@ def test_a_job_has_every_setting(place, visit):
     assert form.get_by_label("Other disks of some machines").input_value() == "db01 vda=raw:/dev/vg1/a=b\ndb01 vdb=/srv/db.raw"
     form.get_by_label("Other disks of some machines").fill("nonsense")
     form.get_by_role("button", name="Save").click()
-    form.get_by_role("alert").get_by_text("disks_of: nonsense is not among machines").wait_for()
+    form.get_by_role("alert").get_by_text("nonsense is not among machines").wait_for()
     assert place.service.get("jobs/full")["disks_of"] == wanted["disks_of"]

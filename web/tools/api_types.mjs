@@ -1,7 +1,8 @@
 // Makes TypeScript of the service's OpenAPI document: node api_types.mjs openapi.json schema.ts
 //
 // Each schema becomes a type, each operation an entry of `Operations`, such as
-// 'GET /machines/{machine}'. A page that reads a field that is gone no longer compiles.
+// 'GET /machines/{machine}'. A page that reads a field that is gone no longer compiles. A schema whose numbers have bounds has them as
+// attributes of inputs, too, such as `JobBounds`.
 import { readFileSync, writeFileSync } from 'node:fs';
 
 const [, , from, to] = process.argv;
@@ -38,6 +39,15 @@ function typeOf(schema) {
   return types.join(' | ');
 }
 
+/** Bounds and defaults of the numbers of a schema, as attributes of inputs. */
+function bounds(name, { properties = {} }) {
+  const attributes = ({ minimum: min, maximum: max, default: placeholder }) =>
+    ({ min, max, ...(typeof placeholder === 'number' ? { placeholder: String(placeholder) } : {}) });
+  const bounded = Object.entries(properties).filter(([, part]) => part.maximum !== undefined);
+  const fields = Object.fromEntries(bounded.map(([field, part]) => [field, attributes(part)]));
+  return bounded.length > 0 ? [`export const ${name}Bounds = ${JSON.stringify(fields)};`] : [];
+}
+
 function bodyOf(content) {
   const json = content?.['application/json'];
   return json ? typeOf(json.schema ?? {}) : 'never';
@@ -60,8 +70,9 @@ function operation(path, method, described) {
 }
 
 const types = Object.entries(document.components.schemas).map(([name, schema]) => `export type ${name} = ${typeOf(schema)};`);
+const limits = Object.entries(document.components.schemas).flatMap(([name, schema]) => bounds(name, schema));
 const operations = Object.entries(document.paths)
   .filter(([path]) => path.startsWith(PREFIX))
   .flatMap(([path, methods]) => Object.entries(methods).map(([method, described]) => operation(path, method, described)));
-const lines = ['// Made by tools/api_types.mjs from the OpenAPI document.', ...types, 'export interface Operations {', ...operations, '}'];
+const lines = ['// Made by tools/api_types.mjs from the OpenAPI document.', ...types, ...limits, 'export interface Operations {', ...operations, '}'];
 writeFileSync(to, `${lines.join('\n')}\n`);

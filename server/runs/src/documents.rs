@@ -154,6 +154,9 @@ pub struct RunRecord {
     pub plan: Option<Plan>,
     /// How it ended, if it did and that is readable.
     pub result: Option<Outcome>,
+    /// When it ended, in milliseconds since 1970; absent while it runs. Of a lost run only the service knows when it was found lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at_ms: Option<u64>,
     /// The machine that it has booted, while that is on.
     pub machine: Option<MachineRecord>,
     /// The last progress in its log.

@@ -210,7 +210,10 @@ impl RunsFolder {
         }
         let progress = log::tail(&run).into_iter().rev().find_map(|line| line.progress);
         let machine = machine_of(&run).filter(|_| state == State::Running);
-        Ok(RunRecord { id: id.to_string(), state, plan, result, machine, progress, problems })
+        let ended = result.as_ref().filter(|_| state != State::Running);
+        let ended_at_ms = ended.map(|result| result.ended_at_ms);
+        let id = id.to_string();
+        Ok(RunRecord { id, state, plan, result, ended_at_ms, machine, progress, problems })
     }
 
     /// The last lines of a run's log, at most `count`.

@@ -106,6 +106,7 @@ mod tests {
             state: coldrise_runs::State::Failed,
             plan: serde_json::from_value(plan).unwrap(),
             result: serde_json::from_value(result).unwrap(),
+            ended_at_ms: Some(2),
             progress: None,
             machine: None,
             problems: Vec::new(),

@@ -3,6 +3,7 @@ import { call, onceKey } from '../api/client';
 import type { Followed, MarksDetails, MarkStretch, SessionDetails } from '../api/schema';
 import { firstAt, toPixel, type Span } from '../timeline/scale';
 import { commandLine } from './command_line';
+import type { Point } from './points';
 import { answerOf } from './runs';
 import { duration } from './units';
 
@@ -93,11 +94,31 @@ export function markedSession(sessions: SessionDetails[]): SessionDetails | unde
   return newestOf(sessions.filter(({ follows }) => follows)) ?? newestOf(sessions.filter((session) => session.is_served));
 }
 
+/** The session of a mark's address, `live/SESSION@TIME`, and the time in it, `20261127T030405Z`. */
+function partsOf({ address }: Mark): { session: string; time: string } {
+  const [, session = '', time = ''] = /^live\/(.+)@(.+)$/.exec(address) ?? [];
+  return { session, time };
+}
+
+/** A mark in the form of a point, to be recovered by its address: the run that does it makes the point. And the point of its session. */
+export async function asPoint(mark: Mark): Promise<{ point: Point; base: string }> {
+  const { session, time } = partsOf(mark);
+  const { disks, point: base } = await call('GET /sessions/{session}', { path: { session } });
+  const point: Point = { address: mark.address, point: time, kind: 'synthetic', created_at_ms: mark.marked_at_ms, is_protected: false,
+    is_in_future: false, is_passed_over: false, disks, size_bytes: disks.reduce((sum, disk) => sum + disk.size_bytes, 0) };
+  return { point, base };
+}
+
 /** Makes the restore point of a mark, and returns its name. */
-export async function sealed(mark: Mark): Promise<string> {
+export async function sealed(mark: Pick<Mark, 'address'>): Promise<string> {
   const { run } = await call('POST /runs', { body: { kind: 'seal', session: mark.address }, once: onceKey() });
   const { address } = await answerOf(run);
   return String(address).split('/')[1] ?? '';
+}
+
+/** Up to when a session has what its machine wrote. */
+export function reachOf(follows: Followed | null | undefined): string {
+  return typeof follows?.lag_s === 'number' ? `everything up to ${duration(follows.lag_s * 1000)} ago` : 'no complete state yet';
 }
 
 /** The line that follows a machine again. */

@@ -5,7 +5,7 @@ import type { RunRecord, Start } from '../api/schema';
 import type { Tone } from '../parts/Badge.svelte';
 import { attempt, messages } from './messages.svelte';
 import { to } from './route.svelte';
-import { count } from './units';
+import { count, duration } from './units';
 import { pageWords } from './words';
 
 /** Interval of looking whether a run serves. */
@@ -144,6 +144,12 @@ export function subjectOf(run: RunRecord): string {
   const words = plan.arguments.slice(plan.arguments.indexOf('--') + 1);
   const named = plan.arguments.includes('--') ? words.slice(0, 3).join(', ') + (words.length > 3 ? '…' : '') : '';
   return named || 'whole repository';
+}
+
+/** How long a run took, or has taken until now. A lost one: until it was found lost. */
+export function took({ plan, state, ended_at_ms }: RunRecord, now: number): string {
+  const until = state === 'running' ? now : ended_at_ms;
+  return plan && until ? duration(until - plan.started_at_ms) : '–';
 }
 
 /** Cancels a run, as Ctrl-C does. */

@@ -137,11 +137,9 @@ fn row(run: &RunRecord) -> Vec<String> {
 /// How long a run took, or has taken until now; `None` if unknown.
 fn took(run: &RunRecord) -> Option<String> {
     let started_ms = run.plan.as_ref()?.started_at_ms;
-    let now_ms = coldrise_block::now_ms();
-    let ended_ms = match (&run.result, run.state) {
-        (_, State::Running) => now_ms,
-        (Some(result), _) => result.ended_at_ms,
-        (None, _) => return None,
+    let ended_ms = match run.state {
+        State::Running => coldrise_block::now_ms(),
+        _ => run.ended_at_ms?,
     };
     Some(show_duration(Duration::from_millis(ended_ms.saturating_sub(started_ms))))
 }

@@ -11,6 +11,7 @@ mod copies;
 mod difference;
 pub(crate) mod events;
 mod files;
+mod followed;
 mod growth;
 mod host;
 mod hypervisors;
@@ -107,6 +108,7 @@ fn routes() -> OpenApiRouter<SharedService> {
                 .merge(copies::routes())
                 .merge(difference::routes())
                 .merge(files::routes())
+                .merge(followed::routes())
                 .merge(host::routes())
                 .merge(hypervisors::routes())
                 .merge(kvm_hosts::routes())

@@ -12,6 +12,7 @@ use super::caller::Caller;
 use super::input::{Fields, Names};
 use super::problem::{Answer, Problem, blocking};
 use crate::access::{Identity, Permission, Role};
+use crate::clock::now_ms;
 use crate::service::{Service, SharedService};
 
 /// Maximum number of ended runs in a list, and of those that a filter looks at.
@@ -74,7 +75,8 @@ async fn runs(
     // The newest of a filter, or of a caller's machines, may lie far behind those of others.
     let is_part = is_filtered || !caller.sees_all() || caller.role == Role::Backup;
     let looked_at = if is_part { MAX_RUNS } else { count };
-    let listed = blocking(move || service.runs.list(looked_at)).await?;
+    let reader = service.clone();
+    let listed = blocking(move || reader.runs.list(looked_at)).await?;
     let is_chosen = |run: &RunRecord| {
         let plan = run.plan.as_ref();
         let is = |wanted: &Option<String>, found: Option<&str>| {
@@ -95,7 +97,20 @@ async fn runs(
         has_more |= !fits;
         fits
     });
-    Ok(Json(Runs { runs, has_more }))
+    let runs = blocking(move || {
+        runs.iter_mut().try_for_each(|run| add_end(&service, run))?;
+        Ok(runs)
+    });
+    Ok(Json(Runs { runs: runs.await?, has_more }))
+}
+
+/// Adds when a lost run was found lost: its folder does not say it.
+fn add_end(service: &Service, run: &mut RunRecord) -> Result<()> {
+    if run.state == RunState::Lost {
+        let found_ms = service.database.found_lost_ms(&run.id)?.unwrap_or_else(now_ms);
+        run.ended_at_ms = u64::try_from(found_ms).ok();
+    }
+    Ok(())
 }
 
 /// The run, if the caller sees it.
@@ -105,7 +120,8 @@ async fn runs(
 pub(super) fn find(service: &Service, caller: &Identity, id: &str) -> Result<(RunId, RunRecord)> {
     caller.allow(Permission::ViewRuns)?;
     let id: RunId = id.parse()?;
-    let run = service.runs.read(&id)?;
+    let mut run = service.runs.read(&id)?;
+    add_end(service, &mut run)?;
     if !sees(caller, &run) {
         return Err(Error::new(ErrorKind::NotFound, format!("there is no run {id}")));
     }

@@ -11,6 +11,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::commands::{check_device, check_rate, check_source};
+use super::protect_live::DEFAULT_EVERY_SECONDS;
 use crate::invalid::invalid;
 use crate::jobs::pattern::JobPattern;
 use crate::pattern::check_list;
@@ -149,7 +150,7 @@ pub(crate) struct Job {
     pub(crate) agent: Option<String>,
     /// Protect-live: how often the changes are read; 5 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 3600)]
+    #[schema(minimum = 1, maximum = 3600, default = json!(DEFAULT_EVERY_SECONDS))]
     pub(crate) every_seconds: Option<u32>,
     /// Protect-live: how often the guest's file systems are frozen for the instant through the guest agent; never if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

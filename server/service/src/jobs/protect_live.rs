@@ -15,12 +15,12 @@ use super::pattern::named;
 use super::queue::{NewRun, Queue};
 use super::rows::{self, QueueRow, RowState};
 use super::store::{self, StoredJob};
-use crate::database::SqlResult;
+use crate::database::{Database, SqlResult};
 use crate::invalid::invalid;
 
 /// The command of the runs that make restore points.
 pub(super) const SEAL: &str = "seal";
-const DEFAULT_EVERY_SECONDS: u32 = 5;
+pub(super) const DEFAULT_EVERY_SECONDS: u32 = 5;
 const LEAST_DEFAULT_LIMIT_SECONDS: u32 = 60;
 const DEFAULT_LIMIT_ROUNDS: u32 = 10;
 /// A run that lived this long did not fail because of what the one before failed of.
@@ -88,9 +88,9 @@ impl Job {
             (true, Some(_)) => {
                 Err(invalid("agent: libvirt knows the agent's socket; leave it out"))
             }
-            (false, agent) if agent.is_some() != is_consistent => {
-                Err(invalid("agent, consistent_every_minutes: with qmp, give both or neither"))
-            }
+            (false, agent) if agent.is_some() != is_consistent => Err(invalid(
+                "agent, consistent_every_minutes: with qmp, consistent marks need the guest agent's socket: give both or neither",
+            )),
             _ => self.check_backup(),
         }
     }
@@ -182,6 +182,13 @@ pub(super) fn next_attempt(
     let has_lived = now_ms - row.due_ms >= LIVED_MS;
     let attempt = if has_lived { 1 } else { row.attempt };
     Ok(Some((attempt, state == State::Lost && attempt == 1)))
+}
+
+impl Database {
+    /// Whether a user ended the run of a job for a machine: it is not followed until the job is started or changed.
+    pub(crate) fn is_left_alone(&self, job: &str, machine: &str) -> Result<bool> {
+        self.read(|sql| is_left_alone(sql, job, Some(machine)))
+    }
 }
 
 impl QueueRow {

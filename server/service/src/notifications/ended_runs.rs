@@ -171,6 +171,15 @@ pub(super) fn condition_of(sql: &Connection, run: &str) -> SqlResult<Option<Cond
 }
 
 impl Database {
+    /// When a run was found lost, in milliseconds since 1970; `None` if it was not looked at yet.
+    pub(crate) fn found_lost_ms(&self, run: &str) -> Result<Option<i64>> {
+        self.read(|sql| {
+            let found = "SELECT ended_ms FROM ended_runs WHERE id = ?1 AND state = ?2";
+            let words = params![run, State::Lost.word()];
+            sql.prepare_cached(found)?.query_row(words, |row| row.get(0)).optional()
+        })
+    }
+
     /// Number of ended runs by state.
     pub(crate) fn count_ended_runs(&self) -> Result<Vec<(String, u64)>> {
         self.read(|sql| {
@@ -209,7 +218,8 @@ mod tests {
         });
         let plan = serde_json::from_value(plan).unwrap();
         let id = format!("20261123T014500Z-{id:04x}-backup");
-        RunRecord { id, state, plan, result, machine: None, progress: None, problems: vec![] }
+        let (ended_at_ms, machine, progress, problems) = (None, None, None, vec![]);
+        RunRecord { id, state, plan, result, ended_at_ms, machine, progress, problems }
     }
 
     #[test]

@@ -51,6 +51,7 @@ mod tests {
             state: State::Running,
             plan: None,
             result: None,
+            ended_at_ms: None,
             machine: None,
             progress: Some(progress),
             problems: Vec::new(),
