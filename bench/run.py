@@ -40,6 +40,7 @@ MEASUREMENTS = [
     "nbd_write",
     "marks",
     "protect_live",
+    "protect_site",
     "many_sessions",
     "flush_latency",
     "publish_seal",

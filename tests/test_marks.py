@@ -14,7 +14,7 @@ import pytest
 
 from support.cli import Coldrise
 from support.nbdserver import Nbdkit, refused, wait_until
-from support.numbered_writes import BLOCK, NumberedWrites, content, images
+from support.numbered_writes import BLOCK, BLOCKS, NumberedWrites, content, images
 
 DISK_BYTES = 4 << 20
 

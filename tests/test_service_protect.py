@@ -124,3 +124,28 @@ def test_a_cancelled_run_stays_ended_until_the_job_is_started(service, coldrise,
     assert "--every=2s" in arguments, arguments
     assert service.call("DELETE", "jobs/always").status == 204
     wait_for(lambda: not service.get("queue")["runs"], "the end of the run")
+
+
+def test_another_site_gets_the_marks_and_an_alarm_is_raised_if_it_is_behind(service, coldrise, far, machine, tmp_path):
+    running = machine()
+    answer = service.call("POST", "jobs", job(service, to="not a link"))
+    assert answer.status == 400 and "to:" in answer.json()["detail"]
+    service.post("jobs", job(service, to="far", rate_bytes_per_second=10_000_000))
+    wait_for(lambda: marks(far.program), "the first mark at the other site")
+    mark = captured(coldrise, running, "write -P 6 1M 64k")
+    wait_for(lambda: mark in {one["address"] for one in marks(far.program)}, "the mark at the other site")
+    assert_same_as_now(far.program, mark, running, tmp_path)
+    metric = 'coldrise_session_site_lag_seconds{session="web01-1",machine="web01",link="far"} '
+    assert metric in service.call("GET", "/metrics").body.decode()
+    [shown] = service.get(f"sessions/{SESSION}/marks")["sites"]
+    assert shown["link"] == "far" and shown["is_running"] and shown["session"] == SESSION
+    [row] = service.get("followed")
+    assert row["state"] == "follows" and [site["link"] for site in row["sites"]] == ["far"]
+    far.stop(signal.SIGKILL)
+    key = f"{ALARM}:far"
+    found = wait_for(lambda: [one for one in service.get("alarms?active=true") if one["key"] == key], "the alarm")
+    assert "site far is" in found[0]["summary"] and found[0]["machine"] == "web01"
+    # The machine itself is followed all the same.
+    assert alarm(service) is None
+    far.start()
+    wait_for(lambda: not [one for one in service.get("alarms?active=true") if one["key"] == key], "the end of the alarm")

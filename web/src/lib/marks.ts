@@ -117,7 +117,7 @@ export async function sealed(mark: Pick<Mark, 'address'>): Promise<string> {
 }
 
 /** Up to when a session has what its machine wrote. */
-export function reachOf(follows: Followed | null | undefined): string {
+export function reachOf(follows: { lag_s?: number | null } | null | undefined): string {
   return typeof follows?.lag_s === 'number' ? `everything up to ${duration(follows.lag_s * 1000)} ago` : 'no complete state yet';
 }
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use coldrise_block::Result;
-use coldrise_inventory::{Followed, SessionDetails};
+use coldrise_inventory::{Followed, SessionDetails, SiteDetails};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -73,6 +73,8 @@ struct FollowedMachine {
     session: Option<String>,
     /// What the session has; absent without one, and if that cannot be read now.
     follows: Option<Followed>,
+    /// The sites that get the marks of the session.
+    sites: Vec<SiteDetails>,
     /// Why that cannot be read.
     problem: Option<String>,
     /// The last of its runs that ended.
@@ -129,10 +131,12 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
             let read = |session: &SessionDetails| {
                 service.inventory()?.session_marks(&session.session.parse()?)
             };
-            let (follows, problem) = match session.map(read).transpose() {
-                Ok(marks) => (marks.and_then(|marks| marks.follows), None),
+            let (marks, problem) = match session.map(read).transpose() {
+                Ok(marks) => (marks, None),
                 Err(error) => (None, Some(error.full_message())),
             };
+            let (follows, sites) =
+                marks.map(|marks| (marks.follows, marks.sites)).unwrap_or_default();
             let is_left_alone = service.database.is_left_alone(&stored.job.name, &machine)?;
             let (job, follows_now) = (&stored.job, follows.as_ref());
             let is_waiting = |row: &&QueueRow| row.state == RowState::Waiting;
@@ -145,6 +149,7 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
                 last_run: outcomes.iter().find(|outcome| is_of(&outcome.machine)).cloned(),
                 machine,
                 follows,
+                sites,
                 problem,
             });
         }
@@ -161,7 +166,7 @@ mod tests {
 
     fn follows(is_running: bool, lag_s: Option<u64>) -> Option<Followed> {
         let source = "libvirt:web01".to_owned();
-        Some(Followed { source, is_running, current_ms: 1, lag_s, problem: None })
+        Some(Followed { source, site: None, is_running, current_ms: 1, lag_s, problem: None })
     }
 
     fn row(state: RowState, due_ms: i64) -> Option<QueueRow> {

@@ -32,19 +32,19 @@ pub fn unpublish(
     discard: bool,
 ) -> Result<Option<SealReport>> {
     let place = SessionPaths::of(repository, name);
-    match SessionDocument::of(repository, name) {
+    let found = match SessionDocument::of(repository, name) {
         Err(error) if discard && is_lost(repository, &place, name, &error)? => {
             return give_up(repository, &place, name).map(|()| None);
         }
-        found => found.map(|_| ())?,
-    }
-    if !discard && SessionDocument::of(repository, name)?.follows.is_some() {
+        found => found?,
+    };
+    if !discard && found.follows.is_some() {
         // What comes after the newest mark is not a state of the machine.
-        drop(take(&place, name)?);
+        drop(take(&place, name, Some(&found))?);
         let sealed = seal(repository, name, SEAL_PATIENCE)?;
         return unpublish(repository, name, true).map(|_| Some(sealed));
     }
-    let writing = take(&place, name)?;
+    let writing = take(&place, name, Some(&found))?;
     // The session may have been sealed or ended before this process got the lock.
     let mut document = SessionDocument::of(repository, name)?;
     check_not_owned(&place, name)?;
@@ -93,14 +93,24 @@ pub fn unpublish(
     Ok(sealed)
 }
 
-fn take(place: &SessionPaths, name: &SessionName) -> Result<FileLock> {
+fn take(
+    place: &SessionPaths,
+    name: &SessionName,
+    document: Option<&SessionDocument>,
+) -> Result<FileLock> {
     FileLock::take(place)?.ok_or_else(|| {
         let process = coldrise_store::lock_holder(&place.lock());
         let by = process.map(|process| format!(" by process {process}")).unwrap_or_default();
-        let message = format!(
-            "session {name} is in use{by}: shut the machine down, or disconnect its disks, and \
-             try again"
-        );
+        let received = document.and_then(|document| document.received.as_ref());
+        let follows = document.is_some_and(|document| document.follows.is_some());
+        let what = match received {
+            Some(from) => {
+                format!("end coldrise protect-live at site {}, or remove its link here,", from.link)
+            }
+            None if follows => "end coldrise protect-live".to_owned(),
+            None => "shut the machine down, or disconnect its disks,".to_owned(),
+        };
+        let message = format!("session {name} is in use{by}: {what} and try again");
         Error::new(ErrorKind::Busy, message)
     })
 }
@@ -126,7 +136,8 @@ fn is_lost(
 /// `Corrupt` while the catalog lacks points that were sealed from it, because only a repair knows
 /// their layers; `Busy` while a process has the session open.
 fn give_up(repository: &Repository, place: &SessionPaths, name: &SessionName) -> Result<()> {
-    let _writing = if path_exists(place.directory())? { Some(take(place, name)?) } else { None };
+    let _writing =
+        if path_exists(place.directory())? { Some(take(place, name, None)?) } else { None };
     let _documents = FileLock::documents(repository)?;
     let sealed = repository.lost_points_of(name)?;
     if !sealed.is_empty() {
