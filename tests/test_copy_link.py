@@ -385,7 +385,7 @@ def test_received_parts_of_a_point_are_not_sent_again(coldrise, gated, tmp_path,
     assert far.process.wait(timeout=DEADLINE_S) == 0
     far.start()
     line = finish(copy)["line"]
-    # Data in flight, in the buffers of the network.
-    assert line["sent_bytes"] < 12 * MIB + 2.5 * MIB
+    # A batch of 4 MiB may have been in flight, in the buffers of the network.
+    assert line["sent_bytes"] < 12 * MIB + 4.5 * MIB
     check(far.program, {"20261101T100000Z": {"vda": path.read_bytes()}}, tmp_path, f"{prefix}web01")
     assert far.program.json("verify")["is_clean"]

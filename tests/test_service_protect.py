@@ -129,7 +129,7 @@ def test_a_cancelled_run_stays_ended_until_the_job_is_started(service, coldrise,
 def test_another_site_gets_the_marks_and_an_alarm_is_raised_if_it_is_behind(service, coldrise, far, machine, tmp_path):
     running = machine()
     answer = service.call("POST", "jobs", job(service, to="not a link"))
-    assert answer.status == 400 and "to:" in answer.json()["detail"]
+    assert answer.status == 400 and "to:" in answer.json["detail"]
     service.post("jobs", job(service, to="far", rate_bytes_per_second=10_000_000))
     wait_for(lambda: marks(far.program), "the first mark at the other site")
     mark = captured(coldrise, running, "write -P 6 1M 64k")

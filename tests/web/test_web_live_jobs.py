@@ -156,7 +156,8 @@ def test_the_card_shows_how_a_machine_is_followed_now(service, coldrise, machine
     watcher.get_by_text("follows", exact=True).wait_for()
     running.process.send_signal(signal.SIGSTOP)
     try:
-        watcher.get_by_text("The last round failed: ").wait_for()
+        # A round that has begun waits a minute for QEMU's answer.
+        watcher.get_by_text("The last round failed: ").wait_for(timeout=120_000)
         watcher.get_by_text("is behind", exact=True).wait_for()
     finally:
         running.process.send_signal(signal.SIGCONT)
