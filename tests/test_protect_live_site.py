@@ -189,7 +189,7 @@ def test_a_link_that_may_only_fetch_is_refused_at_once(coldrise, site, session):
     (["live/none", "--to", "far"], "no session none"),
     (["live/trial", "--rate", "5M"], "--to"),
 ])
-def test_what_does_not_fit_is_refused(coldrise, far, session, arguments, word):
+def test_unsuitable_options_are_refused(coldrise, far, session, arguments, word):
     assert word in refusal(coldrise, *arguments)
 
 

@@ -76,6 +76,13 @@ pub fn send_live(
     cancel: &Arc<AtomicBool>,
 ) -> Result<()> {
     let changes = SessionChanges::of(request.repository, request.session)?;
+    if changes.document().mark_rules().is_off() {
+        let text = format!(
+            "session {} has no time marks: it was published with --marks off",
+            request.session
+        );
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
     let link = request.link.to_string();
     let mut sender = Sender {
         request,

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result, now_ms};
 use coldrise_store::{LayerId, Repository, SessionName};
@@ -19,6 +19,7 @@ use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_to_hold;
 use crate::sessions::marks::{SessionMark, marks_in_layers};
+use crate::sessions::session::{Session, Use};
 
 /// How long marks are held after a request.
 pub(crate) const HOLD: Duration = Duration::from_secs(120);
@@ -67,9 +68,22 @@ pub struct SessionChanges {
     document: SessionDocument,
     holder: u64,
     layers: HashMap<LayerId, ChangedLayer>,
-    /// While no process serves the session: the generations of its top layers, and its marks.
-    idle: Option<(Vec<u64>, Vec<SessionMark>)>,
+    idle: Option<Idle>,
 }
+
+/// A session that no process serves.
+struct Idle {
+    /// The generations of its top layers: it is as it was while they are the same.
+    generations: Vec<u64>,
+    marks: Vec<SessionMark>,
+    /// Something was written since the last mark.
+    has_unmarked: bool,
+    /// When it was found like this.
+    since: Instant,
+}
+
+/// After this time the last writes of a session that no process serves get a mark.
+const IDLE_PATIENCE: Duration = Duration::from_secs(3);
 
 impl SessionChanges {
     /// The changes of an existing session.
@@ -105,20 +119,47 @@ impl SessionChanges {
             return Ok(held);
         }
         self.document = SessionDocument::of(&self.repository, &name)?;
-        let tops: Vec<SessionDisk> = self.document.disks.clone();
-        let tops = tops.iter().map(|disk| self.layer(disk, disk.top)?.generation());
-        let generations = tops.collect::<Result<Vec<_>>>()?;
-        if self.idle.as_ref().is_none_or(|(known, _)| *known != generations) {
+        let idle = self.look_at_idle()?;
+        if idle.has_unmarked && idle.since.elapsed() >= IDLE_PATIENCE {
             self.idle = None;
-            let marks = marks_in_layers(&self.repository, &self.document)?;
-            self.idle = Some((generations, marks));
+            self.mark_idle(&name)?;
         }
-        let marks = self.idle.as_ref().map(|(_, marks)| marks.as_slice()).unwrap_or_default();
-        Ok(HeldMarks {
-            newest: marks.last().cloned(),
-            held_ns: there(marks, times_ns),
-            current_ms: now_ms(),
-        })
+        let Idle { marks, has_unmarked, .. } = self.look_at_idle()?;
+        let newest = marks.last().cloned();
+        let newest_ms = newest.as_ref().map_or(0, |mark| mark.time_ns / 1_000_000);
+        let current_ms = if *has_unmarked { newest_ms } else { now_ms() };
+        Ok(HeldMarks { newest, held_ns: there(marks, times_ns), current_ms })
+    }
+
+    /// What is in the layers of a session that no process serves.
+    fn look_at_idle(&mut self) -> Result<&Idle> {
+        let disks = self.document.disks.clone();
+        let generations = disks.iter().map(|disk| self.layer(disk, disk.top)?.generation());
+        let generations = generations.collect::<Result<Vec<_>>>()?;
+        let found = match self.idle.take().filter(|idle| idle.generations == generations) {
+            Some(known) => known,
+            None => {
+                let marks = marks_in_layers(&self.repository, &self.document)?;
+                let mut has_unmarked = false;
+                for (at, disk) in disks.iter().enumerate() {
+                    let place = marks.last().and_then(|mark| mark.places.get(at));
+                    let after = place.filter(|(id, _)| *id == disk.top).map_or(0, |place| place.1);
+                    let writes = self.layer(disk, disk.top)?.between(after, u64::MAX)?;
+                    has_unmarked |= !writes.blocks.is_empty() || !writes.zeroes.is_empty();
+                }
+                Idle { generations, marks, has_unmarked, since: Instant::now() }
+            }
+        };
+        Ok(self.idle.insert(found))
+    }
+
+    /// Makes a mark of the last writes. A process that serves the session by now makes them itself.
+    fn mark_idle(&self, name: &SessionName) -> Result<()> {
+        match Session::open_for(&self.repository, name, Use::Mark) {
+            Ok(session) => session.mark_idle(),
+            Err(error) if error.kind() == ErrorKind::Busy => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The marks that this session has now.

@@ -113,7 +113,7 @@ fn the_changes_between_two_marks_turn_one_state_into_the_other() {
 }
 
 #[test]
-fn an_idle_session_has_its_last_writes_in_a_mark() {
+fn the_last_writes_of_an_idle_session_get_a_mark() {
     let (_folder, writer, document) = published();
     let (repository, name) = (writer.repository(), &document.name);
     let session = Session::open(repository, name).unwrap();
@@ -124,14 +124,28 @@ fn an_idle_session_has_its_last_writes_in_a_mark() {
     disks(&session)[1].write_at(&[2; 4096], 8192).unwrap();
     session.stop_listening();
     drop(session);
+    // Until then it is not up to date.
     let held = reader.hold(&[first.time_ns, 5]).unwrap();
-    let last = held.newest.unwrap();
-    assert!(last.time_ns > first.time_ns && held.held_ns == [first.time_ns]);
+    assert_eq!((held.newest.as_ref(), &held.held_ns[..]), (Some(&first), &[first.time_ns][..]));
+    assert_eq!(held.current_ms, first.time_ns / 1_000_000);
+    let began = Instant::now();
+    let last = loop {
+        let newest = reader.hold(&[first.time_ns]).unwrap().newest.unwrap();
+        if newest != first {
+            break newest;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "no mark");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(last.time_ns > first.time_ns && last.time_ns / 1_000_000 <= now_ms());
+    assert!(reader.hold(&[]).unwrap().current_ms > last.time_ns / 1_000_000);
     let mut content: Disks = [vec![0; SIZE], vec![0; SIZE]];
     let changes = reader.between(&first, &last).unwrap();
     assert!(changes[0].is_empty());
     apply(&reader, &changes, &mut content);
     assert_eq!(content[1][8192..12288], [2; 4096]);
+    // Others open it as before.
+    drop(Session::open(repository, name).unwrap());
 }
 
 #[test]

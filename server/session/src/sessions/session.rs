@@ -36,6 +36,8 @@ pub(crate) enum Use {
     Serve,
     /// The process that follows a machine which runs elsewhere.
     Follow,
+    /// A process that makes a mark. It answers nothing: others that open the session wait for its end.
+    Mark,
 }
 
 /// A session open for writing, by this process alone. Dropping it, and every disk taken from it,
@@ -82,7 +84,7 @@ impl Session {
     ) -> Result<Arc<Session>> {
         let place = SessionPaths::of(repository, name);
         let found = SessionDocument::of(repository, name)?;
-        if purpose == Use::Serve && found.follows.is_some() {
+        if purpose != Use::Follow && found.follows.is_some() {
             return Err(not_served(&found));
         }
         let Some(writing) = lock_for_serving(&place)? else {
@@ -114,7 +116,10 @@ impl Session {
             .collect::<Result<Vec<_>>>()?;
         let is_fresh = disks.iter().all(|disk| disk.top().is_some_and(|top| top.is_unwritten()));
         let trace = Arc::new(TraceRecorder::new(is_fresh));
-        let read_ahead = TraceReadAhead::start(repository, &document, &disks, &trace);
+        let read_ahead = match purpose {
+            Use::Mark => None,
+            _ => TraceReadAhead::start(repository, &document, &disks, &trace),
+        };
         let count = disks.len();
         let active = |(disk, index)| ActiveDisk::new(disk, count, (Arc::clone(&trace), index));
         let disks: Vec<_> = disks.into_iter().zip(0..).map(active).map(Arc::new).collect();
@@ -142,6 +147,9 @@ impl Session {
             place: place.clone(),
             writing,
         });
+        if purpose == Use::Mark {
+            return Ok(session);
+        }
         let served: Arc<dyn ServedSession> = Arc::clone(&session) as _;
         let control = ControlSocket::listen(&place, Arc::downgrade(&served))?;
         *session.control.lock() = Some(control);
@@ -425,9 +433,6 @@ impl Drop for Session {
         self.trace.store(&self.repository, &self.document.lock());
         if let Err(error) = self.files.flush() {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
-        }
-        if let Err(error) = self.mark_at_close() {
-            tracing::warn!(error = %error.full_message(), "a session was closed without a mark of its last writes");
         }
         if let Err(error) = self.note_progress() {
             tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");

@@ -11,7 +11,7 @@
 //!   current: nothing has changed since         ─▶
 //! ```
 //!
-//! Nobody waits for it at the source: if the line is slower than the machine writes, a later mark follows, with the newest
+//! The machine does not wait for it: if the line is slower than the machine writes, a later mark follows, with the newest
 //! content only.
 //!
 //! # Invariants

@@ -39,6 +39,8 @@ const RELAX_AFTER: Duration = Duration::from_secs(60);
 
 /// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
 const CLOCK_STEP: Duration = Duration::from_secs(60);
+/// Most by which marks of rounds are ahead of the clock.
+const QUICK_RESTARTS: Duration = Duration::from_secs(10);
 /// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
 const GRACE: Duration = Duration::from_secs(3600);
 
@@ -76,7 +78,7 @@ impl MarkKeeper {
         let now = Instant::now();
         let state = State {
             has_clock,
-            last: newest_ns.map(|newest_ns| (newest_ns, now)),
+            last: newest_ns.map(|newest_ns| (newest_ns, now + ahead(newest_ns))),
             clock: newest_ns.map(|newest_ns| (newest_ns, now)),
             grace_until: None,
             coarser: 0,
@@ -125,6 +127,13 @@ fn next_time_ns(last: Option<(u64, Instant)>, clock_ns: u64, now: Instant) -> u6
     last.map_or(clock_ns, |last| clock_ns.max(after(last)))
 }
 
+/// How far a mark of a round that was made before the opening is ahead of the clock. Each opening may add a second; if it is more
+/// than by some of them, the clock was set back.
+fn ahead(newest_ns: u64) -> Duration {
+    let ahead = Duration::from_nanos(newest_ns.saturating_sub(clock_ns()));
+    if ahead <= QUICK_RESTARTS { ahead } else { Duration::ZERO }
+}
+
 /// To the nanosecond: no two marks have one time, also if the clock is set back.
 fn clock_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -164,7 +173,9 @@ impl Session {
         let RoundTime { time_ns, at } = state.next_time();
         let next_second_ns =
             state.last.map_or(0, |(last_ns, _)| (last_ns / NS_PER_SECOND + 1) * NS_PER_SECOND);
-        RoundTime { time_ns: time_ns.max(next_second_ns), at }
+        let ahead_ns = next_second_ns.saturating_sub(time_ns);
+        // Later marks have the clock's time again.
+        RoundTime { time_ns: time_ns + ahead_ns, at: at + Duration::from_nanos(ahead_ns) }
     }
 
     fn mark_turn(&self) -> ControlFlow<()> {
@@ -237,15 +248,13 @@ impl Session {
         self.mark_round(None, None)
     }
 
-    /// Makes a mark of what was written since the last one, when no more writes come: if this second has its mark, under the
-    /// next one.
-    pub(crate) fn mark_at_close(&self) -> Result<()> {
-        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
-        let is_due = !self.is_following() && !self.keeper().rules.is_off();
-        if is_due && self.layered().filter_map(|disk| disk.top()).any(is_written) {
-            self.mark_round(None, Some(self.round_time()))?;
+    /// Makes a mark of the present state of a session that is not served, durably: no mark would follow.
+    pub(crate) fn mark_idle(&self) -> Result<()> {
+        while self.is_marked_now() {
+            std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(())
+        self.mark_round(None, None)?;
+        self.flush_time_marks()
     }
 
     /// Makes a mark of all disks: of a round if they were written in one, of this time if no later mark was made, else of
