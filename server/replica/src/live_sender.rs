@@ -13,7 +13,7 @@ use coldrise_line::{Class, Frame, Line, LineOptions, Received, TcpLine, connect}
 use coldrise_session::{
     Change, SessionChanges, SessionMark, SessionNotes, SiteProgress, seal_mark_of,
 };
-use coldrise_store::{MachineName, Repository, SessionName};
+use coldrise_store::{MachineName, PointDocument, Repository, SessionName};
 
 use crate::attempts::{Site, Way, copy_over, pause};
 use crate::remote::live::{CHANGES, Changed, LiveAnswer, LiveAsk, LiveMark, LiveOpening};
@@ -37,6 +37,8 @@ const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 /// What has happened.
 #[derive(Debug)]
 pub enum LiveStep<'a> {
+    /// The session has no mark yet: the first one is waited for.
+    NoMark,
     /// A copy of a point begins: the two sites have no mark in common.
     Copy,
     /// The other site has these marks' session.
@@ -93,6 +95,7 @@ pub fn send_live(
         state: SiteProgress { link, ..SiteProgress::default() },
         noted: None,
         sending: None,
+        first: None,
     };
     let mut wait = WAITS.0;
     loop {
@@ -101,13 +104,22 @@ pub fn send_live(
             Err(error) => error,
             Ok(never) => match never {},
         };
-        let ends = [ErrorKind::Interrupted, ErrorKind::Forbidden, ErrorKind::Unsupported];
+        let ends = [
+            ErrorKind::Interrupted,
+            ErrorKind::Forbidden,
+            ErrorKind::Unsupported,
+            ErrorKind::InvalidInput,
+        ];
         let is_ended = SessionNotes::of(request.repository, request.session)
             .is_err_and(|error| error.kind() == ErrorKind::NotFound);
         if cancel.load(Ordering::Relaxed) || is_ended || ends.contains(&error.kind()) {
             sender.state.problem = (!cancel.load(Ordering::Relaxed)).then(|| error.full_message());
             sender.note(true);
             return Err(if is_ended { ended(request.session) } else { error });
+        }
+        if error.kind() == ErrorKind::NotFound {
+            // The point was forgotten, or a layer of its mark was folded.
+            sender.first = None;
         }
         progress.live(&LiveStep::Problem(&error));
         sender.state.problem = Some(error.full_message());
@@ -136,6 +148,8 @@ struct Sender<'a> {
     noted: Option<Instant>,
     /// The mark that is being sent, and when it was last asked to be held.
     sending: Option<(u64, Instant)>,
+    /// The point of the first state there, and the mark that it shows: made once, however often its copy fails.
+    first: Option<(PointDocument, SessionMark)>,
 }
 
 /// A line on which marks are sent.
@@ -216,15 +230,12 @@ impl Sender<'_> {
 
     /// A new session there, from a point of the newest mark.
     fn begin(&mut self, open: &mut Connection) -> Result<SessionMark> {
-        let newest = loop {
-            self.check_cancel()?;
-            match self.changes.hold(&[])?.newest {
-                Some(newest) => break newest,
-                None => self.look(open)?,
-            }
+        let LiveRequest { repository, .. } = *self.request;
+        let (point, newest) = match self.first.take() {
+            Some(first) => first,
+            None => self.first_state(open)?,
         };
-        let LiveRequest { repository, session, .. } = *self.request;
-        let point = seal_mark_of(repository, session, &newest, SEAL_PATIENCE)?.point;
+        self.first = Some((point.clone(), newest.clone()));
         self.progress.live(&LiveStep::Copy);
         let copy = CopyRequest {
             machines: vec![point.machine.clone()],
@@ -237,7 +248,26 @@ impl Sender<'_> {
         copied.machines.into_iter().find_map(|machine| machine.error).map_or(Ok(()), Err)?;
         let mark = LiveMark { time_ns: newest.time_ns, round: newest.round };
         self.ask(open, &LiveAsk::Begin { point: point.point, mark })?;
+        self.first = None;
         Ok(newest)
+    }
+
+    /// A point of the newest mark.
+    fn first_state(&mut self, open: &mut Connection) -> Result<(PointDocument, SessionMark)> {
+        let LiveRequest { repository, session, .. } = *self.request;
+        let mut is_told = false;
+        let newest = loop {
+            self.check_cancel()?;
+            if let Some(newest) = self.changes.hold(&[])?.newest {
+                break newest;
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                self.progress.live(&LiveStep::NoMark);
+            }
+            self.look(open)?;
+        };
+        let point = seal_mark_of(repository, session, &newest, SEAL_PATIENCE)?.point;
+        Ok((point, newest))
     }
 
     fn send_mark(

@@ -160,6 +160,10 @@ impl LiveProgress for View<'_> {
         let View { invocation, session, link, .. } = self;
         let mut shown = self.shown();
         match step {
+            LiveStep::NoMark if invocation.is_json() => {}
+            LiveStep::NoMark => print_line(&format!(
+                "live/{session} has no time mark yet: waiting for the first write of its machine"
+            )),
             LiveStep::Copy => shown.copying = Some(ProgressView::new(invocation)),
             LiveStep::Connected(progress) | LiveStep::Mark(progress) => {
                 let is_new = matches!(step, LiveStep::Connected(_));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use coldrise_block::{Disk, Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{Catalog, FollowProgress, ReceivedFrom, ReceivedSession};
-use coldrise_store::{MachineName, PointName, PointSelector, Repository};
+use coldrise_store::{DiskName, MachineName, PointName, PointSelector, Repository};
 use parking_lot::Mutex;
 
 use super::frames::{CHANGES, Changed};
@@ -51,7 +51,7 @@ impl LiveReceivers {
     ) -> Result<()> {
         let key = format!("{} {}", terms.link, opening.session);
         let replaced = Arc::new(AtomicBool::new(false));
-        if let Some(before) = self.0.lock().insert(key, Arc::clone(&replaced)) {
+        if let Some(before) = self.0.lock().insert(key.clone(), Arc::clone(&replaced)) {
             before.store(true, Ordering::Relaxed);
         }
         let mut receiver = LiveReceiver {
@@ -68,6 +68,11 @@ impl LiveReceivers {
         };
         let done =
             receiver.run(&|| cancel.load(Ordering::Relaxed) || replaced.load(Ordering::Relaxed));
+        let mut all = self.0.lock();
+        if all.get(&key).is_some_and(|newest| Arc::ptr_eq(newest, &replaced)) {
+            all.remove(&key);
+        }
+        drop(all);
         done.inspect_err(|error| {
             let _ = send(line, &LiveAnswer::Failed(Failure::of(error)), &[]);
         })
@@ -164,13 +169,17 @@ impl LiveReceiver<'_> {
 
     fn use_session(&mut self, received: ReceivedSession) -> Result<()> {
         let disks = received.disks()?;
-        let found: Vec<_> =
-            received.document().disks.iter().map(|d| (d.name.clone(), d.size_bytes)).collect();
-        if found != self.opening.disks {
-            return Err(broken("other disks than the session has here"));
-        }
+        let document = received.document();
+        self.check_disks(document.disks.iter().map(|disk| (&disk.name, disk.size_bytes)))?;
         (self.received, self.disks) = (Some(received), disks);
         Ok(())
+    }
+
+    fn check_disks<'d>(&self, disks: impl Iterator<Item = (&'d DiskName, u64)>) -> Result<()> {
+        match disks.eq(self.opening.disks.iter().map(|(name, size_bytes)| (name, *size_bytes))) {
+            true => Ok(()),
+            false => Err(broken("other disks than the session has here")),
+        }
     }
 
     fn take(&mut self, parts: &mut Parts, frame: Frame) -> Result<()> {
@@ -215,6 +224,7 @@ impl LiveReceiver<'_> {
         self.repository.catch_up()?;
         let selector = PointSelector::Exact(point.clone());
         let point = Catalog::new(self.repository).point(&self.machine()?, &selector)?;
+        self.check_disks(point.disks.iter().map(|disk| (&disk.name, disk.size_bytes)))?;
         ReceivedSession::publish(self.repository, &point, &self.from(), mark.time_ns, mark.round)
     }
 
