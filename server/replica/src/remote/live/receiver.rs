@@ -175,7 +175,7 @@ impl LiveReceiver<'_> {
         Ok(())
     }
 
-    fn check_disks<'d>(&self, disks: impl Iterator<Item = (&'d DiskName, u64)>) -> Result<()> {
+    fn check_disks<'d>(&'d self, disks: impl Iterator<Item = (&'d DiskName, u64)>) -> Result<()> {
         match disks.eq(self.opening.disks.iter().map(|(name, size_bytes)| (name, *size_bytes))) {
             true => Ok(()),
             false => Err(broken("other disks than the session has here")),
