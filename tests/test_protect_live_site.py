@@ -80,6 +80,10 @@ def test_each_mark_there_is_what_both_disks_were_at_one_instant(coldrise, far, w
     # It can be used there while more come.
     published = far.program.json("publish", found[1]["address"], "--name", "back")
     assert published["session"] == "back"
+    # Its points never meet those of the source.
+    assert far.program.json("seal", found[2]["address"])["address"].endswith(("+1000001", "+1000002"))
+    # One process sends them.
+    assert "another process sends" in refusal(coldrise, f"live/{SESSION}", "--to", "far")
     newest = found[-1]["marked_at_ms"]
     wait_for_far_marks(far, 2, after=newest)
     shown = shown_site(coldrise)
@@ -131,7 +135,7 @@ def test_killed_at_any_moment_at_either_side_each_mark_there_stays_one_instant(
             protection.end(signal.SIGKILL)
             protection = send()
         else:
-            far.stop(signal.SIGKILL)
+            far.stop(chance.choice([signal.SIGKILL, signal.SIGTERM]))
             far.start()
         newest = wait_for_far_marks(far, 1, after=newest)[-1]["marked_at_ms"]
     # The server of the session is killed with writes that were not flushed: the other site goes back.
@@ -171,6 +175,14 @@ def test_a_removed_link_ends_it(coldrise, far, writing, send):
     assert protection.process.wait(timeout=60) != 0
     assert "link" in protection.process.stderr.read()
     assert "problem" in shown_site(coldrise)
+
+
+def test_a_link_that_is_removed_here_ends_it(coldrise, far, writing, send):
+    protection = send()
+    wait_for_far_marks(far, 1)
+    coldrise.json("link", "remove", "far")
+    assert protection.process.wait(timeout=60) != 0
+    assert "link far was removed here" in protection.process.stderr.read()
 
 
 def test_a_link_that_may_only_fetch_is_refused_at_once(coldrise, site, session):

@@ -18,7 +18,7 @@ use coldrise_store::{MachineName, PointDocument, Repository, SessionName};
 use crate::attempts::{Site, Way, copy_over, pause};
 use crate::remote::live::{CHANGES, Changed, LiveAnswer, LiveAsk, LiveMark, LiveOpening};
 use crate::remote::messages::{Ask, MESSAGE, PART, Parts, VERSION, broken, send};
-use crate::{CopyProgress, CopyRequest};
+use crate::{CopyProgress, CopyRequest, Links};
 
 /// Interval of looking for a new mark.
 const LOOK: Duration = Duration::from_millis(200);
@@ -85,15 +85,20 @@ pub fn send_live(
         );
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
+    let _alone = SiteProgress::lock(request.repository, request.session, request.link)?;
     let link = request.link.to_string();
+    // How far an earlier process came still counts.
+    let before = SiteProgress::of(request.repository, request.session, request.link)?;
+    let before = before.unwrap_or_default();
     let mut sender = Sender {
         request,
         site,
         progress,
         cancel,
         changes,
-        state: SiteProgress { link, ..SiteProgress::default() },
+        state: SiteProgress { link, sent_bytes: 0, marks: 0, pending_bytes: 0, ..before },
         noted: None,
+        looked: None,
         sending: None,
         first: None,
     };
@@ -146,6 +151,8 @@ struct Sender<'a> {
     changes: SessionChanges,
     state: SiteProgress,
     noted: Option<Instant>,
+    /// When it was last looked whether the link is there.
+    looked: Option<Instant>,
     /// The mark that is being sent, and when it was last asked to be held.
     sending: Option<(u64, Instant)>,
     /// The point of the first state there, and the mark that it shows: made once, however often its copy fails.
@@ -167,6 +174,7 @@ impl Sender<'_> {
     fn connection(&mut self) -> Result<Never> {
         let rate = self.request.rate_bytes_per_second;
         let options = LineOptions { rate_bytes_per_second: rate, ..LineOptions::default() };
+        self.check_cancel()?;
         let line = connect(self.site.address, &self.site.identity, self.site.peer, &options)?;
         let mut open =
             Connection { line, parts: Parts::default(), sent_before: self.state.sent_bytes };
@@ -412,11 +420,21 @@ impl Sender<'_> {
         }
     }
 
-    fn check_cancel(&self) -> Result<()> {
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Interrupted, "cancelled")),
-            false => Ok(()),
+    /// # Errors
+    /// `Interrupted` once the command is to end; `Forbidden` once the link was removed here.
+    fn check_cancel(&mut self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
         }
+        if self.looked.is_none_or(|looked| looked.elapsed() >= TELL) {
+            self.looked = Some(Instant::now());
+            let found = Links::of(self.request.repository).find(self.request.link);
+            if found.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+                let text = format!("link {} was removed here", self.request.link);
+                return Err(Error::new(ErrorKind::Forbidden, text));
+            }
+        }
+        Ok(())
     }
 
     fn count(&mut self, open: &Connection) {

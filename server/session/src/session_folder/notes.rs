@@ -119,20 +119,18 @@ impl SessionNotes {
         replace_file(&self.path(name), &stored)
     }
 
-    /// The names of the notes that begin with `prefix`, in their order.
+    /// The names of the notes that end with `suffix`, in their order.
     ///
     /// # Errors
     /// Errors of the operating system.
-    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+    pub fn names(&self, suffix: &str) -> Result<Vec<String>> {
         let folder = self.place.notes();
         let entries = match std::fs::read_dir(&folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.context(|| format!("reading {}", folder.display()))?,
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        // A dot is in the names of files that are being written.
-        let mut names: Vec<String> =
-            names.filter(|name| name.starts_with(prefix) && !name.ends_with(".tmp")).collect();
+        let mut names: Vec<String> = names.filter(|name| name.ends_with(suffix)).collect();
         names.sort_unstable();
         Ok(names)
     }
@@ -152,6 +150,17 @@ impl SessionNotes {
     pub fn lock(&self) -> Result<Option<NotesLock>> {
         self.make_folder()?;
         let taken = FileLock::take_within(&self.path(LOCK), || Duration::from_secs(1))?;
+        Ok(taken.map(|lock| NotesLock { _lock: lock }))
+    }
+
+    /// Takes the lock of work with this name; `None` if another process holds it.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn lock_of(&self, work: &str) -> Result<Option<NotesLock>> {
+        self.make_folder()?;
+        let taken =
+            FileLock::take_within(&self.path(&format!("{work}.{LOCK}")), || Duration::ZERO)?;
         Ok(taken.map(|lock| NotesLock { _lock: lock }))
     }
 

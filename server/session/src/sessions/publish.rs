@@ -112,7 +112,7 @@ pub(crate) fn publish_received(
 }
 
 /// The numbers of points that are sealed from received sessions are higher: the other site's may be copied here later.
-const RECEIVED_NUMBERS: u32 = 1_000_000;
+pub(crate) const RECEIVED_NUMBERS: u32 = 1_000_000;
 
 /// What distinguishes sessions when they are published.
 #[derive(Default)]

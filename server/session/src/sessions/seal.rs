@@ -31,6 +31,7 @@ use crate::session_folder::top_layers::with_new_tops;
 use crate::sessions::control;
 use crate::sessions::follow::newest;
 use crate::sessions::marks::{SessionMark, check_there, choose, marks_in_layers, session_marks};
+use crate::sessions::publish::RECEIVED_NUMBERS;
 use crate::sessions::seal_report::SealReport;
 
 /// Seals a session through the process that serves it, or in this process if none does. After the
@@ -368,7 +369,7 @@ pub(crate) fn commit(
 /// The caller holds the documents' lock, so the name stays free.
 fn free_point_name(repository: &Repository, document: &SessionDocument) -> Result<PointName> {
     let (time, _) = document.point.lineage();
-    let mut highest = 0;
+    let mut highest = if document.received.is_some() { RECEIVED_NUMBERS } else { 0 };
     for (_, session) in SessionDocument::readable(repository)? {
         let points = session.sealed.iter().filter(|point| point.machine == document.machine);
         let lineages = points.map(|point| point.point.lineage());

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use coldrise_block::{Result, now_ms};
-use coldrise_store::{Repository, SessionName};
+use coldrise_block::{Error, ErrorKind, Result, now_ms};
+use coldrise_store::{MachineName, Repository, SessionName};
 use serde::{Deserialize, Serialize};
 
-use crate::session_folder::notes::SessionNotes;
+use crate::session_folder::notes::{NotesLock, SessionNotes};
 
 /// How far another site has the marks of a session, as a note of the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,13 +47,42 @@ impl SiteProgress {
         Ok(found.into_iter().flatten().collect())
     }
 
+    /// The note about a site; `None` if there is none.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`.
+    pub fn of(
+        repository: &Arc<Repository>,
+        session: &SessionName,
+        link: &MachineName,
+    ) -> Result<Option<SiteProgress>> {
+        SessionNotes::of(repository, session)?.read_json(&note_of(link.as_str()))
+    }
+
+    /// Lets this process alone send to the site until the result is dropped.
+    ///
+    /// # Errors
+    /// `Busy` if another process sends to it.
+    pub fn lock(
+        repository: &Arc<Repository>,
+        session: &SessionName,
+        link: &MachineName,
+    ) -> Result<NotesLock> {
+        let taken = SessionNotes::of(repository, session)?.lock_of(&note_of(link.as_str()))?;
+        taken.ok_or_else(|| {
+            let text =
+                format!("another process sends the marks of session {session} to site {link}");
+            Error::new(ErrorKind::Busy, text)
+        })
+    }
+
     /// Notes it.
     ///
     /// # Errors
     /// `NotFound` once the session was ended; errors of the operating system.
     pub fn write(&self, repository: &Arc<Repository>, session: &SessionName) -> Result<()> {
         let notes = SessionNotes::of(repository, session)?;
-        notes.write_json(&format!("{NOTE}{}", self.link), self)
+        notes.write_json(&note_of(&self.link), self)
     }
 
     /// The time since the state that the site has, in seconds; `None` if it has none.
@@ -67,5 +96,9 @@ impl SiteProgress {
     }
 }
 
-/// Begins the names of the notes.
-const NOTE: &str = "site-";
+/// Ends the names of the notes.
+const NOTE: &str = ".site";
+
+fn note_of(link: &str) -> String {
+    format!("{link}{NOTE}")
+}

@@ -109,7 +109,8 @@ impl LiveReceiver<'_> {
         let mut parts = Parts::default();
         loop {
             if is_over() {
-                return Err(Error::new(ErrorKind::Interrupted, "the server ends the connection"));
+                let text = "the other site has ended the connection";
+                return Err(Error::new(ErrorKind::Io, text));
             }
             self.look_at_link()?;
             match self.line.receive(&[Class::Control, Class::Bulk], INTERVAL)? {

@@ -34,8 +34,9 @@ const LEAST_ROOM_BYTES: u64 = 1 << 30;
 const TURNS_BETWEEN_REMOVALS: u32 = 10;
 /// Intervals grow at most by this power of two. Above it all marks but the newest are removed.
 const MOST_COARSE: u32 = 16;
-/// After this time with little held, intervals become shorter again.
-const RELAX_AFTER: Duration = Duration::from_secs(60);
+/// After this time with little held, intervals become shorter again; after the second one with very little, as after a full
+/// drive, much shorter.
+const RELAX_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 
 /// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
 const CLOCK_STEP: Duration = Duration::from_secs(60);
@@ -307,9 +308,9 @@ impl Session {
                 state.changed = Instant::now();
                 continue;
             }
-            let is_relaxed = held_bytes < limit_bytes / 4 && state.changed.elapsed() > RELAX_AFTER;
-            if state.coarser > 0 && is_relaxed {
-                state.coarser -= 1;
+            let relaxed = relaxed(state.coarser, held_bytes, limit_bytes, state.changed.elapsed());
+            if relaxed != state.coarser {
+                state.coarser = relaxed;
                 state.changed = Instant::now();
             }
             return Ok(());
@@ -409,6 +410,17 @@ pub(crate) fn marks_in<'a>(
     whole_marks(&stacks.zip(&document.disks).map(marks).collect::<Vec<_>>())
 }
 
+/// The next power of two of the intervals, this time after it was changed.
+fn relaxed(coarser: u32, held_bytes: u64, limit_bytes: u64, after: Duration) -> u32 {
+    if held_bytes < limit_bytes / 16 && after > RELAX_AFTER.1 {
+        coarser / 2
+    } else if held_bytes < limit_bytes / 4 && after > RELAX_AFTER.0 {
+        coarser.saturating_sub(1)
+    } else {
+        coarser
+    }
+}
+
 /// The ranges of the marks that are not kept.
 fn gone(marks: &[TimeMark], is_kept: impl Fn(&TimeMark) -> bool) -> Vec<RemovedMarks> {
     let runs = marks.chunk_by(|a, b| is_kept(a) == is_kept(b));
@@ -459,6 +471,21 @@ mod tests {
         let mut state = opened.state.into_inner();
         state.look_at_clock(87_400 * second, Instant::now());
         assert!(state.has_grace(Instant::now()));
+    }
+
+    #[test]
+    fn intervals_are_short_again_within_a_minute_after_a_full_drive() {
+        let mut coarser = MOST_COARSE + 1;
+        for _ in 0..5 {
+            coarser = relaxed(coarser, 0, 1 << 30, Duration::from_secs(11));
+        }
+        assert_eq!(coarser, 0);
+        // With much held they become shorter slowly, or not.
+        let mib = |mib| mib << 20;
+        assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(11)), 5);
+        assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(61)), 4);
+        assert_eq!(relaxed(5, mib(300), mib(1024), Duration::from_secs(61)), 5);
+        assert_eq!(relaxed(3, 0, 0, Duration::from_secs(61)), 3);
     }
 
     #[test]
