@@ -258,6 +258,49 @@ fn a_received_session_goes_back_to_a_common_mark() {
     }
 }
 
+#[test]
+fn marks_of_a_received_session_that_have_ended_stay_away_after_a_kill() {
+    let (_folder, writer, document) = published();
+    let (repository, name) = (writer.repository(), &document.name);
+    let selector = coldrise_store::PointSelector::Exact(document.point.clone());
+    let point = Catalog::new(repository).point(&document.machine, &selector).unwrap();
+    let from = ReceivedFrom {
+        link: document.machine.clone(),
+        repository: *repository.id(),
+        session: name.clone(),
+        created_at_ms: document.created_at_ms,
+    };
+    let second_ns = 1_000_000_000;
+    let received = ReceivedSession::publish(repository, &point, &from, second_ns, None).unwrap();
+    let far_name = received.document().name;
+    // Twenty minutes of marks: of those before the last ten one of ten stays.
+    for n in 2..=1200 {
+        if n % 7 == 0 {
+            disks(&received.session)[0].write_at(&[n as u8; 4096], 4096 * (n % 50)).unwrap();
+        }
+        received
+            .session
+            .mark_round(None, Some(crate::RoundTime { time_ns: n * second_ns, at: Instant::now() }))
+            .unwrap();
+    }
+    received.session.flush_time_marks().unwrap();
+    received.session.mark_turns_now(20);
+    let listed = received.session.marks().marks.len();
+    assert_eq!(received.times_ns().len(), listed);
+    assert!(listed < 700, "{listed}");
+    // As a kill leaves the files.
+    let copy = tempfile::tempdir().unwrap();
+    let top = layer_path(repository, &received.document().disks[0].top);
+    let copied = copy.path().join("layer");
+    std::fs::copy(&top, &copied).unwrap();
+    let document = received.document();
+    drop(received);
+    std::fs::copy(&copied, &top).unwrap();
+    let found = marks_in_layers(repository, &document).unwrap();
+    let _ = far_name;
+    assert_eq!(found.len(), listed);
+}
+
 fn read(received: &ReceivedSession) -> Disks {
     let disks = received.disks().unwrap();
     [0, 1].map(|at: usize| {

@@ -481,7 +481,7 @@ mod tests {
         }
         assert_eq!(coarser, 0);
         // With much held they become shorter slowly, or not.
-        let mib = |mib| mib << 20;
+        let mib = |mib: u64| mib << 20;
         assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(11)), 5);
         assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(61)), 4);
         assert_eq!(relaxed(5, mib(300), mib(1024), Duration::from_secs(61)), 5);
