@@ -14,19 +14,13 @@ import pytest
 
 from support.cli import Coldrise
 from support.nbdserver import Nbdkit, refused, wait_until
-from support.numbered_writes import BLOCK, BLOCKS, NumberedWrites, content, images
-
-DISK_BYTES = 4 << 20
+from support.numbered_writes import (BLOCK, BLOCKS, DISK_BYTES, NumberedWrites, content, images,
+                                     publish_empty_disks)
 
 
 @pytest.fixture
 def session(coldrise, tmp_path):
-    """A session of a machine with two empty disks."""
-    disks = {}
-    for name in ["vda", "vdb"]:
-        disks[name] = tmp_path / f"{name}.raw"
-        disks[name].write_bytes(bytes(DISK_BYTES))
-    return coldrise.publish(coldrise.backup("web01", **disks), "trial")
+    return publish_empty_disks(coldrise, tmp_path, "trial")
 
 
 def marks(coldrise, session="trial"):

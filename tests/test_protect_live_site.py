@@ -6,22 +6,16 @@ import signal
 import pytest
 
 from support.nbdserver import wait_until
-from support.numbered_writes import BLOCK, NumberedWrites, content, images
+from support.numbered_writes import BLOCK, DISK_BYTES, NumberedWrites, content, images, publish_empty_disks
 from support.protection import Protections, marks
 from support.running import TICKING_SECTOR, assert_one_instant, machines, restored
 
-DISK_BYTES = 4 << 20
 SESSION, FAR_SESSION = "trial", "web01-1"
 
 
 @pytest.fixture
 def session(coldrise, tmp_path):
-    """A session of a machine with two empty disks."""
-    disks = {}
-    for name in ["vda", "vdb"]:
-        disks[name] = tmp_path / f"{name}.raw"
-        disks[name].write_bytes(bytes(DISK_BYTES))
-    return coldrise.publish(coldrise.backup("web01", **disks), SESSION)
+    return publish_empty_disks(coldrise, tmp_path, SESSION)
 
 
 @pytest.fixture

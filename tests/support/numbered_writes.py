@@ -12,6 +12,7 @@ import nbd
 BLOCK = 4096
 # Few blocks, so that each is written again and again.
 BLOCKS = 200
+DISK_BYTES = 4 << 20
 
 
 class NumberedWrites(threading.Thread):
@@ -76,3 +77,12 @@ def images(coldrise, address, folder):
         coldrise.json("restore", "--force", f"{address}/{disk}", target)
         found.append(target.read_bytes())
     return found
+
+
+def publish_empty_disks(coldrise, folder, session):
+    """A session of a machine with two empty disks."""
+    disks = {}
+    for name in ["vda", "vdb"]:
+        disks[name] = folder / f"{name}.raw"
+        disks[name].write_bytes(bytes(DISK_BYTES))
+    return coldrise.publish(coldrise.backup("web01", **disks), session)

@@ -205,21 +205,30 @@ fn damage_to_a_record_is_an_error_and_not_an_absent_write() {
     assert_eq!(reader.between(&first, &last).unwrap()[0].len(), 2);
 }
 
+/// The point of a session, and the session as another site knows it.
+fn origin(
+    repository: &Arc<Repository>,
+    document: &SessionDocument,
+) -> (coldrise_store::PointDocument, ReceivedFrom) {
+    let selector = coldrise_store::PointSelector::Exact(document.point.clone());
+    let point = Catalog::new(repository).point(&document.machine, &selector).unwrap();
+    let from = ReceivedFrom {
+        link: document.machine.clone(),
+        repository: *repository.id(),
+        session: document.name.clone(),
+        created_at_ms: document.created_at_ms,
+    };
+    (point, from)
+}
+
 /// Marks of one session reach another one, also after the first has lost writes.
 #[test]
 fn a_received_session_goes_back_to_a_common_mark() {
     for seed in 1..=12 {
         let (_folder, writer, document) = published();
-        let (repository, name) = (writer.repository(), &document.name);
+        let repository = writer.repository();
         let mut numbers = Numbers(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
-        let selector = coldrise_store::PointSelector::Exact(document.point.clone());
-        let point = Catalog::new(repository).point(&document.machine, &selector).unwrap();
-        let from = ReceivedFrom {
-            link: document.machine.clone(),
-            repository: *repository.id(),
-            session: name.clone(),
-            created_at_ms: document.created_at_ms,
-        };
+        let (point, from) = origin(repository, &document);
         let received = ReceivedSession::publish(repository, &point, &from, 1000, None).unwrap();
         let far_name = received.document().name;
         let mut states: Vec<(u64, Disks)> = vec![(1000, [vec![0; SIZE], vec![0; SIZE]])];
@@ -261,15 +270,8 @@ fn a_received_session_goes_back_to_a_common_mark() {
 #[test]
 fn marks_of_a_received_session_that_have_ended_stay_away_after_a_kill() {
     let (_folder, writer, document) = published();
-    let (repository, name) = (writer.repository(), &document.name);
-    let selector = coldrise_store::PointSelector::Exact(document.point.clone());
-    let point = Catalog::new(repository).point(&document.machine, &selector).unwrap();
-    let from = ReceivedFrom {
-        link: document.machine.clone(),
-        repository: *repository.id(),
-        session: name.clone(),
-        created_at_ms: document.created_at_ms,
-    };
+    let repository = writer.repository();
+    let (point, from) = origin(repository, &document);
     let second_ns = 1_000_000_000;
     let received = ReceivedSession::publish(repository, &point, &from, second_ns, None).unwrap();
     let far_name = received.document().name;

@@ -333,19 +333,21 @@ impl Session {
     pub(crate) fn hold(&self, holder: u64, times_ns: &[u64]) -> HeldMarks {
         let document = self.document();
         let until = Instant::now() + HOLD;
+        // Look at the writes before the marks: a mark that is made in between has more than is claimed here.
+        let mut tops = self.layered().filter_map(|disk| disk.top());
+        let is_marked = !tops.any(|top| top.has_unmarked_writes());
+        let looked_at_ms = now_ms();
         let newest_ns = self.marks_of(&document).last().map(|mark| mark.time_ns);
         let times = times_ns.iter().copied().chain(newest_ns).collect();
         self.keeper().state.lock().held.insert(holder, (times, until));
         // Marks that a removal had chosen before are not there now, or the newest one.
         let _removed = self.keeper().removing.lock();
         let marks = self.marks_of(&document);
-        let is_unmarked =
-            || self.layered().filter_map(|disk| disk.top()).any(|top| top.has_unmarked_writes());
         let newest_ms = newest_ns.map_or(0, |time_ns| time_ns / 1_000_000);
         let current_ms = match self.follow_progress() {
             Some(progress) => progress.current_ms,
-            None if is_unmarked() => newest_ms,
-            None => now_ms(),
+            None if is_marked => looked_at_ms,
+            None => newest_ms,
         };
         let newest = marks.iter().find(|mark| Some(mark.time_ns) == newest_ns).cloned();
         HeldMarks { newest, held_ns: there(&marks, times_ns), current_ms }
