@@ -124,6 +124,11 @@ class Sites:
                      for early, late in zip(before, after))
         return Passed(elapsed_s, out, back, near_cpu_s, self._server_cpu_s() - server, answer)
 
+    @property
+    def server_pid(self) -> int:
+        """Of the far site's server."""
+        return self._server.pid
+
     def _server_cpu_s(self) -> float:
         fields = Path(f"/proc/{self._server.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -106,6 +106,10 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
+    def kill(self) -> None:
+        """Kills the server and its children."""
+        os.killpg(self.pid, signal.SIGKILL)
+
     def processor_s(self) -> float:
         """Processor time that the server and its running children have used, in seconds."""
         return _processor_s(self.pid)
