@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from support.numbered_writes import publish_empty_disks
 from support.running import Machine, assert_same_as_now
 from test_service_jobs import ended, wait_for
 
@@ -149,3 +150,27 @@ def test_another_site_gets_the_marks_and_an_alarm_is_raised_if_it_is_behind(serv
     assert alarm(service) is None
     far.start()
     wait_for(lambda: not [one for one in service.get("alarms?active=true") if one["key"] == key], "the end of the alarm")
+
+
+def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, coldrise, far, nbdkit, tmp_path):
+    device, _ = publish_empty_disks(coldrise, tmp_path, "trial").values()
+    settings = {"name": "always", "kind": "protect-live", "machines": ["web01"], "from": "live", "to": "far", "retry_seconds": 1}
+    assert "to:" in service.call("POST", "jobs", {**settings, "to": None}).json["detail"]
+    assert "every_seconds:" in service.call("POST", "jobs", {**settings, "every_seconds": 1}).json["detail"]
+    service.post("jobs", settings)
+    first = wait_for(lambda: follower(service), "the run")
+    assert service.get(f"runs/{first}")["plan"]["arguments"][-1] == "live/trial"
+    with nbdkit().connect(device) as nbd:
+        nbd.pwrite(b"kept" * 1024, 0)
+        nbd.flush()
+        wait_for(lambda: marks(far.program), "the mark at the other site")
+    [row] = service.get("followed")
+    assert (row["session"], row["state"]) == ("trial", "follows") and row["follows"] is None
+    # A killed run comes back.
+    os.kill(service.get(f"runs/{first}")["plan"]["who"]["pid"], signal.SIGKILL)
+    second = wait_for(lambda: (found := follower(service)) not in (None, first) and found, "the next run")
+    # The end of the session is the end of the run, and no failure.
+    assert coldrise.run("unpublish", "trial", "--discard").returncode == 0
+    wait_for(lambda: not service.get("queue")["runs"], "the end of the run")
+    assert service.get(f"runs/{second}")["state"] == "ok"
+    assert service.get("followed")[0]["state"] == "stopped" and service.get("alarms?active=true") == []

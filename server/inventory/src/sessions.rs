@@ -31,6 +31,9 @@ pub struct SessionDetails {
     pub created_at_ms: u64,
     /// A front end has it open for writing.
     pub is_served: bool,
+    /// A boot check published it, and it ends with that.
+    #[serde(default)]
+    pub is_owned: bool,
     /// A killed boot check left it. It is discarded soon.
     pub is_abandoned: bool,
     /// Where the machine runs whose changes the session takes; absent if clients write it.
@@ -147,6 +150,7 @@ impl SessionDetails {
             point: document.point.to_string(),
             created_at_ms: document.created_at_ms,
             is_served: state.is_served,
+            is_owned: state.is_owned,
             is_abandoned: state.is_abandoned,
             follows: document.follows.clone(),
             site: document.received.as_ref().map(|received| received.link.to_string()),

@@ -67,10 +67,10 @@ pub struct LiveRequest<'a> {
     pub rate_bytes_per_second: Option<u64>,
 }
 
-/// Sends the marks of a session to a site until `cancel` is set or the session is ended.
+/// Sends the marks of a session to a site until `cancel` is set, or the session is ended: that is no error.
 ///
 /// # Errors
-/// `Interrupted` once `cancel` is set; `NotFound` once the session was ended; `Forbidden` and `Unsupported` if the site refuses.
+/// `NotFound` if there is no such session; `Interrupted` once `cancel` is set; `Forbidden` and `Unsupported` if the site refuses.
 pub fn send_live(
     request: &LiveRequest<'_>,
     site: &Site<'_>,
@@ -120,7 +120,7 @@ pub fn send_live(
         if cancel.load(Ordering::Relaxed) || is_ended || ends.contains(&error.kind()) {
             sender.state.problem = (!cancel.load(Ordering::Relaxed)).then(|| error.full_message());
             sender.note(true);
-            return Err(if is_ended { ended(request.session) } else { error });
+            return if is_ended { Ok(()) } else { Err(error) };
         }
         if error.kind() == ErrorKind::NotFound {
             // The point was forgotten, or a layer of its mark was folded.
@@ -137,10 +137,6 @@ pub fn send_live(
         }
         wait = (wait * 2).min(WAITS.1);
     }
-}
-
-fn ended(session: &SessionName) -> Error {
-    Error::new(ErrorKind::NotFound, format!("session {session} was ended"))
 }
 
 struct Sender<'a> {

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use crate::value::{pairs, parse_backup_machine, text};
 
 /// A machine or a session whose writes are captured continuously: here, and at another site.
-#[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProtectLive {
     /// The machine's name, as of coldrise backup; or live/SESSION: a machine that runs from Coldrise, with --to.

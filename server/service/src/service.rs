@@ -27,7 +27,7 @@ use crate::database::Database;
 use crate::events::Events;
 use crate::folders::{check_runs_folder, make_state_folder};
 use crate::inventory_watch::{self, Refresher};
-use crate::jobs::{Dispatcher, Known, KnownMachine, MachineNames, Queue};
+use crate::jobs::{Dispatcher, Job, Known, KnownMachine, MachineNames, Queue};
 use crate::listener::{self, Listeners};
 use crate::log_lines;
 use crate::notifications::{self, Messenger};
@@ -82,15 +82,19 @@ impl Service {
         Ok(self.inventory()?.machines()?.iter().map(KnownMachine::from).collect())
     }
 
-    /// The machines that sessions follow while they run elsewhere, each with its newest session.
+    /// The machines that a job of kind protect-live can concern, each with its session: the newest one that follows it, or for
+    /// machines that run from Coldrise the newest one that is served, else the newest.
     ///
     /// # Errors
     /// Errors of the repository.
-    pub(crate) fn followed(&self) -> Result<BTreeMap<String, SessionDetails>> {
+    pub(crate) fn followed(&self, job: &Job) -> Result<BTreeMap<String, SessionDetails>> {
         let mut sessions = self.inventory()?.sessions()?.sessions;
-        sessions.retain(|session| session.follows.is_some() && session.site.is_none());
+        sessions.retain(|session| match job.runs_here() {
+            true => session.follows.is_none() && !session.is_owned,
+            false => session.follows.is_some() && session.site.is_none(),
+        });
         // The last one of a machine stays.
-        sessions.sort_by_key(|session| session.created_at_ms);
+        sessions.sort_by_key(|session| (session.is_served, session.created_at_ms));
         Ok(sessions.into_iter().map(|session| (session.machine.clone(), session)).collect())
     }
 }
@@ -106,10 +110,9 @@ impl Known for SharedService {
         Ok(report.contact.machines)
     }
 
-    fn followed(&self) -> Result<Vec<MachineNames>> {
-        let found = Service::followed(self)?.into_iter().map(|(machine, session)| MachineNames {
-            session: Some(session.session),
-            ..MachineNames::of(&machine)
+    fn followed(&self, job: &Job) -> Result<Vec<MachineNames>> {
+        let found = Service::followed(self, job)?.into_iter().map(|(machine, session)| {
+            MachineNames { session: Some(session.session), ..MachineNames::of(&machine) }
         });
         Ok(found.collect())
     }

@@ -26,6 +26,10 @@ const LISTED: usize = 20;
 /// A mark is used as an address: coldrise publish live/SESSION@20261127T030405Z, or with an age:
 /// live/SESSION@-90s. live/SESSION@last-good-20261127T030405Z is the last mark before that time.
 /// A mark that is used becomes a restore point; restore and diff remove it at their end.
+///
+/// Lines above the list: "follows" is the machine that runs elsewhere, and up to when its writes are here; "site" is
+/// another site that gets the marks, and up to when it has everything (coldrise protect-live); "held" is the space
+/// that only marks need.
 #[derive(Debug, Args)]
 pub(crate) struct MarksArguments {
     /// The session's name, or live/SESSION.

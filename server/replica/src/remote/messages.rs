@@ -164,11 +164,12 @@ impl Failure {
         Failure { kind: error.kind().word().to_owned(), message: error.full_message() }
     }
 
-    /// The error here. What the other side says is shown on terminals.
+    /// The error here. What the other side says is shown on terminals. A full drive is that of the other site.
     pub(crate) fn error(self) -> Error {
         let kind = ErrorKind::from_word(&self.kind).unwrap_or(ErrorKind::Io);
         let message = self.message.replace(|c: char| c.is_control(), " ");
-        Error::new(kind, message)
+        let error = Error::new(kind, message);
+        if kind == ErrorKind::NoSpace { error.context("at the other site") } else { error }
     }
 }
 

@@ -32,24 +32,27 @@ enum FollowState {
     Starting,
     /// The last run failed, and the next one waits.
     Retrying,
-    /// No run follows it: the job is disabled, or a user cancelled the run.
+    /// No run follows it: the job is disabled, a user cancelled the run, or the machine does not run from Coldrise as the job says.
     Stopped,
 }
 
 impl FollowState {
+    /// `lag_s`: that of the session, or of the site if the machine runs from Coldrise, while a process works; the inner value is
+    /// `None` without a state there.
     fn of(
         job: &Job,
-        follows: Option<&Followed>,
+        lag_s: Option<Option<u64>>,
         row: Option<&QueueRow>,
         is_left_alone: bool,
         now_ms: i64,
     ) -> FollowState {
-        let running = follows.filter(|follows| follows.is_running);
-        match (running.map(|follows| follows.lag_s), row) {
+        match (lag_s, row) {
             (Some(None), _) => FollowState::Starting,
             (Some(Some(lag_s)), _) if lag_s > u64::from(job.lag_limit_s()) => FollowState::Behind,
             (Some(Some(_)), _) => FollowState::Follows,
-            (None, None) if is_left_alone || !job.enabled => FollowState::Stopped,
+            (None, None) if is_left_alone || !job.enabled || job.runs_here() => {
+                FollowState::Stopped
+            }
             (None, Some(row)) if row.state == RowState::Waiting && row.due_ms > now_ms => {
                 FollowState::Retrying
             }
@@ -112,10 +115,10 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    let sessions = service.followed()?;
     let rows = service.database.queue_rows()?;
     let mut found = Vec::new();
     for stored in &jobs {
+        let sessions = service.followed(&stored.job)?;
         let mut outcomes = service.database.outcomes(Some(&stored.job.name))?;
         outcomes.retain(|outcome| outcome.kind == stored.job.kind.word());
         let machines = stored.job.followed().into_iter().filter(|machine| is_wanted(machine));
@@ -138,11 +141,19 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
             let (follows, sites) =
                 marks.map(|marks| (marks.follows, marks.sites)).unwrap_or_default();
             let is_left_alone = service.database.is_left_alone(&stored.job.name, &machine)?;
-            let (job, follows_now) = (&stored.job, follows.as_ref());
+            let job = &stored.job;
+            let of_session = follows.as_ref().filter(|follows| follows.is_running);
+            let lag_s = match job.runs_here() {
+                false => of_session.map(|follows| follows.lag_s),
+                true => {
+                    let mut running = sites.iter().filter(|site| site.is_running);
+                    running.find(|site| job.to.as_ref() == Some(&site.link)).map(|site| site.lag_s)
+                }
+            };
             let is_waiting = |row: &&QueueRow| row.state == RowState::Waiting;
             found.push(FollowedMachine {
                 job: stored.job.name.clone(),
-                state: FollowState::of(job, follows_now, row, is_left_alone, now_ms()),
+                state: FollowState::of(job, lag_s, row, is_left_alone, now_ms()),
                 run: row.map(|row| row.run.clone()),
                 due_ms: row.filter(is_waiting).map(|row| row.due_ms),
                 session: session.map(|session| session.session.clone()),
@@ -159,15 +170,8 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
 
 #[cfg(test)]
 mod tests {
-    use coldrise_inventory::Followed;
-
     use super::FollowState;
     use crate::jobs::{Job, QueueRow, RowState};
-
-    fn follows(is_running: bool, lag_s: Option<u64>) -> Option<Followed> {
-        let source = "libvirt:web01".to_owned();
-        Some(Followed { source, site: None, is_running, current_ms: 1, lag_s, problem: None })
-    }
 
     fn row(state: RowState, due_ms: i64) -> Option<QueueRow> {
         let (run, kind) = ("a".to_owned(), "protect-live".to_owned());
@@ -195,25 +199,25 @@ mod tests {
         let job: Job = serde_json::from_str(text).unwrap();
         let disabled = Job { enabled: false, ..job.clone() };
         let now_ms = 1000;
-        let of = |job, follows: Option<Followed>, row: Option<QueueRow>, is_left_alone| {
-            FollowState::of(job, follows.as_ref(), row.as_ref(), is_left_alone, now_ms)
+        let of = |job, lag_s, row: Option<QueueRow>, is_left_alone| {
+            FollowState::of(job, lag_s, row.as_ref(), is_left_alone, now_ms)
         };
-        for (follows, row, state) in [
-            (follows(true, Some(60)), row(RowState::Started, 0), Follows),
-            (follows(true, Some(61)), row(RowState::Started, 0), Behind),
-            (follows(true, None), row(RowState::Started, 0), Starting),
+        for (lag_s, row, state) in [
+            (Some(Some(60)), row(RowState::Started, 0), Follows),
+            (Some(Some(61)), row(RowState::Started, 0), Behind),
+            (Some(None), row(RowState::Started, 0), Starting),
             // A process of the command line.
-            (follows(true, Some(2)), None, Follows),
-            (follows(false, Some(2)), row(RowState::Started, 0), Starting),
-            (follows(false, Some(2)), row(RowState::Waiting, 1000), Starting),
-            (follows(false, Some(2)), row(RowState::Waiting, 1001), Retrying),
+            (Some(Some(2)), None, Follows),
+            (None, row(RowState::Started, 0), Starting),
+            (None, row(RowState::Waiting, 1000), Starting),
+            (None, row(RowState::Waiting, 1001), Retrying),
             (None, row(RowState::Starting, 0), Starting),
             (None, None, Starting),
         ] {
-            let case = format!("{follows:?} {row:?}");
-            assert_eq!(of(&job, follows, row, false), state, "{case}");
+            let case = format!("{lag_s:?} {row:?}");
+            assert_eq!(of(&job, lag_s, row, false), state, "{case}");
         }
-        assert_eq!(of(&job, follows(false, Some(2)), None, true), Stopped);
-        assert_eq!(of(&disabled, follows(false, Some(2)), None, false), Stopped);
+        assert_eq!(of(&job, None, None, true), Stopped);
+        assert_eq!(of(&disabled, None, None, false), Stopped);
     }
 }

@@ -131,6 +131,7 @@ pub(crate) struct Job {
     /// or `qmp:` and the absolute path of QEMU's monitor; `{machine}` stands for the name. Then `disks` names
     /// a device for each disk, or is absent for all writable disks. With libvirt `machines` of a backup can
     /// have patterns, such as `web*`: every domain that matches, running or not.
+    /// Protect-live also: `live`, for machines that run from Coldrise, whose sessions are sent `to` another site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
     /// With `from` and libvirt: the hosts on which to look for the machines, by their names from `coldrise host add`; this host if absent.
@@ -378,7 +379,11 @@ impl Job {
         Ok(())
     }
 
-    pub(super) fn check_backup(&self) -> Result<()> {
+    /// The machines that it names.
+    ///
+    /// # Errors
+    /// `InvalidInput` for too many, twice the same, and names that do not address a machine.
+    pub(super) fn check_machines(&self) -> Result<BTreeSet<MachineName>> {
         let count = self.machines.len();
         if count == 0 || count > MAX_MACHINES {
             return Err(invalid(format!("machines: name 1 to {MAX_MACHINES} machines")));
@@ -401,6 +406,11 @@ impl Job {
                 return Err(invalid(format!("machines: {} is named twice", machine.as_str())));
             }
         }
+        Ok(names)
+    }
+
+    pub(super) fn check_backup(&self) -> Result<()> {
+        let names = self.check_machines()?;
         for machine in self.disks_of.keys() {
             if !names.iter().any(|name| name.as_str() == machine) {
                 return Err(invalid(format!("disks_of: {machine} is not among machines")));

@@ -27,7 +27,7 @@ pub(crate) struct MachineNames {
     pub(crate) display_name: Option<String>,
     /// libvirt's name for it, where that is another one.
     pub(crate) domain: Option<String>,
-    /// The newest session that follows it while it runs elsewhere; for jobs of kind protect-live.
+    /// Its session; for jobs of kind protect-live.
     pub(crate) session: Option<String>,
 }
 

@@ -14,10 +14,13 @@ use super::job::{Job, JobKind};
 use super::pattern::named;
 use super::queue::{NewRun, Queue};
 use super::rows::{self, QueueRow, RowState};
+use super::schedule::Known;
 use super::store::{self, StoredJob};
 use crate::database::{Database, SqlResult};
 use crate::invalid::invalid;
 
+/// The source of machines that run from Coldrise.
+const HERE: &str = "live";
 /// The command of the runs that make restore points.
 pub(super) const SEAL: &str = "seal";
 pub(super) const DEFAULT_EVERY_SECONDS: u32 = 5;
@@ -30,6 +33,11 @@ impl Job {
     /// Whether it follows machines while they run elsewhere.
     pub(crate) fn protects_live(&self) -> bool {
         self.kind == JobKind::ProtectLive
+    }
+
+    /// Whether its machines run from Coldrise: their sessions are sent to another site.
+    pub(crate) fn runs_here(&self) -> bool {
+        self.from.as_deref() == Some(HERE)
     }
 
     /// The machines that it follows, by the names under which they are stored.
@@ -69,7 +77,7 @@ impl Job {
         }
         let Some(from) = &self.from else {
             return Err(invalid(
-                "from: write libvirt, or qmp:/PATH such as qmp:/run/qemu/{machine}.qmp",
+                "from: write libvirt, qmp:/PATH such as qmp:/run/qemu/{machine}.qmp, or live for machines that run from Coldrise",
             ));
         };
         if self.machines.iter().any(|machine| machine.has_wildcards()) {
@@ -79,6 +87,9 @@ impl Job {
             parse_link_name(to)
                 .map_err(|error| invalid(format!("to: {}", error.full_message())))?;
             check_rate(self.rate_bytes_per_second)?;
+        }
+        if self.runs_here() {
+            return self.check_runs_here();
         }
         if self.hosts.len() > 1 {
             return Err(invalid("hosts: at most one for the kind protect-live"));
@@ -94,6 +105,37 @@ impl Job {
             _ => self.check_backup(),
         }
     }
+}
+
+impl Job {
+    fn check_runs_here(&self) -> Result<()> {
+        if self.to.is_none() {
+            return Err(invalid("to: name the link of the site that gets the time marks"));
+        }
+        let refused = [
+            ("disks", !self.disks.is_empty()),
+            ("hosts", !self.hosts.is_empty()),
+            ("agent", self.agent.is_some()),
+            ("push", self.push),
+            ("every_seconds", self.every_seconds.is_some()),
+            ("consistent_every_minutes", self.consistent_every_minutes.is_some()),
+        ];
+        match refused.iter().find(|(_, is_given)| *is_given) {
+            Some((field, _)) => Err(invalid(format!("{field}: not with \"from\": \"live\""))),
+            None => self.check_machines().map(drop),
+        }
+    }
+}
+
+/// The words of `coldrise protect-live` for the session of a machine that runs from Coldrise.
+fn protect_session(job: &Job, session: &str) -> Vec<String> {
+    let request = ProtectLive {
+        machine: format!("live/{session}"),
+        to: job.to.clone(),
+        rate: job.rate_bytes_per_second.map(|rate| rate.to_string()),
+        ..ProtectLive::default()
+    };
+    CommandLine::new(JobKind::ProtectLive.word()).with(&request).words()
 }
 
 /// The words of `coldrise protect-live`. `domain` is libvirt's name for the machine, or the machine's own.
@@ -124,18 +166,27 @@ pub(super) fn seal(session: &str) -> Vec<String> {
     CommandLine::new(SEAL).with(&Seal { session: session.to_owned() }).words()
 }
 
-/// The runs that a job wants: one per machine.
-fn wanted(job: &Job, requested_by: Option<&str>) -> Vec<NewRun> {
+/// The runs that a job wants: one per machine; of those that run from Coldrise, one per machine that has a session.
+fn wanted(job: &Job, requested_by: Option<&str>, known: &dyn Known) -> Result<Vec<NewRun>> {
+    let sessions = if job.runs_here() { known.followed(job)? } else { Vec::new() };
+    let words = |machine: &str, domain: &str| match job.runs_here() {
+        false => Some(protect_live(job, machine, domain)),
+        true => {
+            let found = sessions.iter().find(|names| names.machine == machine)?;
+            Some(protect_session(job, found.session.as_deref()?))
+        }
+    };
     let machines = named(&job.machines, &[]);
-    machines
-        .map(|(machine, domain)| NewRun {
+    let found = machines.filter_map(|(machine, domain)| {
+        Some(NewRun {
             kind: job.kind.word().to_owned(),
-            arguments: protect_live(job, &machine, domain),
+            arguments: words(&machine, domain)?,
             machine: Some(machine),
             requested_by: requested_by.map(str::to_owned),
             job: Some(job.name.clone()),
         })
-        .collect()
+    });
+    Ok(found.collect())
 }
 
 /// The run of a job for a machine, if one waits or works.
@@ -202,11 +253,17 @@ impl Queue {
     /// Ends runs that no job wants as they are, and queues those that are missing.
     ///
     /// # Errors
-    /// Errors of the database.
-    pub(super) fn keep_running(&self, jobs: &[StoredJob], now_ms: i64) -> Result<()> {
+    /// Errors of the database and of `known`.
+    pub(super) fn keep_running(
+        &self,
+        jobs: &[StoredJob],
+        now_ms: i64,
+        known: &dyn Known,
+    ) -> Result<()> {
         let is_wanted = |stored: &&StoredJob| stored.job.enabled && stored.job.protects_live();
+        let jobs = jobs.iter().filter(is_wanted);
         let jobs: Vec<_> =
-            jobs.iter().filter(is_wanted).map(|s| (s, wanted(&s.job, None))).collect();
+            jobs.map(|s| Ok((s, wanted(&s.job, None, known)?))).collect::<Result<_>>()?;
         let rows = self.database.queue_rows()?;
         for row in rows.iter().filter(|row| row.is_kept() && row.state != RowState::Cancelled) {
             let is_this = |new: &NewRun| {
@@ -257,12 +314,13 @@ impl Queue {
         requested_by: &str,
         is_chosen: &dyn Fn(&str) -> bool,
         now_ms: i64,
+        known: &dyn Known,
     ) -> Result<Vec<(String, coldrise_runs::RunId)>> {
         if !job.enabled {
             return Err(invalid(format!("job {} is disabled: enable it", job.name)));
         }
         let mut found = Vec::new();
-        for new in wanted(job, Some(requested_by)) {
+        for new in wanted(job, Some(requested_by), known)? {
             let machine = new.machine.clone().unwrap_or_default();
             if !is_chosen(&machine) {
                 continue;

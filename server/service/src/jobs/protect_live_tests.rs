@@ -78,6 +78,24 @@ fn a_run_that_fails_is_tried_again_without_an_end() {
 }
 
 #[test]
+fn the_session_of_a_machine_that_runs_from_coldrise_is_sent() {
+    let Fixture { queue, folder: _folder } = fixture();
+    let here = Job {
+        from: Some("live".to_owned()),
+        to: Some("far".to_owned()),
+        rate_bytes_per_second: Some(5_000_000),
+        ..live_job()
+    };
+    queue.database.add_job(&here, START_MS).unwrap();
+    queue.tick(START_MS, &Nothing).unwrap();
+    // web02 has no session.
+    let rows = queue.database.queue_rows().unwrap();
+    let words = ["protect-live", "--to=far", "--rate=5000000", "--", "live/web01-1"];
+    let found: Vec<_> = rows.iter().map(|row| &row.arguments[..]).collect();
+    assert_eq!(found, [&words.map(str::to_owned)[..]]);
+}
+
+#[test]
 fn a_killed_run_comes_back_at_once_but_not_in_a_loop() {
     let Fixture { queue, folder: _folder } = fixture();
     let mut job = live_job();
@@ -173,6 +191,7 @@ fn malformed_jobs_that_follow_machines_are_refused() {
         "{}",
         r#"{"every_seconds":3600,"lag_limit_seconds":1,"push":true,"disks":{"vda":"drive0"}}"#,
         r#"{"consistent_every_minutes":15,"agent":"/run/{machine}.ga"}"#,
+        r#"{"from":"live","to":"far","lag_limit_seconds":10,"rate_bytes_per_second":65536}"#,
         r#"{"from":"libvirt","machines":["Web 01"],"hosts":["hv1"],"consistent_every_minutes":15}"#,
     ] {
         assert!(is_accepted(change), "{change}");
@@ -180,6 +199,10 @@ fn malformed_jobs_that_follow_machines_are_refused() {
     for change in [
         r#"{"from":null}"#,
         r#"{"machines":["*"]}"#,
+        r#"{"from":"live"}"#,
+        r#"{"from":"live","to":"far","every_seconds":5}"#,
+        r#"{"from":"live","to":"far","machines":["web*"]}"#,
+        r#"{"from":"live","to":"far","hosts":["hv1"]}"#,
         r#"{"from":"libvirt","machines":["web*"]}"#,
         r#"{"from":"libvirt","hosts":["hv1","hv2"]}"#,
         r#"{"from":"qmp:/run/one.qmp"}"#,

@@ -49,11 +49,11 @@ pub(crate) trait Known {
     /// `NotFound` if there is no such host; errors of the connection.
     fn domains_on(&self, host: &str) -> Result<Vec<String>>;
 
-    /// The machines that sessions follow, each with its session.
+    /// The machines that a job of kind protect-live can concern, each with its session.
     ///
     /// # Errors
     /// Errors of the repository.
-    fn followed(&self) -> Result<Vec<MachineNames>>;
+    fn followed(&self, job: &Job) -> Result<Vec<MachineNames>>;
 }
 
 /// Domains, each under the name of its machine. `stored` are the machines that have points;
@@ -197,7 +197,7 @@ impl Queue {
     pub(super) fn tick(&self, now_ms: i64, known: &dyn Known) -> Result<()> {
         let jobs = self.database.jobs()?;
         let is_due = |stored: &&StoredJob| stored.next_due_ms.is_some_and(|due| due <= now_ms);
-        let mut failed = self.keep_running(&jobs, now_ms).err();
+        let mut failed = self.keep_running(&jobs, now_ms, known).err();
         for stored in jobs.iter().filter(is_due) {
             if let Err(error) = self.queue_occurrence(stored, now_ms, known) {
                 tracing::error!("job {}: {}", stored.job.name, error.full_message());
@@ -240,7 +240,7 @@ impl Queue {
         let known = match job.known_by() {
             KnownBy::Nobody => Vec::new(),
             KnownBy::Repository => known.machines()?,
-            KnownBy::Sessions => known.followed()?,
+            KnownBy::Sessions => known.followed(job)?,
             KnownBy::Libvirt => {
                 let jobs = self.database.jobs()?;
                 let is_elsewhere = |domain: &str| {
@@ -286,7 +286,7 @@ impl Queue {
     ) -> Result<Vec<RunId>> {
         let (job, now_ms) = (self.database.job(name)?.job, crate::clock::now_ms());
         let again = match job.protects_live() {
-            true => self.follow_again(&job, requested_by, is_wanted, now_ms)?,
+            true => self.follow_again(&job, requested_by, is_wanted, now_ms, known)?,
             false => Vec::new(),
         };
         let (again, mut runs): (Vec<String>, Vec<RunId>) = again.into_iter().unzip();

@@ -90,7 +90,7 @@ impl schedule::Known for Nothing {
         Ok(Vec::new())
     }
 
-    fn followed(&self) -> Result<Vec<MachineNames>> {
+    fn followed(&self, _job: &Job) -> Result<Vec<MachineNames>> {
         Ok(vec![MachineNames { session: Some("web01-1".into()), ..MachineNames::of("web01") }])
     }
 }

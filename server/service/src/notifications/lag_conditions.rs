@@ -41,10 +41,10 @@ pub(super) fn read(service: &Service, now_ms: i64) -> Result<(Vec<Condition>, Ve
     if jobs.is_empty() {
         return Ok((found, undecided));
     }
-    let sessions = service.followed()?;
     let rows = service.database.queue_rows()?;
     let repository = service.inventory()?.repository()?;
     for stored in &jobs {
+        let sessions = service.followed(&stored.job)?;
         let outcomes = service.database.outcomes(Some(&stored.job.name))?;
         for machine in &stored.job.followed() {
             let session = sessions.get(machine);
@@ -54,6 +54,9 @@ pub(super) fn read(service: &Service, now_ms: i64) -> Result<(Vec<Condition>, Ve
             let marks = session.map(read).transpose();
             if let Ok(Some(marks)) = &marks {
                 found.extend(site_condition(stored, machine, marks, now_ms));
+            }
+            if stored.job.runs_here() {
+                continue;
             }
             let is_of = |outcome: &&Outcome| {
                 outcome.machine.as_ref() == Some(machine) && outcome.kind == stored.job.kind.word()

@@ -287,7 +287,7 @@ impl SessionDocument {
         replace_file(&place.document(), &stored)?;
         // The document is valid from here on. If the note is missing, only less damage is detected.
         if let Err(error) = SessionProgress::note(repository, place, revision) {
-            tracing::warn!(error = %error.full_message(), "an older document of the session would not be noticed");
+            tracing::warn!(error = %error.full_message(), "the state of a session was not noted: verify would not find that its document was replaced by an older copy");
         }
         Ok(())
     }

@@ -246,10 +246,16 @@ pub(crate) fn newest<'a>(marks: &'a [SessionMark], name: &SessionName) -> Result
 /// The refusal to serve a session that follows a machine.
 pub(crate) fn not_served(document: &SessionDocument) -> Error {
     let name = &document.name;
-    let text = format!(
-        "session {name} follows machine {}, which runs elsewhere: nothing else may write it",
-        document.machine
-    );
+    let machine = &document.machine;
+    let text = match &document.received {
+        Some(received) => format!(
+            "session {name} gets the marks of machine {machine} from site {}: nothing else may write it",
+            received.link
+        ),
+        None => format!(
+            "session {name} follows machine {machine}, which runs elsewhere: nothing else may write it"
+        ),
+    };
     Error::new(ErrorKind::Busy, text)
         .advise(format!("publish a time of it: coldrise publish live/{name}@-1s"))
 }

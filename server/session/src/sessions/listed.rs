@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use coldrise_block::{Context, ErrorKind, Result};
+use coldrise_block::{Context, ErrorKind, Result, path_exists};
 use coldrise_store::{Repository, SessionName};
 
 use crate::layer::{SUPERBLOCK_AREA_BYTES, layer_damage};
@@ -19,6 +19,8 @@ pub struct SessionState {
     pub document: SessionDocument,
     /// True while a process has it open for writing.
     pub is_served: bool,
+    /// True if it ends with the process that published it, such as a boot check.
+    pub is_owned: bool,
     /// True if it should have ended with the process that published it, which was killed.
     pub is_abandoned: bool,
     /// Space that its top layers take on the repository's disk, in bytes.
@@ -63,9 +65,11 @@ fn state(
         match captured_bytes(repository, &document) {
             Ok(captured_bytes) => {
                 let is_served = FileLock::is_held(&place.lock())?;
-                let is_abandoned = is_abandoned(place)?;
+                let is_owned = path_exists(&place.owner())?;
+                let is_abandoned = is_owned && is_abandoned(place)?;
                 return Ok(Some(SessionState {
                     is_served,
+                    is_owned,
                     is_abandoned,
                     document,
                     captured_bytes,

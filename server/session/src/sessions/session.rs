@@ -435,7 +435,7 @@ impl Drop for Session {
             tracing::error!(error = %error.full_message(), "files of a session were not stored when it was closed");
         }
         if let Err(error) = self.note_progress() {
-            tracing::warn!(error = %error.full_message(), "an older layer of the session would not be noticed");
+            tracing::warn!(error = %error.full_message(), "the state of a session was not noted: verify would not find that its layer was replaced by an older copy");
         }
     }
 }

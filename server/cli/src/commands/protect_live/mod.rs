@@ -40,8 +40,8 @@ use coldrise_hosting::signals::cancel_flag;
 /// docs/continuous.md.
 ///
 /// With --to LINK another site gets the marks as they are made, with its own retention, and can boot or recover any of them.
-/// For a machine that runs from Coldrise: coldrise protect-live live/SESSION --to LINK. The machine does not wait for it: if the line is
-/// slower than the machine writes, marks there are further apart.
+/// For a machine that runs from Coldrise: coldrise protect-live live/SESSION --to LINK; of the other options it takes --rate only. The
+/// machine does not wait for it: if the line is slower than the machine writes, marks there are further apart.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectLiveArguments {
     #[command(flatten)]
