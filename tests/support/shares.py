@@ -31,12 +31,17 @@ WRITE = FilePipePrinterAccessMask.GENERIC_READ | FilePipePrinterAccessMask.GENER
 SHARE_READ, SHARE_WRITE = ShareAccess.FILE_SHARE_READ, ShareAccess.FILE_SHARE_WRITE
 
 
+# What the servers have printed, by their ports: shown if a client cannot connect.
+_LOGS = {}
+
+
 class ShareServer(ForegroundServer):
     """On a port of its own."""
 
     def __init__(self, coldrise, folder, protocol, *options):
         self.port = free_port()
-        super().__init__(coldrise, pathlib.Path(folder) / f"{protocol}.log", protocol,
+        _LOGS[self.port] = pathlib.Path(folder) / f"{protocol}.log"
+        super().__init__(coldrise, _LOGS[self.port], protocol,
                          "--listen", f"127.0.0.1:{self.port}", *options)
 
     def child(self):
@@ -81,6 +86,8 @@ class SmbClient:
             self.tree = TreeConnect(self.session, r"\\127.0.0.1\coldrise")
             self.tree.connect()
         except Exception:
+            if port in _LOGS:
+                print(_LOGS[port].read_text(encoding="utf-8", errors="replace"))
             self.connection.disconnect(close=False)
             raise
 
