@@ -188,7 +188,7 @@ test-mount-boot: build test-deps ## Boot a guest from a mounted session in each 
 	$(PYTHON) -m pytest -q -s tests/test_mount_boot.py --boot-files 7
 
 .PHONY: test-mutations
-test-mutations: build test-deps ## Damage every file of a repository in every way: about 2,500 mutations
+test-mutations: build test-deps ## Damage every file of a repository in every way: about 5,400 mutations
 	$(PYTHON) -m pytest -q -s tests/test_mutations.py --mutations 0
 
 # Number of each kind: file operations that fail, and kills at file operations.

@@ -49,6 +49,7 @@ def pytest_addoption(parser):
     group.addoption("--crash-reopenings", type=int, default=15, help="openings of a session (15)")
     group.addoption("--mutations", type=int, default=70, help="mutations of files (70; 0: all)")
     group.addoption("--mutation-positions", type=int, default=20, help="positions in each file (20)")
+    group.addoption("--mutation-files", default="*", help="which files, as a pattern such as layers/* (*)")
     group.addoption("--mutation-seed", type=int, default=7, help="which positions (7)")
     group.addoption("--faults", type=int, default=16, help="file operations that fail (16; 0: all)")
     group.addoption("--kills", type=int, default=16, help="kills at file operations (16)")

@@ -6,6 +6,7 @@ The short form takes a sample; `make test-mutations` takes everything.
 
 import collections
 import concurrent.futures
+import fnmatch
 import random
 import threading
 import time
@@ -47,6 +48,8 @@ def test_damage_is_named_and_never_served(request, damaged, tmp_path):
     seed = option("--mutation-seed")
     numbers = random.Random(seed)
     found = mutations(damaged, numbers, option("--mutation-positions"))
+    pattern = option("--mutation-files")
+    found = [mutation for mutation in found if fnmatch.fnmatch(mutation.path, pattern)]
     total = len(found)
     if option("--mutations"):
         found = spread(numbers, found, option("--mutations"))

@@ -12,13 +12,14 @@ from support.mounted import Mounted
 from support.nbdserver import Nbdkit, read_all, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
+MARKS = "1s=30d"
 
 
 class Fixture:
     """`repository` is what is mutated; `versions` are what it was after each step.
 
-    `expected` maps export names to contents, `marked` those of times of a session: to read one makes a
-    point. `files` maps paths in the mount to the contents of files of clients, those that sealed points carry among them.
+    `expected` maps export names to contents, `marked` those of times of sessions: to read one makes a
+    point. `marks` are the lists of these times, by session. `files` maps paths in the mount to the contents of files of clients, those that sealed points carry among them.
     """
 
     def __init__(self, directory, is_encrypted):
@@ -28,6 +29,7 @@ class Fixture:
         self.versions = []
         self.numbers = random.Random(5)
         self._build()
+        self.marks = {}
         self.expected, self.files, self.marked = self._serve_all()
 
     @property
@@ -81,9 +83,9 @@ class Fixture:
         self._keep()
         self._write("trial", "vda", 12 * MIB)
         self._change_files("fourth")
-        self._mark(first)
+        self._mark(small)
         # A session left by a crash, with everything flushed.
-        coldrise.publish(first, "crashed")
+        coldrise.json("publish", first, "--name", "crashed", "--marks", MARKS)
         self._write("crashed", "vda", 2 * MIB, is_killed=True)
 
     def _backup(self, machine, **disks):
@@ -106,6 +108,8 @@ class Fixture:
                         handle.pwrite(numbers.randbytes(length), offset)
                 handle.flush()
                 if is_killed:
+                    self._overwrite([handle], session, 2)
+                if is_killed:
                     layers = (self.repository / "layers").iterdir()
                     newest = max(layers, key=lambda path: path.stat().st_mtime_ns)
                     # A new layer has two, its writer makes two: the next says what was flushed.
@@ -115,21 +119,34 @@ class Fixture:
             if not is_killed:
                 server.stop()
 
-    def _mark(self, point):
-        """A session that goes back to times in which the same blocks had other content."""
-        self.coldrise.json("publish", point, "--name", "marked", "--marks", "1s=30d")
+    def _mark(self, disk):
+        """A session of two disks that goes back to times in which the same blocks had other content: in a sealed layer, and in
+        the one above. A point shows one of these times."""
+        point = self._backup("duo", vda=disk, vdb=disk)
+        self.coldrise.json("publish", point, "--name", "marked", "--marks", MARKS)
         server = Nbdkit(self.coldrise, self.directory / "server")
         try:
-            with server.connect("live/marked/vda") as handle:
-                for count in range(1, 4):
-                    handle.pwrite(self.numbers.randbytes(40 * KIB), 100 * KIB)
-                    handle.flush()
-                    wait_until(lambda count=count: len(self._marks("marked")) >= count, "a mark")
+            with server.connect("live/marked/vda") as vda, server.connect("live/marked/vdb") as vdb:
+                self._overwrite([vda, vdb], "marked", 3)
+                self._keep()
+                self.coldrise.json("seal", list_marks(self.coldrise, "marked")[1]["address"])
+                self._overwrite([vda, vdb], "marked", 3)
         finally:
             server.stop()
 
-    def _marks(self, session):
-        return [mark["address"] for mark in self.coldrise.json("marks", session)["marks"]]
+    def _overwrite(self, handles, session, count):
+        """Makes this number of marks between which the same blocks are written."""
+        for _ in range(count):
+            before = len(list_marks(self.coldrise, session))
+            for handle in handles:
+                handle.pwrite(self.numbers.randbytes(40 * KIB), 100 * KIB)
+                handle.zero(8 * KIB, self.numbers.randrange(25, 34) * 4 * KIB)
+                handle.flush()
+            wait_until(lambda before=before: len(list_marks(self.coldrise, session)) > before, "a mark")
+        # After a kill the marks of before the last but one flush count.
+        for handle in [*handles, *handles]:
+            handle.pwrite(self.numbers.randbytes(4 * KIB), 100 * KIB)
+            handle.flush()
 
     def _change_files(self, text):
         mounted = Mounted(self.coldrise, self.directory / "mount")
@@ -162,10 +179,15 @@ class Fixture:
                 files[path] = (mounted / path).read_bytes()
         finally:
             mounted.stop()
-        marked = self._contents(coldrise, [f"{address}/vda" for address in self._marks("marked")])
+        times = []
+        for session, disks in (("marked", ("vda", "vdb")), ("crashed", ("vda",))):
+            self.marks[session] = list_marks(coldrise, session)
+            times += [f"{mark['address']}/{disk}" for mark in self.marks[session] for disk in disks]
+        marked = self._contents(coldrise, times)
         shutil.rmtree(copy)
-        assert len(expected) == 15 and len(files) >= 10, (sorted(expected), sorted(files))
-        assert len(set(marked.values())) >= 3
+        assert len(expected) == 20 and len(files) >= 10, (sorted(expected), sorted(files))
+        assert len(self.marks["marked"]) >= 6 and len(self.marks["crashed"]) >= 2, self.marks
+        assert len(set(marked.values())) == len(marked)
         return expected, files, marked
 
     def _contents(self, coldrise, exports):
@@ -180,6 +202,10 @@ class Fixture:
 def owner_of(export):
     """The point or session of a disk; for a time of a session, the session."""
     return export.rpartition("/")[0].partition("@")[0]
+
+
+def list_marks(coldrise, session):
+    return coldrise.json("marks", session)["marks"]
 
 
 def mark_number(layer):

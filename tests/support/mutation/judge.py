@@ -65,8 +65,7 @@ class Judge:
             # A damaged catalog cannot be listed; points are found by name.
             unreadable |= set() if self.is_unlisted else files
         if with_files:
-            # A point is made of each: after the rest.
-            self._read_disks(coldrise, verdict, self.fixture.marked)
+            self._judge_marks(coldrise, verdict, is_open and is_clean)
         if not is_open and was_served:
             verdict.broken.append("verify gave up, and points are served")
         if is_open:
@@ -84,6 +83,44 @@ class Judge:
             verdict.outcome = "found by verify"
         else:
             verdict.outcome = "harmless"
+
+    def _judge_marks(self, coldrise, verdict, is_clean):
+        """A session is written, then each of its marks is read: a point is made of it, so this comes after the rest."""
+        listed = self._list_marks(coldrise, verdict)
+        unreadable, _ = self._read_disks(coldrise, verdict, self.fixture.marked, self._overwrite, mark_of)
+        still = self._list_marks(coldrise, verdict)
+        if is_clean:
+            for mark in sorted(unreadable & (listed | still)):
+                verdict.broken.append(f"verify names nothing, and {mark} is listed and cannot be read")
+
+    def _list_marks(self, coldrise, verdict):
+        """The listed marks of before the damage."""
+        found = set()
+        for session, known in self.fixture.marks.items():
+            done = coldrise.run("--json", "marks", session)
+            if done.returncode:
+                if done.returncode not in EXIT_CODES or "panicked" in done.stderr:
+                    verdict.broken.append(f"marks {session}: exit code {done.returncode}: {done.stderr[-2000:]}")
+                continue
+            listed = json.loads(done.stdout.strip().splitlines()[-1])["marks"]
+            for mark in listed:
+                if mark["marked_at_ms"] > known[-1]["marked_at_ms"]:
+                    continue  # made by the judge
+                if mark not in known:
+                    verdict.broken.append(f"MADE UP: {mark['address']}")
+                found.add(mark["address"])
+        return found
+
+    def _overwrite(self, server):
+        """Blocks that marks do not need any more are given to these writes."""
+        for session in self.fixture.marks:
+            try:
+                with server.connect(f"live/{session}/vda") as handle:
+                    for _ in range(2):
+                        handle.pwrite(self.content[:PIECE], 0)
+                        handle.flush()
+            except nbd.Error:
+                pass
 
     def _go_on(self, coldrise, verdict):
         """After a repair a backup of a new machine works and can be restored."""
@@ -122,8 +159,8 @@ class Judge:
         named = {name for name in self.fixture.names() if is_named(name, texts)}
         return named, answer["is_clean"], True
 
-    def _read_disks(self, coldrise, verdict, expected):
-        """The names of incompletely readable disks; whether any disk was served."""
+    def _read_disks(self, coldrise, verdict, expected, first=lambda server: None, named_by=owner_of):
+        """The owners of incompletely readable disks; whether any disk was served."""
         unreadable, was_served = set(), False
         try:
             server = Nbdkit(coldrise, self.directory / "server")
@@ -131,11 +168,12 @@ class Judge:
             if failed.code != 1 or "panicked" in failed.messages:
                 verdict.broken.append(f"nbdkit ended with {failed.code}: {failed.messages[-2000:]}")
             return set(self.fixture.names()), False
+        first(server)
         for export, content in expected.items():
             found = self._read(server, export, content, verdict)
             was_served |= found > 0
             if found < len(content):
-                unreadable.add(owner_of(export))
+                unreadable.add(named_by(export))
         code = server.process.poll()
         messages = server.messages()
         if code is not None or "defect" in messages:
@@ -197,6 +235,10 @@ class Judge:
             if "defect" in mounted.messages():
                 verdict.broken.append(f"the mount: {mounted.messages()[-2000:]}")
         return unreadable
+
+
+def mark_of(export):
+    return export.rpartition("/")[0]
 
 
 def owner(path):

@@ -20,6 +20,8 @@ EXCEPTED = {
 
 
 SECTOR = 512
+# Of a layer, see docs/on-disk-format.md: where its records begin, their length, and that of a slot.
+RECORDS, RECORDS_BYTES, RECORD, SLOT = 64 << 10, 64 << 10, 64, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,18 @@ def positions(numbers, size, count):
     return sorted(chosen)
 
 
+def small_parts(content):
+    """Where records and cells are in a layer of one segment: time marks are cells. A slot of cells has unused ones; content is
+    encrypted, and has no zeroes."""
+    end = RECORDS + RECORDS_BYTES
+    found = [at for at in range(RECORDS, min(end, len(content)), RECORD) if any(content[at : at + RECORD])]
+    for slot in range(end, len(content), SLOT):
+        used = [at for at in range(slot, slot + SLOT, RECORD) if any(content[at : at + RECORD])]
+        # Each as often as all records together: there are few.
+        found += used if len(used) < SLOT // RECORD else []
+    return found
+
+
 def mutations(fixture, numbers, count):
     """All mutations, with `count` positions in each file."""
     repository = fixture.repository
@@ -108,6 +122,8 @@ def mutations(fixture, numbers, count):
             # Most of a layer is unused space: also choose positions in its used part.
             used = [at for at in range(0, size, 64) if any(content[at : at + 64])]
             sample = numbers.sample(used, min(count, len(used)))
+            small = small_parts(content)
+            sample = sorted({*sample, *numbers.sample(small, min(count, len(small)))})
             places = sorted({*places, *sample})
             found += [Mutation(path, "zero", at, length=64) for at in sample]
             found += [Mutation(path, "zero", at // SECTOR * SECTOR, length=SECTOR) for at in sample]

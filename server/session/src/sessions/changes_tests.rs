@@ -303,6 +303,25 @@ fn marks_of_a_received_session_that_have_ended_stay_away_after_a_kill() {
     assert_eq!(found.len(), listed);
 }
 
+#[test]
+fn a_clock_that_is_set_forward_at_the_other_site_ends_no_mark() {
+    let (_folder, writer, document) = published();
+    let (point, from) = origin(writer.repository(), &document);
+    let (second_ns, now_ns) = (1_000_000_000, coldrise_block::now_ms() * 1_000_000);
+    let repository = writer.repository();
+    let begun_ns = now_ns - 60 * second_ns;
+    let received = ReceivedSession::publish(repository, &point, &from, begun_ns, None).unwrap();
+    // Of the first ones the rule keeps one a minute when they are a day old.
+    let later_ns = now_ns + 20 * 3600 * second_ns;
+    let times = [begun_ns + second_ns, begun_ns + 2 * second_ns, later_ns, later_ns + second_ns];
+    for time_ns in times {
+        disks(&received.session)[0].write_at(&[time_ns as u8; 4096], 0).unwrap();
+        received.finish(time_ns, None).unwrap();
+    }
+    received.session.mark_turns_now(20);
+    assert_eq!(received.times_ns().len(), 5);
+}
+
 fn read(received: &ReceivedSession) -> Disks {
     let disks = received.disks().unwrap();
     [0, 1].map(|at: usize| {

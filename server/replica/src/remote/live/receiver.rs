@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{Disk, Error, ErrorKind, Result};
+use coldrise_block::{Disk, Error, ErrorKind, Result, now_ms};
 use coldrise_line::{Class, Frame, Line, Received};
 use coldrise_session::{Catalog, FollowProgress, ReceivedFrom, ReceivedSession};
 use coldrise_store::{DiskName, MachineName, PointName, PointSelector, Repository};
@@ -21,6 +21,9 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const LINK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long an earlier connection of the same session has to end.
 const HANDOVER: Duration = Duration::from_secs(20);
+/// Most by which the time of a mark may be ahead of the clock here, in nanoseconds: later marks come after it.
+const MOST_AHEAD_NS: u64 = 86_400 * NS_PER_SECOND;
+const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// The connections of a server that take marks, by the link and the session.
 #[derive(Default)]
@@ -62,6 +65,7 @@ impl LiveReceivers {
             received: None,
             disks: Vec::new(),
             is_ready: false,
+            newest_ns: 0,
             changes: 0,
             mark: None,
             last_look: Instant::now(),
@@ -88,6 +92,8 @@ struct LiveReceiver<'a> {
     disks: Vec<Arc<dyn Disk>>,
     /// The disks are as of a mark, or changes since then have come on this line.
     is_ready: bool,
+    /// The time of the mark that came last on this line, or from which it began.
+    newest_ns: u64,
     /// The changes that have come since the last mark.
     changes: u64,
     /// A mark whose changes have not all come.
@@ -196,18 +202,26 @@ impl LiveReceiver<'_> {
     }
 
     fn answer(&mut self, ask: LiveAsk) -> Result<()> {
+        if self.is_ready && matches!(ask, LiveAsk::Begin { .. } | LiveAsk::Back { .. }) {
+            return Err(broken("a line begins twice"));
+        }
         match ask {
             LiveAsk::Begin { point, mark } => {
+                self.take_time(mark.time_ns)?;
                 // The session before, of which nothing is known at the source any more, keeps its marks.
                 (self.received, self.disks) = (None, Vec::new());
                 let received = self.begin(&point, mark)?;
                 self.use_session(received)?;
             }
-            LiveAsk::Back { time_ns } => self.received()?.go_back(time_ns)?,
+            LiveAsk::Back { time_ns } => {
+                self.received()?.go_back(time_ns)?;
+                self.newest_ns = time_ns;
+            }
             LiveAsk::Mark { mark, changes, current_ms } => {
                 if !self.is_ready || self.mark.is_some() {
                     return Err(broken("a mark before its changes"));
                 }
+                self.take_time(mark.time_ns)?;
                 self.mark = Some((mark, changes, current_ms));
                 return Ok(());
             }
@@ -219,6 +233,26 @@ impl LiveReceiver<'_> {
         (self.is_ready, self.changes) = (true, 0);
         let session = self.received()?.document().name;
         send(self.line, &LiveAnswer::Ready { session }, &[])
+    }
+
+    /// Takes the time of the next mark. An address names a second: it always means the same state.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is not later; `Busy` if it is too far ahead.
+    fn take_time(&mut self, time_ns: u64) -> Result<()> {
+        if time_ns / NS_PER_SECOND <= self.newest_ns / NS_PER_SECOND {
+            return Err(broken("a mark that is not later than the one before"));
+        }
+        let ahead_ns = time_ns.saturating_sub(now_ms().saturating_mul(1_000_000));
+        if ahead_ns > MOST_AHEAD_NS {
+            let days = ahead_ns / MOST_AHEAD_NS;
+            let text = format!("the time of a mark is {days} days ahead of the clock there");
+            let advice =
+                "set the clocks of both sites; if it was wrong here, publish a new session";
+            return Err(Error::new(ErrorKind::Busy, text).advise(advice));
+        }
+        self.newest_ns = time_ns;
+        Ok(())
     }
 
     fn begin(&self, point: &PointName, mark: LiveMark) -> Result<ReceivedSession> {
@@ -271,3 +305,7 @@ impl LiveReceiver<'_> {
         send(self.line, &LiveAnswer::Done { time_ns: mark.time_ns }, &[])
     }
 }
+
+#[cfg(test)]
+#[path = "receiver_tests.rs"]
+mod tests;

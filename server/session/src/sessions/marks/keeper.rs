@@ -74,7 +74,7 @@ struct State {
 
 impl MarkKeeper {
     /// A keeper whose thread has not been started. Marks get times after `newest_ns`. `has_clock`: unless they come with the
-    /// times of another site's clock, by which they age.
+    /// times of another site's clock: they age by it, or by the one here if that is behind.
     pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>, has_clock: bool) -> MarkKeeper {
         let now = Instant::now();
         let state = State {
@@ -320,7 +320,9 @@ impl Session {
     /// The marks that the rule keeps now.
     fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
         let mut state = self.keeper().state.lock();
-        let (now, now_ns) = (Instant::now(), state.next_time().time_ns);
+        // The other site's clock may have been set forward: that ends no mark.
+        let most_ns = if state.has_clock { u64::MAX } else { clock_ns() };
+        let (now, now_ns) = (Instant::now(), state.next_time().time_ns.min(most_ns));
         if coarser == 0 && state.has_grace(now) {
             return marks;
         }
