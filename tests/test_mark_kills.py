@@ -29,7 +29,7 @@ from support.write_history import DISK_BYTES, DISKS, WriteHistory
 
 MIB, DAY_S = 1 << 20, 86400
 SESSION = "trial"
-# Disturbances and their frequency. Processes that are named together are killed together; those that end do so as they are asked to.
+# Disturbances and their frequency. Processes that are named together are killed together; those that end are asked to.
 DECK = (["server", "sender", "receiver"] * 4 + ["server ends", "sender ends", "receiver ends", "server+sender", "sender+receiver"]
         + ["server+receiver", "server+sender+receiver", "cut", "cut later", "cut later", "hold", "hold", "full there"]
         + ["clock here back", "clock here on", "clock there"])
@@ -165,15 +165,15 @@ class Protected:
                         step(role)
 
     def fill_drive(self, is_far):
-        """One drive is full until a write or a mark has failed, or marks have taken no space for a moment."""
+        """One drive is full until a write or a connection has failed or marks have become fewer, which may not happen."""
         filling = self.drives[is_far] / "filling"
-        failed = self.writer.failed, len(self.sender.events("failed"))
-        end = time.monotonic() + self.random.uniform(0.5, 6)
+        failed = lambda: (self.writer.failed, len(self.sender.events("failed")))
+        before, end = failed(), time.monotonic() + self.random.uniform(2, 8)
         try:
             fill(filling)
-            has_failed = lambda: (self.writer.failed, len(self.sender.events("failed"))) != failed
-            wait_until(lambda: has_failed() or time.monotonic() > end, "the end of a wait")
-            self.counts["full drives that were met", is_far] += has_failed()
+            is_met = lambda: failed() != before or not is_far and self.near.json("marks", SESSION)["interval_factor"] > 1
+            wait_until(lambda: is_met() or time.monotonic() > end, "the end of a wait")
+            self.counts["full drives that were met"] += time.monotonic() < end
         finally:
             filling.unlink()
 
@@ -186,6 +186,8 @@ class Protected:
             clock.set(clock.offset_s + DAY_S)
             self.history.set_ahead(clock.offset_s)
         else:
+            # Without a mark before them, marks have the clock's time.
+            wait_until(lambda: marks(self.near, SESSION), "a mark")
             self.history.set_back()
             clock.set(self.history.ahead_s - DAY_S)
 
@@ -243,7 +245,7 @@ class Protected:
         assert writer.is_alive(), "the server has ended a connection"
         with writer.writing:
             begin, last = time.monotonic(), writer.served.writes[-1]
-            until_ms = 1000 * (last.begin + self.history.ahead_s)
+            until_ms = int(1000 * (last.begin + self.history.ahead_s))
 
             def is_there():
                 assert self.sender.is_alive(), self.sender.process.stderr.read()
@@ -255,15 +257,24 @@ class Protected:
                 return place == (len(self.history.served) - 1, len(writer.served.writes))
 
             while not is_there():
-                assert time.monotonic() < begin + PATIENCE_S, f"the other site is behind: {self.sender.lines[-1:]}"
+                assert time.monotonic() < begin + PATIENCE_S, self.how_far(until_ms)
                 time.sleep(0.1)
             self.counts["longest catching up, s"] = max(
                 self.counts["longest catching up, s"], round(time.monotonic() - begin, 1))
             for name, program in (("here", self.near), ("there", self.far.program)):
-                for session in self.sessions(program):
+                sessions = self.sessions(program)
+                self.counts["most sessions", name] = max(self.counts["most sessions", name], len(sessions))
+                for session in sessions:
                     self.check(name, program, session)
                 verified = program.json("verify")
                 assert verified["is_clean"], verified
+
+    def how_far(self, until_ms):
+        last = self.sender.lines[-1]
+        found = {"here": self.near.json("marks", SESSION), "there": self.far.program.json("marks", last["site_session"])}
+        for shown in found.values():
+            del shown["marks"][:-2]
+        return f"the other site is behind: {until_ms=}, sent {last}, {found}"
 
     @staticmethod
     def sessions(program):
