@@ -166,6 +166,10 @@ test-service-kills: build test-deps ## Kill the service 300 times while jobs run
 test-copy-kills: build test-deps ## Disturb 500 copies over a line: kills, cuts, full drives, older files, clocks
 	$(PYTHON) -m pytest -q -s tests/test_copy_kills.py --copy-kills 500
 
+.PHONY: test-mark-kills
+test-mark-kills: build test-deps ## Disturb time marks at two sites 1,000 times: kills, cuts, full drives, clocks, commands beside them
+	$(PYTHON) -m pytest -q -s tests/test_mark_kills.py --mark-kills 1000
+
 .PHONY: test-bucket-kills
 test-bucket-kills: build test-deps ## Kill 200 copies to a bucket
 	$(PYTHON) -m pytest -q -s tests/test_bucket.py -k kills --bucket-kills 200

@@ -66,6 +66,8 @@ def pytest_addoption(parser):
     group.addoption("--api-examples", type=int, default=5, help="generated requests per operation (5)")
     group.addoption("--copy-kills", type=int, default=12, help="copies over a line that are disturbed (12)")
     group.addoption("--copy-seed", type=int, help="repeat the disturbed copies of this seed")
+    group.addoption("--mark-kills", type=int, default=10, help="disturbances of time marks at two sites (10)")
+    group.addoption("--mark-seed", type=int, help="repeat the disturbances of this seed")
     group.addoption("--bucket-kills", type=int, default=8, help="copies to a bucket that are killed (8)")
     group.addoption("--garage", help="a program of Garage, on which the tests of buckets that allow it run")
     group.addoption("--bucket-seed", type=int, help="repeat the killed copies of this seed")

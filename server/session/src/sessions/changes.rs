@@ -142,10 +142,10 @@ impl SessionChanges {
                 let marks = marks_in_layers(&self.repository, &self.document)?;
                 let mut has_unmarked = false;
                 for (at, disk) in disks.iter().enumerate() {
+                    // A seal may have replaced the layer of the mark since.
                     let place = marks.last().and_then(|mark| mark.places.get(at));
-                    let after = place.filter(|(id, _)| *id == disk.top).map_or(0, |place| place.1);
-                    let writes = self.layer(disk, disk.top)?.between(after, u64::MAX)?;
-                    has_unmarked |= !writes.blocks.is_empty() || !writes.zeroes.is_empty();
+                    let from = place.copied().unwrap_or((disk.top, 0));
+                    has_unmarked |= !self.of_disk(disk, from, (disk.top, u64::MAX))?.is_empty();
                 }
                 Idle { generations, marks, has_unmarked, since: Instant::now() }
             }

@@ -114,6 +114,15 @@ fn the_changes_between_two_marks_turn_one_state_into_the_other() {
 
 #[test]
 fn the_last_writes_of_an_idle_session_get_a_mark() {
+    last_writes_get_a_mark(false);
+}
+
+#[test]
+fn the_last_writes_before_a_seal_get_a_mark() {
+    last_writes_get_a_mark(true);
+}
+
+fn last_writes_get_a_mark(is_sealed: bool) {
     let (_folder, writer, document) = published();
     let (repository, name) = (writer.repository(), &document.name);
     let session = Session::open(repository, name).unwrap();
@@ -122,6 +131,9 @@ fn the_last_writes_of_an_idle_session_get_a_mark() {
     let mut reader = SessionChanges::of(repository, name).unwrap();
     let first = reader.hold(&[]).unwrap().newest.unwrap();
     disks(&session)[1].write_at(&[2; 4096], 8192).unwrap();
+    if is_sealed {
+        session.seal().unwrap();
+    }
     session.stop_listening();
     drop(session);
     // Until then it is not up to date.

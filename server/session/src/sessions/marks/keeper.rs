@@ -34,8 +34,10 @@ const LEAST_ROOM_BYTES: u64 = 1 << 30;
 const TURNS_BETWEEN_REMOVALS: u32 = 10;
 /// Intervals grow at most by this power of two. Above it all marks but the newest are removed.
 const MOST_COARSE: u32 = 16;
-/// After this time with little held, intervals become shorter again; after the second one with very little, as after a full
-/// drive, much shorter.
+/// Above this power of two the next mark is minutes away.
+const VERY_COARSE: u32 = 6;
+/// After this time with little held, intervals become shorter again; after the second one with very little, or if they are
+/// very long, as after a full drive, much shorter.
 const RELAX_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 
 /// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
@@ -68,6 +70,8 @@ struct State {
     limit_bytes: u64,
     /// The bytes kept for marks so far, when the newest mark was made.
     superseded_bytes: u64,
+    /// Sealed layers have writes after the newest mark.
+    has_sealed_writes: bool,
     /// The times of the marks that others need, and until when.
     held: HashMap<u64, (Vec<u64>, Instant)>,
 }
@@ -87,6 +91,7 @@ impl MarkKeeper {
             turns: 0,
             limit_bytes: u64::MAX,
             superseded_bytes: 0,
+            has_sealed_writes: false,
             held: HashMap::new(),
         };
         MarkKeeper {
@@ -143,7 +148,13 @@ fn clock_ns() -> u64 {
 
 impl State {
     /// Looks whether the clock was set since the last look.
-    fn look_at_clock(&mut self, clock_ns: u64, now: Instant) {
+    fn look_at_clock(&mut self, now: Instant) {
+        if self.has_clock {
+            self.take_clock(clock_ns(), now);
+        }
+    }
+
+    fn take_clock(&mut self, clock_ns: u64, now: Instant) {
         let before = self.clock.replace((clock_ns, now));
         let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
         let is_set = before.is_some_and(|before| {
@@ -205,9 +216,7 @@ impl Session {
         let turns = {
             let mut state = self.keeper().state.lock();
             state.turns = state.turns.wrapping_add(1);
-            if state.has_clock {
-                state.look_at_clock(clock_ns(), Instant::now());
-            }
+            state.look_at_clock(Instant::now());
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
@@ -242,11 +251,22 @@ impl Session {
 
     /// Makes a mark of all disks if one of them was written since the last one.
     pub(crate) fn mark(&self) -> Result<()> {
-        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
-        if !self.layered().filter_map(|disk| disk.top()).any(is_written) {
+        if !self.has_unmarked_writes() {
             return Ok(());
         }
         self.mark_round(None, None)
+    }
+
+    fn has_unmarked_writes(&self) -> bool {
+        let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
+        // A seal holds the layers, and then the state.
+        let has_sealed_writes = self.keeper().state.lock().has_sealed_writes;
+        has_sealed_writes || self.layered().filter_map(|disk| disk.top()).any(is_written)
+    }
+
+    /// These layers are sealed, while writes are paused: what they have after the newest mark is still in none.
+    pub(crate) fn keep_unmarked<'a>(&self, mut tops: impl Iterator<Item = &'a Arc<Layer>>) {
+        self.keeper().state.lock().has_sealed_writes |= tops.any(|top| top.has_unmarked_writes());
     }
 
     /// Makes a mark of the present state of a session that is not served, durably: no mark would follow.
@@ -275,6 +295,7 @@ impl Session {
         });
         let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.next_time());
         state.last = Some((time_ns, at));
+        state.has_sealed_writes = false;
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
@@ -320,9 +341,12 @@ impl Session {
     /// The marks that the rule keeps now.
     fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
         let mut state = self.keeper().state.lock();
+        let now = Instant::now();
+        // Those who ask may come before the first turn of a session that was not served for long.
+        state.look_at_clock(now);
         // The other site's clock may have been set forward: that ends no mark.
         let most_ns = if state.has_clock { u64::MAX } else { clock_ns() };
-        let (now, now_ns) = (Instant::now(), state.next_time().time_ns.min(most_ns));
+        let now_ns = state.next_time().time_ns.min(most_ns);
         if coarser == 0 && state.has_grace(now) {
             return marks;
         }
@@ -336,8 +360,7 @@ impl Session {
         let document = self.document();
         let until = Instant::now() + HOLD;
         // Look at the writes before the marks: a mark that is made in between has more than is claimed here.
-        let mut tops = self.layered().filter_map(|disk| disk.top());
-        let is_marked = !tops.any(|top| top.has_unmarked_writes());
+        let is_marked = !self.has_unmarked_writes();
         let looked_at_ms = now_ms();
         let newest_ns = self.marks_of(&document).last().map(|mark| mark.time_ns);
         let times = times_ns.iter().copied().chain(newest_ns).collect();
@@ -414,9 +437,12 @@ pub(crate) fn marks_in<'a>(
     whole_marks(&stacks.zip(&document.disks).map(marks).collect::<Vec<_>>())
 }
 
-/// The next power of two of the intervals, this time after it was changed.
+/// The next power of two of the intervals, this time after it was changed. If they are very long, what is held is that of the few
+/// marks that were left, and stays until there is a later one: it says nothing of shorter ones.
 fn relaxed(coarser: u32, held_bytes: u64, limit_bytes: u64, after: Duration) -> u32 {
-    if held_bytes < limit_bytes / 16 && after > RELAX_AFTER.1 {
+    let is_little =
+        held_bytes < limit_bytes / 16 || coarser > VERY_COARSE && held_bytes <= limit_bytes;
+    if is_little && after > RELAX_AFTER.1 {
         coarser / 2
     } else if held_bytes < limit_bytes / 4 && after > RELAX_AFTER.0 {
         coarser.saturating_sub(1)
@@ -454,6 +480,22 @@ mod tests {
     }
 
     #[test]
+    fn after_a_full_drive_the_one_mark_that_is_left_does_not_keep_intervals_long() {
+        let mut coarser = MOST_COARSE + 1;
+        for _ in 0..2 {
+            // Its blocks take nearly as much as marks may.
+            coarser = relaxed(coarser, 99, 100, Duration::from_secs(11));
+        }
+        assert!(1 << coarser < 60, "{coarser}");
+        // More than they may.
+        assert_eq!(relaxed(17, 101, 100, Duration::from_secs(1000)), 17);
+        // Short intervals: held bytes grow with the number of marks.
+        assert_eq!(relaxed(4, 99, 100, Duration::from_secs(1000)), 4);
+        assert_eq!(relaxed(4, 24, 100, Duration::from_secs(61)), 3);
+        assert_eq!(relaxed(4, 5, 100, Duration::from_secs(11)), 2);
+    }
+
+    #[test]
     fn a_clock_that_was_set_ends_no_mark() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -461,19 +503,19 @@ mod tests {
         let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
         let mut state = keeper.state.into_inner();
         state.clock = Some((1000 * second, start));
-        state.look_at_clock(1001 * second, at(1));
+        state.take_clock(1001 * second, at(1));
         // A busy machine: the turn comes late, by both clocks.
-        state.look_at_clock(1501 * second, at(501));
+        state.take_clock(1501 * second, at(501));
         assert!(!state.has_grace(at(501)));
         // Three hours forward, and back again.
-        state.look_at_clock(12_302 * second, at(502));
+        state.take_clock(12_302 * second, at(502));
         assert!(state.has_grace(at(502)));
-        state.look_at_clock(1503 * second, at(503));
+        state.take_clock(1503 * second, at(503));
         assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
         // An opening after a day.
         let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
         let mut state = opened.state.into_inner();
-        state.look_at_clock(87_400 * second, Instant::now());
+        state.take_clock(87_400 * second, Instant::now());
         assert!(state.has_grace(Instant::now()));
     }
 

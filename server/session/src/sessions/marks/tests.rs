@@ -8,6 +8,7 @@ use coldrise_store::{
 
 use super::*;
 use crate::points::catalog::Catalog;
+use crate::sessions::follow::RoundTime;
 use crate::sessions::publish::publish;
 use crate::sessions::session::Session;
 use crate::{open_point_disk, seal, seal_at};
@@ -185,6 +186,43 @@ fn a_mark_that_is_used_twice_is_one_point() {
     }
     let points = Catalog::new(repository).points(&document.machine).unwrap();
     assert_eq!(points.len(), 2);
+}
+
+#[test]
+fn writes_before_a_seal_get_a_mark_after_it() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    fill(&session, 1);
+    session.mark_turn_now();
+    fill(&session, 2);
+    session.seal().unwrap();
+    assert_eq!(all(&session).len(), 1);
+    let first_ms = all(&session)[0].time_ns / 1_000_000;
+    assert_eq!(session.hold(1, &[]).current_ms, first_ms, "the mark lacks writes");
+    session.mark().unwrap();
+    assert_eq!(all(&session).len(), 2);
+    // Nothing was written since.
+    session.mark().unwrap();
+    session.seal().unwrap();
+    session.mark().unwrap();
+    assert_eq!(all(&session).len(), 2);
+}
+
+#[test]
+fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    fill(&session, 1);
+    let long_ago = RoundTime { time_ns: NS_PER_SECOND, at: Instant::now() };
+    session.mark_round(None, Some(long_ago)).unwrap();
+    fill(&session, 2);
+    let later = RoundTime { time_ns: 2 * NS_PER_SECOND, at: Instant::now() };
+    session.mark_round(None, Some(later)).unwrap();
+    session.flush_time_marks().unwrap();
+    session.stop_listening();
+    drop(session);
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    assert_eq!(session.marks().marks.len(), 2);
 }
 
 #[test]
