@@ -21,8 +21,10 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const LINK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long an earlier connection of the same session has to end.
 const HANDOVER: Duration = Duration::from_secs(20);
-/// Most by which the time of a mark may be ahead of the clock here, in nanoseconds: later marks come after it.
-const MOST_AHEAD_NS: u64 = 86_400 * NS_PER_SECOND;
+/// Most days by which the time of a mark may be ahead of the clock here: later marks come after it. A clock that was set forward and
+/// back again leaves marks that are ahead by the step.
+const MOST_DAYS_AHEAD: u64 = 366;
+const NS_PER_DAY: u64 = 86_400 * NS_PER_SECOND;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// The connections of a server that take marks, by the link and the session.
@@ -244,8 +246,8 @@ impl LiveReceiver<'_> {
             return Err(broken("a mark that is not later than the one before"));
         }
         let ahead_ns = time_ns.saturating_sub(now_ms().saturating_mul(1_000_000));
-        if ahead_ns > MOST_AHEAD_NS {
-            let days = ahead_ns / MOST_AHEAD_NS;
+        let days = ahead_ns / NS_PER_DAY;
+        if days > MOST_DAYS_AHEAD {
             let text = format!("the time of a mark is {days} days ahead of the clock there");
             let advice =
                 "set the clocks of both sites; if it was wrong here, publish a new session";
