@@ -43,7 +43,7 @@ CHECKED = 6
 # is made again after up to 30 s, and after a full drive marks are far apart at first.
 PATIENCE_S = 120
 # Of each process, at its peak. The disks have 8 MiB.
-MEMORY_BYTES = 256 * MIB
+MEMORY_BYTES = 160 * MIB
 RULES = [[], ["--marks", "1s=15s,3s=1m"]]
 
 
