@@ -36,7 +36,7 @@ DECK = (["server", "sender", "receiver"] * 4 + ["server ends", "sender ends", "r
 # After it marks are far apart for up to a minute.
 RARE, RARE_EVERY = "full here", 25
 # Disturbances between two looks at the marks; and with one pair of sites: each mark that is read makes its session longer.
-BEFORE_CHECK, OF_ONE_PAIR = 8, 100
+BEFORE_CHECK, OF_ONE_PAIR = 10, 100
 # Marks that are read of each session at a check, besides the oldest and the newest.
 CHECKED = 6
 # How long a command beside it may take, and until the other site has everything once nothing disturbs: a connection that failed
@@ -323,10 +323,11 @@ def test_each_mark_is_one_instant_whatever_is_killed(request, small_drives):
     counts, begin, done = collections.Counter(), time.monotonic(), 0
     try:
         while done < count:
-            print(f"repeat with --mark-seed {seed} --mark-kills {min(OF_ONE_PAIR, count - done)}")
+            print(f"repeat with --mark-seed {seed} --mark-kills {min(OF_ONE_PAIR, count - done)}", flush=True)
             with contextlib.closing(Protected(small_drives(done), seed, counts)) as protected:
                 deck = []
-                for number in range(1, min(OF_ONE_PAIR, count - done) + 1):
+                last = min(OF_ONE_PAIR, count - done)
+                for number in range(1, last + 1):
                     # Each kind is once among the first ones.
                     deck = deck or sorted(protected.random.sample(DECK, len(DECK)), key=lambda kind: counts[kind] > 0)
                     kind = deck.pop(0) if number % RARE_EVERY else RARE
@@ -334,7 +335,7 @@ def test_each_mark_is_one_instant_whatever_is_killed(request, small_drives):
                     protected.happen(kind)
                     counts[kind] += 1
                     done += 1
-                    if number % BEFORE_CHECK == 0:
+                    if number % BEFORE_CHECK == 0 and number < last:
                         protected.calm()
                 protected.calm()
                 protected.end("sender", signal.SIGINT)
