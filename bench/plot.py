@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/ratios.svg from the first table of docs/benchmarks.md: run it when that table has changed."""
+"""Draws docs/ratios.svg from the first table of docs/benchmarks.md, and docs/file-cycles.svg from those of files in a followed
+guest: run it when these tables have changed."""
 
 import html
 import math
@@ -42,5 +43,46 @@ def drawing(table):
     yield "</svg>"
 
 
+def file_cycles():
+    """(name, [(MB, cycles per byte)]) of InMage and Coldrise, from both tables."""
+    lines = (DOCS / "benchmarks.md").read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if not line.startswith("| MB of a file, "):
+            continue
+        content = line.strip("| ").split(" | ")[0].removeprefix("MB of a file, ")
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines[number + 2:number + 9]]
+        pairs = [(float(row[0]), [float(value.replace(",", "")) for value in row[3].split("; ")]) for row in cells]
+        names = ("InMage, compression " + ("off" if "random" in content else "on"), f"Coldrise, {content}")
+        for which, name in enumerate(names):
+            yield name, [(size, values[which]) for size, values in pairs]
+
+
+def cycles_drawing(series):
+    """Cycles per byte, logarithmic, over the size of the files."""
+    width, height, left, top, right = 640, 340, 60, 30, 200
+
+    def at(size, cycles):
+        x = left + (width - left - right) * size / 250
+        return f"{x:.1f},{top + (height - top - 40) * (math.log10(2000) - math.log10(cycles)) / math.log10(200):.1f}"
+
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+           f'font-family="sans-serif" font-size="12">')
+    yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    yield f'<text x="{left - 40}" y="16" fill="#333333">processor cycles for each byte written, all parts</text>'
+    for cycles in (10, 30, 100, 300, 1000):
+        y = at(0, cycles).split(",")[1]
+        yield f'<line x1="{left}" y1="{y}" x2="{width - right}" y2="{y}" stroke="#e4e4e4"/>'
+        yield f'<text x="{left - 8}" y="{y}" dy="4" text-anchor="end" fill="#777777">{cycles}</text>'
+    for size in (1, 50, 100, 150, 200, 250):
+        yield f'<text x="{at(size, 10).split(",")[0]}" y="{height - 22}" text-anchor="middle" fill="#777777">{size}</text>'
+    yield f'<text x="{width - right}" y="{height - 6}" text-anchor="end" fill="#777777">MB of a file</text>'
+    for (name, points), stroke in zip(series, ("#c4622d", "#2a7f62", "#e0a080", "#80c0a8")):
+        yield f'<polyline points="{" ".join(at(*point) for point in points)}" fill="none" stroke="{stroke}" stroke-width="2"/>'
+        x, y = at(*points[-1]).split(",")
+        yield f'<text x="{float(x) + 8:.1f}" y="{y}" dy="4" fill="{stroke}">{html.escape(name)}</text>'
+    yield "</svg>"
+
+
 if __name__ == "__main__":
+    (DOCS / "file-cycles.svg").write_text("\n".join(cycles_drawing(list(file_cycles()))) + "\n", encoding="utf-8")
     (DOCS / "ratios.svg").write_text("\n".join(drawing(list(rows()))) + "\n", encoding="utf-8")

@@ -173,4 +173,4 @@ def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, col
     assert coldrise.run("unpublish", "trial", "--discard").returncode == 0
     wait_for(lambda: not service.get("queue")["runs"], "the end of the run")
     assert service.get(f"runs/{second}")["state"] == "ok"
-    assert service.get("followed")[0]["state"] == "stopped" and service.get("alarms?active=true") == []
+    assert service.get("followed")[0]["state"] == "absent" and service.get("alarms?active=true") == []

@@ -3,6 +3,7 @@ after a kill."""
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def _used(folder: Path) -> int:
 
 def _history(setting: Setting, coldrise: Coldrise, captured: int, writes: int) -> tuple[float, float]:
     """Space per superseded byte, and the mean time of a publish at a mark in milliseconds, while the session is served."""
-    live = coldrise.repository / "live"
+    layers = coldrise.repository / "layers"
     seconds = 5 if setting.is_quick else 60
     with coldrise.serve(setting.socket("coldrise")) as server:
         rate = writes // seconds
@@ -91,13 +92,19 @@ def _history(setting: Setting, coldrise: Coldrise, captured: int, writes: int) -
         fio.over_nbd(Load("write", "4k", 1, size_bytes=_BLOCK_BYTES, is_pass=True), server.uri("live/whole/vda"))
         while not coldrise.call("marks", "whole")["marks"]:
             time.sleep(0.1)
-        before = _used(live)
+        before = _used(layers)
         outcome = fio.over_nbd(load, server.uri("live/whole/vda"))
         superseded = outcome.operations * _BLOCK_BYTES
-        space = (_used(live) - before) / superseded
+        space = (_used(layers) - before) / superseded
+        # As of a machine that runs: a client is connected.
+        slow = Load("randwrite", "4k", 1, size_bytes=captured, seconds=20, extra=("--rate_iops=20",))
+        client = threading.Thread(target=fio.over_nbd, args=(slow, server.uri("live/whole/vda")))
+        client.start()
+        while coldrise.call("marks", "whole")["held_bytes"] is None:
+            time.sleep(0.1)
         marks = coldrise.call("marks", "whole")["marks"]
-        chosen = marks[1 :: max(1, len(marks) // _PUBLISHES)][:_PUBLISHES]
         took = []
-        for number, mark in enumerate(chosen):
+        for number, mark in enumerate(marks[1 :: max(1, len(marks) // _PUBLISHES)][:_PUBLISHES]):
             took.append(coldrise.call_timed("publish", mark["address"], "--name", f"back{number}") * 1000)
+        client.join()
     return space, sum(took) / len(took)

@@ -120,6 +120,30 @@ def test_the_form_makes_a_job_that_follows_a_machine(service, coldrise, machine,
     wait_until(lambda: (found := pids(service)) and found != first, "the changed run")
 
 
+def test_the_form_makes_a_job_that_sends_machines_which_run_from_coldrise(service, admin):
+    page = admin.page
+    admin.go("jobs?new=web01")
+    form = page.get_by_role("dialog", name="New job")
+    form.get_by_label("Name").first.fill("always")
+    form.get_by_label("What it does").select_option("Follow running machines")
+    form.get_by_label("Reads changes every").fill("3")
+    form.get_by_role("combobox", name="Source").select_option("Machines that run from Coldrise")
+    for label in ["Reads changes every", "Consistent mark every", "Socket of the guest agent", "scratch files first", "Disk 1: name"]:
+        assert form.get_by_label(label).count() == 0, label
+    browser.look(admin, "Site that gets the marks")
+    form.get_by_role("button", name="Save").click()
+    # The site is required.
+    assert form.get_by_label("Site that gets the marks").evaluate("(input) => input === document.activeElement")
+    form.get_by_label("Site that gets the marks").fill("berlin")
+    form.get_by_role("button", name="Save").click()
+    form.wait_for(state="detached")
+    stored = service.get("jobs/always")
+    assert (stored["from"], stored["to"], stored.get("every_seconds")) == ("live", "berlin", None)
+    card(page).get_by_text("does not run from Coldrise", exact=True).first.wait_for()
+    card(page).get_by_text("machines that run from Coldrise").wait_for()
+    browser.look(admin, "does not run from Coldrise")
+
+
 def test_the_card_shows_how_a_machine_is_followed_now(service, coldrise, machine, admin):
     running = machine()
     service.post("jobs", job(service))

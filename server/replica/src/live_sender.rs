@@ -67,7 +67,7 @@ pub struct LiveRequest<'a> {
     pub rate_bytes_per_second: Option<u64>,
 }
 
-/// Sends the marks of a session to a site until `cancel` is set, or the session is ended: that is no error.
+/// Sends the marks of a session to a site until `cancel` is set, or the session is ended: that is the end, without an error.
 ///
 /// # Errors
 /// `NotFound` if there is no such session; `Interrupted` once `cancel` is set; `Forbidden` and `Unsupported` if the site refuses.

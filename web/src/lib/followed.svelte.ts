@@ -6,9 +6,9 @@ import type { Tone } from '../parts/Badge.svelte';
 
 const LOOKING_MS = 5_000;
 
-export const FOLLOW_TONES: Record<FollowState, Tone> = { follows: 'good', starting: 'accent', retrying: 'warn', behind: 'bad', stopped: 'bad' };
+export const FOLLOW_TONES: Record<FollowState, Tone> = { absent: 'none', follows: 'good', starting: 'accent', retrying: 'warn', behind: 'bad', stopped: 'bad' };
 export const FOLLOW_WORDS: Record<FollowState, string> = { follows: 'follows', starting: 'starts', retrying: 'tries again',
-  behind: 'is behind', stopped: 'not followed' };
+  behind: 'is behind', stopped: 'not followed', absent: 'does not run from Coldrise' };
 
 /** All that the user sees, or those of one machine. */
 export function followedMachines(machine?: string): Query<FollowedMachine[]> {

@@ -32,8 +32,10 @@ enum FollowState {
     Starting,
     /// The last run failed, and the next one waits.
     Retrying,
-    /// No run follows it: the job is disabled, a user cancelled the run, or the machine does not run from Coldrise as the job says.
+    /// No run follows it: the job is disabled, or a user cancelled the run.
     Stopped,
+    /// The machine does not run from Coldrise, as the job says: it has no session.
+    Absent,
 }
 
 impl FollowState {
@@ -50,9 +52,7 @@ impl FollowState {
             (Some(None), _) => FollowState::Starting,
             (Some(Some(lag_s)), _) if lag_s > u64::from(job.lag_limit_s()) => FollowState::Behind,
             (Some(Some(_)), _) => FollowState::Follows,
-            (None, None) if is_left_alone || !job.enabled || job.runs_here() => {
-                FollowState::Stopped
-            }
+            (None, None) if is_left_alone || !job.enabled => FollowState::Stopped,
             (None, Some(row)) if row.state == RowState::Waiting && row.due_ms > now_ms => {
                 FollowState::Retrying
             }
@@ -153,7 +153,10 @@ fn read(service: &Service, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Follo
             let is_waiting = |row: &&QueueRow| row.state == RowState::Waiting;
             found.push(FollowedMachine {
                 job: stored.job.name.clone(),
-                state: FollowState::of(job, lag_s, row, is_left_alone, now_ms()),
+                state: match session {
+                    None if job.runs_here() && row.is_none() => FollowState::Absent,
+                    _ => FollowState::of(job, lag_s, row, is_left_alone, now_ms()),
+                },
                 run: row.map(|row| row.run.clone()),
                 due_ms: row.filter(is_waiting).map(|row| row.due_ms),
                 session: session.map(|session| session.session.clone()),
