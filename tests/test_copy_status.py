@@ -64,7 +64,7 @@ def test_lag_is_counted_against_the_current_points(coldrise, far, tmp_path):
     never = only(coldrise)
     # A link alone proves nothing.
     assert (never["target"], never["state"], never["last_cut_ms"], never["points_behind"]) == ("far", "never", None, None)
-    assert "never" in coldrise.run("link", "list").stdout
+    assert "no copy" in coldrise.run("link", "list").stdout
     copied = coldrise.json("copy", "--to", "far")
     current = only(coldrise)
     web01 = machine_of(current)

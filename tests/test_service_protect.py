@@ -157,6 +157,8 @@ def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, col
     settings = {"name": "always", "kind": "protect-live", "machines": ["web01"], "from": "live", "to": "far", "retry_seconds": 1}
     assert "to:" in service.call("POST", "jobs", {**settings, "to": None}).json["detail"]
     assert "every_seconds:" in service.call("POST", "jobs", {**settings, "every_seconds": 1}).json["detail"]
+    assert "to: there is no link nowhere" in service.call("POST", "jobs", {**settings, "to": "nowhere"}).json["detail"]
+    assert "or live" in service.call("POST", "jobs", {**settings, "from": "Live"}).json["detail"]
     service.post("jobs", settings)
     first = wait_for(lambda: follower(service), "the run")
     assert service.get(f"runs/{first}")["plan"]["arguments"][-1] == "live/trial"

@@ -120,7 +120,7 @@ def test_the_form_makes_a_job_that_follows_a_machine(service, coldrise, machine,
     wait_until(lambda: (found := pids(service)) and found != first, "the changed run")
 
 
-def test_the_form_makes_a_job_that_sends_machines_which_run_from_coldrise(service, admin):
+def test_the_form_makes_a_job_that_sends_machines_which_run_from_coldrise(service, far, admin):
     page = admin.page
     admin.go("jobs?new=web01")
     form = page.get_by_role("dialog", name="New job")
@@ -134,11 +134,11 @@ def test_the_form_makes_a_job_that_sends_machines_which_run_from_coldrise(servic
     form.get_by_role("button", name="Save").click()
     # The site is required.
     assert form.get_by_label("Site that gets the marks").evaluate("(input) => input === document.activeElement")
-    form.get_by_label("Site that gets the marks").fill("berlin")
+    form.get_by_label("Site that gets the marks").fill("far")
     form.get_by_role("button", name="Save").click()
     form.wait_for(state="detached")
     stored = service.get("jobs/always")
-    assert (stored["from"], stored["to"], stored.get("every_seconds")) == ("live", "berlin", None)
+    assert (stored["from"], stored["to"], stored.get("every_seconds")) == ("live", "far", None)
     card(page).get_by_text("does not run from Coldrise", exact=True).first.wait_for()
     card(page).get_by_text("machines that run from Coldrise").wait_for()
     browser.look(admin, "does not run from Coldrise")

@@ -211,7 +211,7 @@ fn list(all: &[Link], targets: &[TargetCopies]) -> Report {
             };
             let last_cut = match link.last_cut_ms {
                 Some(cut_ms) => age(cut_ms, now_ms),
-                None if link.address.is_some() => "never".to_owned(),
+                None if link.address.is_some() => "no copy".to_owned(),
                 None => "-".to_owned(),
             };
             let address = link.address.clone().unwrap_or_else(|| "it dials".to_owned());

@@ -3,7 +3,7 @@
 use coldrise_block::{ErrorKind, Result};
 use coldrise_hypervisors::moves::{MoveNote, move_state};
 use coldrise_hypervisors::vsphere::{VsphereNote, recovery_note};
-use coldrise_inventory::{SessionDetails, SessionListing};
+use coldrise_inventory::{MarksDetails, SessionDetails, SessionListing};
 use coldrise_session::{DiskActivity, incoming_sentence};
 use serde::Serialize;
 
@@ -72,7 +72,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
     let repository = invocation.open()?;
     let listing = SessionListing::read(&repository)?;
     let (mut moves, mut recoveries, mut incoming) = (Vec::new(), Vec::new(), Vec::new());
-    let mut unserved_sessions = Vec::new();
+    let (mut unserved_sessions, mut history) = (Vec::new(), Vec::new());
     let mut text = text(&listing);
     for session in &listing.sessions {
         let Ok(name) = session.session.parse() else { continue };
@@ -90,6 +90,15 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
             text.push_str(&format!("\n{sentence}\n"));
             recoveries.push(ListedRecovery { session: &session.session, sentence, note });
         }
+        // Of a session that no process serves, all layers would be read.
+        if state.is_served {
+            let marks = MarksDetails::read(&repository, &name);
+            // One that opens or closes it does not answer.
+            if let Ok(marks) = marks.map(|marks| MarksDetails { marks: Vec::new(), ..marks }) {
+                text.push_str(&history_text(&marks));
+                history.push(marks);
+            }
+        }
         match unserved(&repository, &state) {
             Ok(None) => {}
             Ok(Some(sentence)) => {
@@ -104,7 +113,7 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
     let unserved = unserved_sessions;
-    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, incoming };
+    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, incoming, history };
     Ok(Report::answer(&listing, text))
 }
 
@@ -125,6 +134,29 @@ struct LocalListing<'a> {
     /// Sessions whose points are still on their way here.
     #[serde(rename = "coming", skip_serializing_if = "Vec::is_empty")]
     incoming: Vec<IncomingSession<'a>>,
+    /// What served sessions can go back to, and the sites that get their marks; without the marks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    history: Vec<MarksDetails>,
+}
+
+/// To what a session can go back, and which sites have that.
+fn history_text(marks: &MarksDetails) -> String {
+    let session = &marks.session;
+    let mut text = String::new();
+    if let (Some(first), Some(last)) = (marks.stretches.first(), marks.stretches.last()) {
+        let held = marks.held_bytes.map(|held| format!("; {} held", show_size(held)));
+        text.push_str(&format!(
+            "\nlive/{session} can go back to {}, at best each {} s{} (coldrise marks {session})\n",
+            show_moment(first.from_ms),
+            last.finest_step_s.max(1),
+            held.unwrap_or_default(),
+        ));
+    }
+    for site in &marks.sites {
+        let lag = site.lag_s.map_or("nothing yet".to_owned(), |s| format!("up to {s} s ago"));
+        text.push_str(&format!("live/{session} is sent to site {}: {lag}\n", site.link));
+    }
+    text
 }
 
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosts::{Hosts, parse_host_name};
+use coldrise_replica::{Links, parse_link_name};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -101,7 +102,7 @@ async fn add_job(
     caller.allow_all(Permission::Administer)?;
     let added = blocking(move || {
         refuse_own_files(&service, &job)?;
-        refuse_unknown_hosts(&service, &job)?;
+        refuse_unknown_names(&service, &job)?;
         service.database.add_job(&job, now_ms())?;
         service.queue.tell(Some(&job.name));
         show(&service, service.database.job(&job.name)?)
@@ -140,7 +141,7 @@ async fn replace_job(
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         refuse_own_files(&service, &job)?;
-        refuse_unknown_hosts(&service, &job)?;
+        refuse_unknown_names(&service, &job)?;
         service.database.replace_job(&job, now_ms())?;
         service.queue.tell(Some(&name));
         show(&service, service.database.job(&name)?)
@@ -258,17 +259,23 @@ fn refuse_own_files(service: &SharedService, job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Refuses hosts that the repository does not know. A disabled job may name them: so a job can be disabled whose host was removed.
-fn refuse_unknown_hosts(service: &Service, job: &Job) -> Result<()> {
-    if job.named_hosts().next().is_none() || !job.enabled {
+/// Refuses hosts that the repository does not know, and links of jobs of kind protect-live. A disabled job may name them: so a job
+/// can be disabled whose host was removed.
+fn refuse_unknown_names(service: &Service, job: &Job) -> Result<()> {
+    let link = job.to.as_ref().filter(|_| job.protects_live());
+    if (job.named_hosts().next().is_none() && link.is_none()) || !job.enabled {
         return Ok(());
     }
-    let hosts = Hosts::of(&service.inventory()?.repository()?);
+    let repository = service.inventory()?.repository()?;
+    let hosts = Hosts::of(&repository);
     job.named_hosts().try_for_each(|name| {
         let found = parse_host_name(name).and_then(|name| hosts.find(&name));
         let unknown = |error: Error| error.with_kind(ErrorKind::InvalidInput).context("hosts");
         found.map(drop).map_err(unknown)
-    })
+    })?;
+    let Some(link) = link else { return Ok(()) };
+    let found = parse_link_name(link).and_then(|name| Links::of(&repository).find(&name));
+    found.map(drop).map_err(|error| error.with_kind(ErrorKind::InvalidInput).context("to"))
 }
 
 /// Show the queue: runs that wait, with the reason, and runs that were started.

@@ -44,7 +44,6 @@ impl Job {
 
     pub(super) fn check_is_no_copy(&self) -> Result<()> {
         let only_copy = [
-            ("to", self.to.is_some() && !self.protects_live()),
             ("to_passphrase_file", self.to_passphrase_file.is_some()),
             ("prefix", self.prefix.is_some()),
             ("last", self.last.is_some()),
@@ -53,6 +52,9 @@ impl Job {
             ("rate_windows", !self.rate_windows.is_empty()),
             ("behind_limit_minutes", self.behind_limit_minutes.is_some()),
         ];
+        if self.to.is_some() && !self.protects_live() {
+            return Err(invalid("to: only jobs of kind copy or protect-live have it"));
+        }
         match only_copy.iter().find(|(_, is_given)| *is_given) {
             Some((field, _)) => Err(invalid(format!("{field}: only jobs of kind copy have it"))),
             None => Ok(()),

@@ -75,7 +75,10 @@ impl Job {
         if let Some((field, _)) = refused.iter().find(|(_, is_given)| *is_given) {
             return Err(invalid(format!("{field}: jobs of kind protect-live do not have it")));
         }
-        let Some(from) = &self.from else {
+        let is_source = |from: &&String| {
+            self.runs_here() || from.starts_with("libvirt") || from.starts_with("qmp:/")
+        };
+        let Some(from) = self.from.as_ref().filter(is_source) else {
             return Err(invalid(
                 "from: write libvirt, qmp:/PATH such as qmp:/run/qemu/{machine}.qmp, or live for machines that run from Coldrise",
             ));

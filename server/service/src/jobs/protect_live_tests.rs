@@ -198,6 +198,7 @@ fn malformed_jobs_that_follow_machines_are_refused() {
     }
     for change in [
         r#"{"from":null}"#,
+        r#"{"from":"Live","to":"far"}"#,
         r#"{"machines":["*"]}"#,
         r#"{"from":"live"}"#,
         r#"{"from":"live","to":"far","every_seconds":5}"#,
