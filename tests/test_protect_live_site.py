@@ -76,6 +76,10 @@ def test_each_mark_there_is_what_both_disks_were_at_one_instant(coldrise, far, w
     assert published["session"] == "back"
     # Its points never meet those of the source.
     assert far.program.json("seal", found[2]["address"])["address"].endswith(("+1000001", "+1000002"))
+    listed = coldrise.run("sessions").stdout
+    assert "live/trial can go back to 20" in listed and "live/trial is sent to site far: up to " in listed
+    [history] = coldrise.json("sessions")["history"]
+    assert history["session"] == SESSION and history["stretches"] and history["sites"][0]["link"] == "far" and not history["marks"]
     # One process sends them.
     assert "another process sends" in refusal(coldrise, f"live/{SESSION}", "--to", "far")
     newest = found[-1]["marked_at_ms"]
