@@ -166,8 +166,12 @@ def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, col
         nbd.pwrite(b"kept" * 1024, 0)
         nbd.flush()
         wait_for(lambda: marks(far.program), "the mark at the other site")
-    [row] = service.get("followed")
-    assert (row["session"], row["state"]) == ("trial", "follows") and row["follows"] is None
+        # A trial of the machine, served as well, does not take its place.
+        newer = coldrise.publish("web01/latest", "trial2")["vda"]
+        with nbdkit().connect(newer):
+            [row] = service.get("followed")
+            assert (row["session"], row["state"]) == ("trial", "follows") and row["follows"] is None
+    assert coldrise.run("unpublish", "trial2", "--discard").returncode == 0
     # A killed run comes back.
     os.kill(service.get(f"runs/{first}")["plan"]["who"]["pid"], signal.SIGKILL)
     second = wait_for(lambda: (found := follower(service)) not in (None, first) and found, "the next run")

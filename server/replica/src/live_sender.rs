@@ -100,6 +100,7 @@ pub fn send_live(
         noted: None,
         looked: None,
         sending: None,
+        cursor: None,
         first: None,
     };
     let mut wait = WAITS.0;
@@ -119,7 +120,7 @@ pub fn send_live(
             .is_err_and(|error| error.kind() == ErrorKind::NotFound);
         if cancel.load(Ordering::Relaxed) || is_ended || ends.contains(&error.kind()) {
             sender.state.problem = (!cancel.load(Ordering::Relaxed)).then(|| error.full_message());
-            sender.note(true);
+            sender.write_note(0);
             return if is_ended { Ok(()) } else { Err(error) };
         }
         if error.kind() == ErrorKind::NotFound {
@@ -127,12 +128,14 @@ pub fn send_live(
             sender.first = None;
         }
         progress.live(&LiveStep::Problem(&error));
+        sender.count_pending();
         sender.state.problem = Some(error.full_message());
         sender.note(true);
         if sender.state.marks > marks_before {
             wait = WAITS.0;
         }
         if !pause(wait, cancel) {
+            sender.write_note(0);
             return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
         }
         wait = (wait * 2).min(WAITS.1);
@@ -151,6 +154,8 @@ struct Sender<'a> {
     looked: Option<Instant>,
     /// The mark that is being sent, and when it was last asked to be held.
     sending: Option<(u64, Instant)>,
+    /// The newest mark there.
+    cursor: Option<SessionMark>,
     /// The point of the first state there, and the mark that it shows: made once, however often its copy fails.
     first: Option<(PointDocument, SessionMark)>,
 }
@@ -209,6 +214,7 @@ impl Sender<'_> {
         self.progress.live(&LiveStep::Connected(&self.state));
         let mut told = None::<Instant>;
         loop {
+            self.cursor = Some(cursor.clone());
             self.check_cancel()?;
             let held = self.changes.hold(&[cursor.time_ns])?;
             match held.newest.filter(|newest| newest.time_ns > cursor.time_ns) {
@@ -433,6 +439,16 @@ impl Sender<'_> {
         Ok(())
     }
 
+    /// Notes how much is not there while nothing is sent; what was known stays if the marks cannot be asked for.
+    fn count_pending(&mut self) {
+        let Some(cursor) = &self.cursor else { return };
+        let newest = self.changes.hold(&[]).ok().and_then(|held| held.newest);
+        let changed = newest.and_then(|newest| self.changes.between(cursor, &newest).ok());
+        if let Some(disks) = changed {
+            self.state.pending_bytes = disks.iter().flatten().map(bytes_of).sum();
+        }
+    }
+
     fn count(&mut self, open: &Connection) {
         self.state.sent_bytes = open.sent_before + open.line.statistics().sent_bytes;
     }
@@ -442,8 +458,13 @@ impl Sender<'_> {
         if !now && self.noted.is_some_and(|noted| noted.elapsed() < TELL) {
             return;
         }
+        self.write_note(now_ms());
+    }
+
+    /// Notes the state under a time; under 0 that no process sends any more.
+    fn write_note(&mut self, noted_at_ms: u64) {
         self.noted = Some(Instant::now());
-        self.state.noted_at_ms = now_ms();
+        self.state.noted_at_ms = noted_at_ms;
         let noted = self.state.write(self.request.repository, self.request.session);
         if let Err(error) = noted {
             tracing::debug!("how far the other site is cannot be noted: {}", error.full_message());

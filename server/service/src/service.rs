@@ -12,7 +12,9 @@ use std::time::Duration;
 use coldrise_block::{Context, Error, ErrorKind, Result};
 use coldrise_hosts::{Hosts, parse_host_name};
 use coldrise_inventory::{Inventory, SessionDetails};
+use coldrise_replica::parse_link_name;
 use coldrise_runs::{RunsFolder, Starter};
+use coldrise_session::SiteProgress;
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -82,8 +84,9 @@ impl Service {
         Ok(self.inventory()?.machines()?.iter().map(KnownMachine::from).collect())
     }
 
-    /// The machines that a job of kind protect-live can concern, each with its session: the newest one that follows it, or for
-    /// machines that run from Coldrise the newest one that is served, else the newest.
+    /// The machines that a job of kind protect-live can concern, each with its session: the newest one that follows it. Of
+    /// machines that run from Coldrise, one that is served, and was sent to the job's site before; else the newest. So a trial
+    /// of another point does not take the place of the session that is sent.
     ///
     /// # Errors
     /// Errors of the repository.
@@ -94,7 +97,22 @@ impl Service {
             false => session.follows.is_some() && session.site.is_none(),
         });
         // The last one of a machine stays.
-        sessions.sort_by_key(|session| (session.is_served, session.created_at_ms));
+        sessions.sort_by_key(|session| session.created_at_ms);
+        if job.runs_here() {
+            let repository = self.inventory()?.repository()?;
+            let link = job.to.as_deref().map(parse_link_name).transpose()?;
+            let is_sent = |session: &SessionDetails| {
+                let progress =
+                    |link| SiteProgress::of(&repository, &session.session.parse()?, link);
+                link.as_ref().is_some_and(|link| matches!(progress(link), Ok(Some(_))))
+            };
+            sessions.sort_by_cached_key(|session| {
+                let is_sent = is_sent(session);
+                let age =
+                    if is_sent { u64::MAX - session.created_at_ms } else { session.created_at_ms };
+                (session.is_served, is_sent, age)
+            });
+        }
         Ok(sessions.into_iter().map(|session| (session.machine.clone(), session)).collect())
     }
 }

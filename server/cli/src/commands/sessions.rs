@@ -113,7 +113,8 @@ pub(crate) fn run(invocation: &Invocation) -> Result<Report> {
         moves.push(ListedMove { session, is_running, sentence: state.sentence, note });
     }
     let unserved = unserved_sessions;
-    let listing = LocalListing { listing: &listing, moves, recoveries, unserved, incoming, history };
+    let listing =
+        LocalListing { listing: &listing, moves, recoveries, unserved, incoming, history };
     Ok(Report::answer(&listing, text))
 }
 

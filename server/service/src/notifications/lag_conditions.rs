@@ -92,7 +92,9 @@ fn site_condition(
     let current_ms = site.and_then(|site| i64::try_from(site.current_ms).ok());
     // Until the site has a state, the time counts from that of the session's first mark.
     let first_ms = marks.marks.first().and_then(|mark| i64::try_from(mark.marked_at_ms).ok())?;
-    let lag_s = (now_ms - current_ms.filter(|ms| *ms > 0).unwrap_or(first_ms)) / 1000;
+    let since_ms = current_ms.filter(|ms| *ms > 0).unwrap_or(first_ms);
+    // A new job has its time to begin.
+    let lag_s = (now_ms - since_ms.max(stored.created_ms)) / 1000;
     if lag_s <= i64::from(stored.job.lag_limit_s()) {
         return None;
     }

@@ -28,7 +28,7 @@ pub struct SiteProgress {
     /// Why nothing is sent at this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// When this was noted, in milliseconds since 1970. A process that sends notes every 5 seconds.
+    /// When this was noted, in milliseconds since 1970; 0 if the process has ended. One that sends notes every 5 seconds.
     pub noted_at_ms: u64,
 }
 
