@@ -107,7 +107,11 @@ fn site_condition(
         found.details += &format!("\n{problem}");
     }
     let command = Some(format!("coldrise marks {}", marks.session));
-    Some(found.of_machine(machine).advise("bring the line or the other site back", command))
+    let advice = match site.is_some_and(|site| site.is_running) {
+        true => "bring the line or the other site back",
+        false => "no process sends: start the job if its run was cancelled",
+    };
+    Some(found.of_machine(machine).advise(advice, command))
 }
 
 fn is_at_work(row: &QueueRow, stored: &StoredJob, machine: &str, now_ms: i64) -> bool {
