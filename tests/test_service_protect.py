@@ -159,12 +159,12 @@ def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, col
     assert "every_seconds:" in service.call("POST", "jobs", {**settings, "every_seconds": 1}).json["detail"]
     assert "to: there is no link nowhere" in service.call("POST", "jobs", {**settings, "to": "nowhere"}).json["detail"]
     assert "or live" in service.call("POST", "jobs", {**settings, "from": "Live"}).json["detail"]
-    service.post("jobs", settings)
-    first = wait_for(lambda: follower(service), "the run")
-    assert service.get(f"runs/{first}")["plan"]["arguments"][-1] == "live/trial"
     with nbdkit().connect(device) as nbd:
         nbd.pwrite(b"kept" * 1024, 0)
         nbd.flush()
+        service.post("jobs", settings)
+        first = wait_for(lambda: follower(service), "the run")
+        assert service.get(f"runs/{first}")["plan"]["arguments"][-1] == "live/trial"
         wait_for(lambda: marks(far.program), "the mark at the other site")
         # A trial of the machine, served as well, does not take its place.
         newer = coldrise.publish("web01/latest", "trial2")["vda"]

@@ -85,8 +85,8 @@ impl Service {
     }
 
     /// The machines that a job of kind protect-live can concern, each with its session: the newest one that follows it. Of
-    /// machines that run from Coldrise, one that is served, and was sent to the job's site before; else the newest. So a trial
-    /// of another point does not take the place of the session that is sent.
+    /// machines that run from Coldrise, one that is served or was sent to the job's site before; of several that one which is
+    /// both, else the newest that is served. So a trial of another point does not take the place of the session that is sent.
     ///
     /// # Errors
     /// Errors of the repository.
@@ -106,11 +106,12 @@ impl Service {
                     |link| SiteProgress::of(&repository, &session.session.parse()?, link);
                 link.as_ref().is_some_and(|link| matches!(progress(link), Ok(Some(_))))
             };
+            // A session that was only published, or left by a trial, is not the machine.
+            sessions.retain(|session| session.is_served || is_sent(session));
             sessions.sort_by_cached_key(|session| {
                 let is_sent = is_sent(session);
-                let age =
-                    if is_sent { u64::MAX - session.created_at_ms } else { session.created_at_ms };
-                (session.is_served, is_sent, age)
+                let created = session.created_at_ms;
+                (session.is_served, is_sent, if is_sent { u64::MAX - created } else { created })
             });
         }
         Ok(sessions.into_iter().map(|session| (session.machine.clone(), session)).collect())

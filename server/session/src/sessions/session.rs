@@ -147,6 +147,7 @@ impl Session {
             place: place.clone(),
             writing,
         });
+        session.continue_grace();
         if purpose == Use::Mark {
             return Ok(session);
         }
@@ -249,6 +250,7 @@ impl Session {
         if self.is_following() && mark.is_none() {
             return Err(not_served(&document));
         }
+        self.mark_before_seal();
         let before = document.clone();
         check_layers(&self.repository, &before)?;
         if mark.is_some_and(|mark| mark.is_sealed(&before)) {
@@ -311,7 +313,7 @@ impl Session {
         self.document.try_lock()
     }
 
-    pub(super) fn repository(&self) -> &Repository {
+    pub(super) fn repository(&self) -> &Arc<Repository> {
         &self.repository
     }
 
@@ -388,7 +390,6 @@ impl Session {
         let committed = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = committed.document.clone();
-        self.keep_unmarked(stacks.iter().filter_map(|stack| stack.layers.last()));
         for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
             if let Some(old) = stack.layers.last() {
                 old.announce_seal();

@@ -11,13 +11,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
-use coldrise_store::MarkRules;
+use coldrise_store::{MarkRules, Repository, SessionName};
 use parking_lot::Mutex;
 
 use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::session_folder::notes::SessionNotes;
 use crate::sessions::changes::{HOLD, HeldMarks, there};
 use crate::sessions::follow::{Round, RoundTime};
 use crate::sessions::session::Session;
@@ -46,6 +47,8 @@ const CLOCK_STEP: Duration = Duration::from_secs(60);
 const QUICK_RESTARTS: Duration = Duration::from_secs(10);
 /// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
 const GRACE: Duration = Duration::from_secs(3600);
+/// The note of a session about it: the clock's time at its end, in nanoseconds since 1970. It outlives the process.
+const GRACE_NOTE: &str = "marks.grace";
 
 /// The marks of a session, in the process that serves it.
 pub(crate) struct MarkKeeper {
@@ -70,8 +73,6 @@ struct State {
     limit_bytes: u64,
     /// The bytes kept for marks so far, when the newest mark was made.
     superseded_bytes: u64,
-    /// Sealed layers have writes after the newest mark.
-    has_sealed_writes: bool,
     /// The times of the marks that others need, and until when.
     held: HashMap<u64, (Vec<u64>, Instant)>,
 }
@@ -91,7 +92,6 @@ impl MarkKeeper {
             turns: 0,
             limit_bytes: u64::MAX,
             superseded_bytes: 0,
-            has_sealed_writes: false,
             held: HashMap::new(),
         };
         MarkKeeper {
@@ -146,11 +146,34 @@ fn clock_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
+fn grace_ns(grace: Duration) -> u64 {
+    u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The clock's time at which the grace of a session ends, in nanoseconds since 1970; 0 if none is noted.
+pub(super) fn noted_grace_ns(repository: &Arc<Repository>, name: &SessionName) -> Result<u64> {
+    Ok(SessionNotes::of(repository, name)?.read_json(GRACE_NOTE)?.unwrap_or_default())
+}
+
 impl State {
-    /// Looks whether the clock was set since the last look.
-    fn look_at_clock(&mut self, now: Instant) {
-        if self.has_clock {
-            self.take_clock(clock_ns(), now);
+    /// The clock by which marks age: that of this site; of marks with the times of another site, the one that is behind.
+    fn age_clock_ns(&self) -> u64 {
+        if self.has_clock { clock_ns() } else { self.next_time().time_ns.min(clock_ns()) }
+    }
+
+    /// Looks whether the clock was set since the last look. Returns the clock's time at which a grace ends that has begun now.
+    fn look_at_clock(&mut self, now: Instant) -> Option<u64> {
+        let before = self.grace_until;
+        let clock_ns = self.age_clock_ns();
+        self.take_clock(clock_ns, now);
+        (self.grace_until != before).then(|| clock_ns.saturating_add(grace_ns(GRACE)))
+    }
+
+    /// Goes on with the grace that an earlier process noted.
+    fn continue_grace(&mut self, end_ns: u64) {
+        let left = Duration::from_nanos(end_ns.saturating_sub(self.age_clock_ns())).min(GRACE);
+        if !left.is_zero() {
+            self.grace_until = Some(Instant::now() + left);
         }
     }
 
@@ -212,11 +235,32 @@ impl Session {
         (0..count).for_each(|_| self.mark_turn_now());
     }
 
+    /// Goes on with the grace of the process that served the session before. Without its note, marks age as usual.
+    pub(crate) fn continue_grace(&self) {
+        let noted = noted_grace_ns(self.repository(), &self.document().name);
+        match noted {
+            Ok(end_ns) => self.keeper().state.lock().continue_grace(end_ns),
+            Err(error) => {
+                tracing::warn!(error = %error.full_message(), "a note about time marks cannot be read")
+            }
+        }
+    }
+
+    fn look_at_clock(&self) {
+        let begun = self.keeper().state.lock().look_at_clock(Instant::now());
+        let Some(end_ns) = begun else { return };
+        let noted = SessionNotes::of(self.repository(), &self.document().name)
+            .and_then(|notes| notes.write_json(GRACE_NOTE, &end_ns));
+        if let Err(error) = noted {
+            tracing::warn!(error = %error.full_message(), "a note about time marks was not written");
+        }
+    }
+
     fn mark_and_remove(&self) -> Result<()> {
+        self.look_at_clock();
         let turns = {
             let mut state = self.keeper().state.lock();
             state.turns = state.turns.wrapping_add(1);
-            state.look_at_clock(Instant::now());
             state.turns
         };
         let coarser = self.keeper().state.lock().coarser;
@@ -259,14 +303,20 @@ impl Session {
 
     fn has_unmarked_writes(&self) -> bool {
         let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
-        // A seal holds the layers, and then the state.
-        let has_sealed_writes = self.keeper().state.lock().has_sealed_writes;
-        has_sealed_writes || self.layered().filter_map(|disk| disk.top()).any(is_written)
+        self.layered().filter_map(|disk| disk.top()).any(is_written)
     }
 
-    /// These layers are sealed, while writes are paused: what they have after the newest mark is still in none.
-    pub(crate) fn keep_unmarked<'a>(&self, mut tops: impl Iterator<Item = &'a Arc<Layer>>) {
-        self.keeper().state.lock().has_sealed_writes |= tops.any(|top| top.has_unmarked_writes());
+    /// Marks what was written since the newest mark: after a seal it is in no layer that takes writes, and a mark there would
+    /// make a layer without writes one that is kept.
+    pub(crate) fn mark_before_seal(&self) {
+        let has_marks = self.keeper().rules.interval().is_some() && !self.is_following();
+        if !has_marks || !self.has_unmarked_writes() {
+            return;
+        }
+        let next_second = self.is_marked_now().then(|| self.round_time());
+        if let Err(error) = self.mark_round(None, next_second) {
+            tracing::debug!(error = %error.full_message(), "no mark was made before a seal");
+        }
     }
 
     /// Makes a mark of the present state of a session that is not served, durably: no mark would follow.
@@ -295,7 +345,6 @@ impl Session {
         });
         let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.next_time());
         state.last = Some((time_ns, at));
-        state.has_sealed_writes = false;
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
@@ -340,10 +389,10 @@ impl Session {
 
     /// The marks that the rule keeps now.
     fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
+        // Those who ask may come before the first turn of a session that was not served for long.
+        self.look_at_clock();
         let mut state = self.keeper().state.lock();
         let now = Instant::now();
-        // Those who ask may come before the first turn of a session that was not served for long.
-        state.look_at_clock(now);
         // The other site's clock may have been set forward: that ends no mark.
         let most_ns = if state.has_clock { u64::MAX } else { clock_ns() };
         let now_ns = state.next_time().time_ns.min(most_ns);
@@ -512,6 +561,12 @@ mod tests {
         assert!(state.has_grace(at(502)));
         state.take_clock(1503 * second, at(503));
         assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
+        // Marks of another site come two days later, as after both were off.
+        let received = MarkKeeper::new(MarkRules::default(), Some(1000 * second), false);
+        let mut state = received.state.into_inner();
+        assert_eq!(state.look_at_clock(Instant::now()), None);
+        state.last = Some((173_800 * second, Instant::now()));
+        assert!(state.look_at_clock(Instant::now()).is_some() && state.has_grace(Instant::now()));
         // An opening after a day.
         let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
         let mut state = opened.state.into_inner();

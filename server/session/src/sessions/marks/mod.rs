@@ -30,6 +30,7 @@ use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
 use crate::sessions::follow::{FollowProgress, Round};
 
+use keeper::noted_grace_ns;
 pub(crate) use keeper::{MarkKeeper, marks_in};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -63,6 +64,12 @@ pub struct SessionMarks {
     /// How far the session follows its machine, if it follows one and a process does that now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<FollowProgress>,
+}
+
+impl SessionMarks {
+    fn idle(marks: Vec<SessionMark>) -> SessionMarks {
+        SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0, progress: None }
+    }
 }
 
 impl SessionMark {
@@ -207,8 +214,11 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
     let marks = marks_in_layers(repository, document)?;
     // While no process serves the session, nothing changes: its marks do not age.
     let now_ns = marks.last().map_or(0, |mark| mark.time_ns);
+    if now_ns < noted_grace_ns(repository, &document.name)? {
+        return Ok(SessionMarks::idle(marks));
+    }
     let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0, &HashSet::new());
-    Ok(SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0, progress: None })
+    Ok(SessionMarks::idle(marks))
 }
 
 /// All marks in the layers of a session that no process serves.

@@ -11,6 +11,7 @@ use crate::points::catalog::Catalog;
 use crate::sessions::follow::RoundTime;
 use crate::sessions::publish::publish;
 use crate::sessions::session::Session;
+use crate::sessions::unpublish::unpublish;
 use crate::{open_point_disk, seal, seal_at};
 
 pub(crate) const DISKS: [&str; 2] = ["vda", "vdb"];
@@ -129,7 +130,9 @@ fn each_mark_of_a_served_session_becomes_a_point_of_that_time() {
     session.mark().unwrap();
     let after = all(&session);
     assert_eq!(after[..5], marks[..]);
-    assert_eq!(found(repository, &sealed(repository, name, &after[5])), 7);
+    // The seal has marked what was written before it.
+    assert_eq!(found(repository, &sealed(repository, name, &after[5])), 6);
+    assert_eq!(found(repository, &sealed(repository, name, &after[6])), 7);
     assert_eq!(found(repository, &seal(repository, name, PATIENCE).unwrap().point), 7);
     fill(&session, 8);
     for (byte, point) in &points {
@@ -189,23 +192,20 @@ fn a_mark_that_is_used_twice_is_one_point() {
 }
 
 #[test]
-fn writes_before_a_seal_get_a_mark_after_it() {
+fn writes_before_a_seal_get_a_mark() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
     fill(&session, 1);
     session.mark_turn_now();
     fill(&session, 2);
     session.seal().unwrap();
-    assert_eq!(all(&session).len(), 1);
-    let first_ms = all(&session)[0].time_ns / 1_000_000;
-    assert_eq!(session.hold(1, &[]).current_ms, first_ms, "the mark lacks writes");
+    assert_eq!(all(&session).len(), 2);
+    // Nothing was written since: no mark makes the new layers ones that are kept.
     session.mark().unwrap();
     assert_eq!(all(&session).len(), 2);
-    // Nothing was written since.
-    session.mark().unwrap();
-    session.seal().unwrap();
-    session.mark().unwrap();
-    assert_eq!(all(&session).len(), 2);
+    session.stop_listening();
+    drop(session);
+    assert!(unpublish(writer.repository(), &document.name, false).unwrap().is_none());
 }
 
 #[test]
@@ -223,6 +223,33 @@ fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     drop(session);
     let session = Session::open(writer.repository(), &document.name).unwrap();
     assert_eq!(session.marks().marks.len(), 2);
+}
+
+#[test]
+fn the_grace_after_days_without_a_server_outlives_the_process() {
+    let (_folder, writer, document) = published();
+    let (repository, name) = (writer.repository(), &document.name);
+    let session = Session::open(repository, name).unwrap();
+    for second in [1, 2] {
+        fill(&session, second);
+        let time = RoundTime { time_ns: u64::from(second) * NS_PER_SECOND, at: Instant::now() };
+        session.mark_round(None, Some(time)).unwrap();
+    }
+    session.flush_time_marks().unwrap();
+    session.stop_listening();
+    drop(session);
+    // The clock is that of today: long after these marks.
+    let session = Session::open(repository, name).unwrap();
+    fill(&session, 3);
+    session.mark_turns_now(11);
+    assert_eq!(all(&session).len(), 3);
+    session.flush_time_marks().unwrap();
+    session.stop_listening();
+    drop(session);
+    assert_eq!(session_marks(repository, name).unwrap().marks.len(), 3);
+    let session = Session::open(repository, name).unwrap();
+    session.mark_turns_now(11);
+    assert_eq!(all(&session).len(), 3);
 }
 
 #[test]
