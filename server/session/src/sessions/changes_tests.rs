@@ -131,11 +131,11 @@ fn last_writes_get_a_mark(is_sealed: bool) {
     let mut reader = SessionChanges::of(repository, name).unwrap();
     let first = reader.hold(&[]).unwrap().newest.unwrap();
     disks(&session)[1].write_at(&[2; 4096], 8192).unwrap();
-    if is_sealed {
-        session.seal().unwrap();
-    }
     session.stop_listening();
     drop(session);
+    if is_sealed {
+        crate::seal(repository, name, Duration::from_secs(60)).unwrap();
+    }
     // Until then it is not up to date.
     let held = reader.hold(&[first.time_ns, 5]).unwrap();
     assert_eq!((held.newest.as_ref(), &held.held_ns[..]), (Some(&first), &[first.time_ns][..]));
