@@ -310,11 +310,12 @@ impl Session {
     /// make a layer without writes one that is kept.
     pub(crate) fn mark_before_seal(&self) {
         let has_marks = self.keeper().rules.interval().is_some() && !self.is_following();
-        if !has_marks || !self.has_unmarked_writes() {
+        // A second has one mark, and no time that is later than its writes: what follows it within the second has none before
+        // the next write.
+        if !has_marks || !self.has_unmarked_writes() || self.is_marked_now() {
             return;
         }
-        let next_second = self.is_marked_now().then(|| self.round_time());
-        if let Err(error) = self.mark_round(None, next_second) {
+        if let Err(error) = self.mark_round(None, None) {
             tracing::debug!(error = %error.full_message(), "no mark was made before a seal");
         }
     }
