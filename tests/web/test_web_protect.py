@@ -76,7 +76,8 @@ def test_the_session_shows_how_far_it_follows(service, coldrise, running, protec
     assert end.is_disabled() and page.get_by_text("To end the session, end coldrise protect-live first.").is_visible()
     browser.look(visitor, "everything up to", "Behind the machine")
 
-    # Its monitor does not answer: the last round failed.
+    # Its monitor does not answer: the last round failed. Between two rounds: a read of a disk waits for minutes.
+    protection.next_round()
     running.process.send_signal(signal.SIGSTOP)
     try:
         page.get_by_text("the last round failed: ").wait_for()

@@ -390,6 +390,7 @@ impl Session {
         let committed = committed.inspect_err(|_| self.stop_unless_unchanged(document))?;
         let emptied: Vec<_> = document.disks.iter().map(|disk| disk.top).collect();
         *document = committed.document.clone();
+        self.keep_unmarked(stacks.iter().filter_map(|stack| stack.layers.last()));
         for (i, (stack, top)) in stacks.iter_mut().zip(fresh).enumerate() {
             if let Some(old) = stack.layers.last() {
                 old.announce_seal();

@@ -7,17 +7,35 @@ use coldrise_store::{Repository, SessionName};
 
 use crate::client_files::carry_idle;
 use crate::incoming::{check_arrived, finish_arrival};
+use crate::layer::{Layer, LayerKeys, ReadMode, SealFacts, layer_damage};
 use crate::locks::file_lock::FileLock;
 use crate::locks::owner_lock::check_not_owned;
-use crate::paths::SessionPaths;
+use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::addresses::{point_name, session_name};
-use crate::session_folder::document::SessionDocument;
+use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::session_folder::ended::remove_remains;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::forget_old_maps;
 use crate::sessions::follow::SEAL_PATIENCE;
 use crate::sessions::seal::{Sealed, check_layers, commit, idle_facts, seal};
 use crate::sessions::seal_report::SealReport;
+
+/// The slots of a layer that can have time marks only: one is made after a seal, and its cell fits into a slot.
+const MOST_SLOTS_OF_MARKS: u32 = 4;
+
+/// Whether a block was written. A time mark that is made after a seal does not count.
+fn has_writes(repository: &Repository, disk: &SessionDisk, facts: &SealFacts) -> Result<bool> {
+    if facts.sequence == 0 || facts.slots > MOST_SLOTS_OF_MARKS {
+        return Ok(facts.sequence > 0);
+    }
+    let top = Layer::open_for_reading(
+        &layer_path(repository, &disk.top),
+        &disk.top_superblock(),
+        LayerKeys::of(repository, &disk.top),
+        ReadMode::Idle(disk.least_sequence),
+    );
+    Ok(top.map_err(layer_damage)?.next_captured(0).is_some())
+}
 
 /// Ends a session. The writes captured since its last seal become a restore point, which is
 /// returned. With `discard` they are thrown away. There is no new point if nothing was captured and
@@ -60,7 +78,9 @@ pub fn unpublish(
         let before = document.files.as_ref().and_then(|files| files.hash.clone());
         let has_changed =
             carried.hash() != before || document.has_new_parts || document.has_unsealed_writes;
-        if has_changed || facts.iter().any(|facts| facts.sequence > 0) {
+        let writes = document.disks.iter().zip(&facts);
+        let mut writes = writes.map(|(disk, facts)| has_writes(repository, disk, facts));
+        if has_changed || writes.try_fold(false, |found, one| one.map(|one| found | one))? {
             check_arrived(&document)?;
             check_layers(repository, &document)?;
             captured = Some((facts, carried));

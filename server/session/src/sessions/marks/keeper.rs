@@ -8,12 +8,13 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
-use coldrise_store::{MarkRules, Repository, SessionName};
+use coldrise_store::MarkRules;
 use parking_lot::Mutex;
 
+use super::clock::{GRACE_NOTE, MarkClock, noted_grace_ns};
 use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
@@ -41,15 +42,6 @@ const VERY_COARSE: u32 = 6;
 /// very long, as after a full drive, much shorter.
 const RELAX_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 
-/// A clock that goes this much further than the time that has passed was set: then the age of marks is not known.
-const CLOCK_STEP: Duration = Duration::from_secs(60);
-/// Most by which marks of rounds are ahead of the clock.
-const QUICK_RESTARTS: Duration = Duration::from_secs(10);
-/// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
-const GRACE: Duration = Duration::from_secs(3600);
-/// The note of a session about it: the clock's time at its end, in nanoseconds since 1970. It outlives the process.
-const GRACE_NOTE: &str = "marks.grace";
-
 /// The marks of a session, in the process that serves it.
 pub(crate) struct MarkKeeper {
     rules: MarkRules,
@@ -60,19 +52,15 @@ pub(crate) struct MarkKeeper {
 }
 
 struct State {
-    has_clock: bool,
-    /// The time of the newest mark, and when it was made by the monotonic clock.
-    last: Option<(u64, Instant)>,
-    /// The clock at the last turn.
-    clock: Option<(u64, Instant)>,
-    /// No mark ends by its age until then.
-    grace_until: Option<Instant>,
+    clock: MarkClock,
     coarser: u32,
     changed: Instant,
     turns: u32,
     limit_bytes: u64,
     /// The bytes kept for marks so far, when the newest mark was made.
     superseded_bytes: u64,
+    /// Sealed layers have writes after the newest mark.
+    has_sealed_writes: bool,
     /// The times of the marks that others need, and until when.
     held: HashMap<u64, (Vec<u64>, Instant)>,
 }
@@ -81,17 +69,14 @@ impl MarkKeeper {
     /// A keeper whose thread has not been started. Marks get times after `newest_ns`. `has_clock`: unless they come with the
     /// times of another site's clock: they age by it, or by the one here if that is behind.
     pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>, has_clock: bool) -> MarkKeeper {
-        let now = Instant::now();
         let state = State {
-            has_clock,
-            last: newest_ns.map(|newest_ns| (newest_ns, now + ahead(newest_ns))),
-            clock: newest_ns.map(|newest_ns| (newest_ns, now)),
-            grace_until: None,
+            clock: MarkClock::new(newest_ns, has_clock),
             coarser: 0,
-            changed: now,
+            changed: Instant::now(),
             turns: 0,
             limit_bytes: u64::MAX,
             superseded_bytes: 0,
+            has_sealed_writes: false,
             held: HashMap::new(),
         };
         MarkKeeper {
@@ -122,92 +107,16 @@ impl MarkKeeper {
     }
 }
 
-/// The time of the next mark: the clock's, or if that was set back the last mark's plus the time
-/// that has passed since. So marks stay in order.
-fn next_time_ns(last: Option<(u64, Instant)>, clock_ns: u64, now: Instant) -> u64 {
-    let since = |at: Instant| {
-        let elapsed = now.saturating_duration_since(at).as_nanos();
-        u64::try_from(elapsed).unwrap_or(u64::MAX)
-    };
-    let after = |(time_ns, at): (u64, Instant)| time_ns.saturating_add(since(at).max(1));
-    last.map_or(clock_ns, |last| clock_ns.max(after(last)))
-}
-
-/// How far a mark of a round that was made before the opening is ahead of the clock. Each opening may add a second; if it is more
-/// than by some of them, the clock was set back.
-fn ahead(newest_ns: u64) -> Duration {
-    let ahead = Duration::from_nanos(newest_ns.saturating_sub(clock_ns()));
-    if ahead <= QUICK_RESTARTS { ahead } else { Duration::ZERO }
-}
-
-/// To the nanosecond: no two marks have one time, also if the clock is set back.
-fn clock_ns() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn grace_ns(grace: Duration) -> u64 {
-    u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The clock's time at which the grace of a session ends, in nanoseconds since 1970; 0 if none is noted.
-pub(super) fn noted_grace_ns(repository: &Arc<Repository>, name: &SessionName) -> Result<u64> {
-    Ok(SessionNotes::of(repository, name)?.read_json(GRACE_NOTE)?.unwrap_or_default())
-}
-
-impl State {
-    /// The clock by which marks age: that of this site; of marks with the times of another site, the one that is behind.
-    fn age_clock_ns(&self) -> u64 {
-        if self.has_clock { clock_ns() } else { self.next_time().time_ns.min(clock_ns()) }
-    }
-
-    /// Looks whether the clock was set since the last look. Returns the clock's time at which a grace ends that has begun now.
-    fn look_at_clock(&mut self, now: Instant) -> Option<u64> {
-        let before = self.grace_until;
-        let clock_ns = self.age_clock_ns();
-        self.take_clock(clock_ns, now);
-        (self.grace_until != before).then(|| clock_ns.saturating_add(grace_ns(GRACE)))
-    }
-
-    /// Goes on with the grace that an earlier process noted.
-    fn continue_grace(&mut self, end_ns: u64) {
-        let left = Duration::from_nanos(end_ns.saturating_sub(self.age_clock_ns())).min(GRACE);
-        if !left.is_zero() {
-            self.grace_until = Some(Instant::now() + left);
-        }
-    }
-
-    fn take_clock(&mut self, clock_ns: u64, now: Instant) {
-        let before = self.clock.replace((clock_ns, now));
-        let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
-        let is_set = before.is_some_and(|before| {
-            let passed_ns = next_time_ns(Some(before), 0, now);
-            clock_ns > passed_ns.saturating_add(step_ns)
-        });
-        if is_set {
-            self.grace_until = Some(now + GRACE);
-        }
-    }
-
-    fn has_grace(&self, now: Instant) -> bool {
-        self.grace_until.is_some_and(|until| now < until)
-    }
-
-    fn next_time(&self) -> RoundTime {
-        let at = Instant::now();
-        let clock_ns = if self.has_clock { clock_ns() } else { 0 };
-        RoundTime { time_ns: next_time_ns(self.last, clock_ns, at), at }
-    }
-}
-
 impl Session {
     /// The time of the mark of a round whose instant is now: in a second without a mark, so that an address always means the
     /// same state. It may be up to a second after the instant, and never before it.
     pub(crate) fn round_time(&self) -> RoundTime {
         let state = self.keeper().state.lock();
-        let RoundTime { time_ns, at } = state.next_time();
-        let next_second_ns =
-            state.last.map_or(0, |(last_ns, _)| (last_ns / NS_PER_SECOND + 1) * NS_PER_SECOND);
+        let RoundTime { time_ns, at } = state.clock.next_time();
+        let next_second_ns = state
+            .clock
+            .last
+            .map_or(0, |(last_ns, _)| (last_ns / NS_PER_SECOND + 1) * NS_PER_SECOND);
         let ahead_ns = next_second_ns.saturating_sub(time_ns);
         // Later marks have the clock's time again.
         RoundTime { time_ns: time_ns + ahead_ns, at: at + Duration::from_nanos(ahead_ns) }
@@ -235,11 +144,11 @@ impl Session {
         (0..count).for_each(|_| self.mark_turn_now());
     }
 
-    /// Goes on with the grace of the process that served the session before. Without its note, marks age as usual.
+    /// Continues the grace of the process that served the session before. Without its note, marks age as usual.
     pub(crate) fn continue_grace(&self) {
         let noted = noted_grace_ns(self.repository(), &self.document().name);
         match noted {
-            Ok(end_ns) => self.keeper().state.lock().continue_grace(end_ns),
+            Ok(end_ns) => self.keeper().state.lock().clock.continue_grace(end_ns),
             Err(error) => {
                 tracing::warn!(error = %error.full_message(), "a note about time marks cannot be read")
             }
@@ -247,7 +156,7 @@ impl Session {
     }
 
     fn look_at_clock(&self) {
-        let begun = self.keeper().state.lock().look_at_clock(Instant::now());
+        let begun = self.keeper().state.lock().clock.look(Instant::now());
         let Some(end_ns) = begun else { return };
         let noted = SessionNotes::of(self.repository(), &self.document().name)
             .and_then(|notes| notes.write_json(GRACE_NOTE, &end_ns));
@@ -280,15 +189,15 @@ impl Session {
     /// Whether this second has its mark: an address names a second, and always means the same state.
     fn is_marked_now(&self) -> bool {
         let state = self.keeper().state.lock();
-        let second = state.next_time().time_ns / NS_PER_SECOND;
-        state.last.is_some_and(|(last_ns, _)| last_ns / NS_PER_SECOND == second)
+        let second = state.clock.next_time().time_ns / NS_PER_SECOND;
+        state.clock.last.is_some_and(|(last_ns, _)| last_ns / NS_PER_SECOND == second)
     }
 
     /// Whether too many blocks were kept since the newest mark to make another one now.
     fn keeps_too_fast(&self) -> bool {
         let superseded_bytes = self.superseded_bytes();
         let state = self.keeper().state.lock();
-        let Some((_, at)) = state.last else { return false };
+        let Some((_, at)) = state.clock.last else { return false };
         let kept_bytes = superseded_bytes.saturating_sub(state.superseded_bytes);
         kept_bytes as f64 > at.elapsed().as_secs_f64() * KEPT_BYTES_PER_S
     }
@@ -303,21 +212,26 @@ impl Session {
 
     fn has_unmarked_writes(&self) -> bool {
         let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
-        self.layered().filter_map(|disk| disk.top()).any(is_written)
+        // A seal holds the layers, and then the state.
+        let has_sealed_writes = self.keeper().state.lock().has_sealed_writes;
+        has_sealed_writes || self.layered().filter_map(|disk| disk.top()).any(is_written)
     }
 
-    /// Marks what was written since the newest mark: after a seal it is in no layer that takes writes, and a mark there would
-    /// make a layer without writes one that is kept.
+    /// Marks what was written since the newest mark: a mark after the seal would take space in the new layers. A second has one
+    /// mark at most.
     pub(crate) fn mark_before_seal(&self) {
         let has_marks = self.keeper().rules.interval().is_some() && !self.is_following();
-        // A second has one mark, and no time that is later than its writes: what follows it within the second has none before
-        // the next write.
-        if !has_marks || !self.has_unmarked_writes() || self.is_marked_now() {
+        if !has_marks || self.is_marked_now() || !self.has_unmarked_writes() {
             return;
         }
         if let Err(error) = self.mark_round(None, None) {
             tracing::debug!(error = %error.full_message(), "no mark was made before a seal");
         }
+    }
+
+    /// These layers are sealed, while writes are paused: what they have after the newest mark gets one with the next turn.
+    pub(crate) fn keep_unmarked<'a>(&self, mut tops: impl Iterator<Item = &'a Arc<Layer>>) {
+        self.keeper().state.lock().has_sealed_writes |= tops.any(|top| top.has_unmarked_writes());
     }
 
     /// Makes a mark of the present state of a session that is not served, durably: no mark would follow.
@@ -342,10 +256,11 @@ impl Session {
         let mut state = self.keeper().state.lock();
         let taken = time.filter(|time| {
             // A mark was made since: the time of this one has to be later.
-            state.last.is_none_or(|(last_ns, _)| last_ns < time.time_ns)
+            state.clock.last.is_none_or(|(last_ns, _)| last_ns < time.time_ns)
         });
-        let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.next_time());
-        state.last = Some((time_ns, at));
+        let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.clock.next_time());
+        state.clock.last = Some((time_ns, at));
+        state.has_sealed_writes = false;
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
@@ -394,10 +309,8 @@ impl Session {
         self.look_at_clock();
         let mut state = self.keeper().state.lock();
         let now = Instant::now();
-        // The other site's clock may have been set forward: that ends no mark.
-        let most_ns = if state.has_clock { u64::MAX } else { clock_ns() };
-        let now_ns = state.next_time().time_ns.min(most_ns);
-        if coarser == 0 && state.has_grace(now) {
+        let now_ns = state.clock.age_ns();
+        if coarser == 0 && state.clock.has_grace(now) {
             return marks;
         }
         state.held.retain(|_, (_, until)| now < *until);
@@ -517,19 +430,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_marks_grow_whatever_the_clock_says() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let day = 86_400_000_000_000;
-        assert_eq!(next_time_ns(None, 5, start), 5);
-        // The clock is set back by a day, then forward by two.
-        assert_eq!(next_time_ns(Some((2 * day, start)), day, at(1)), 2 * day + 1_000_000_000);
-        assert_eq!(next_time_ns(Some((2 * day, start)), 3 * day, at(1)), 3 * day);
-        // Two marks at one instant.
-        assert_eq!(next_time_ns(Some((day, start)), day, start), day + 1);
-    }
-
-    #[test]
     fn after_a_full_drive_the_one_mark_that_is_left_does_not_keep_intervals_long() {
         let mut coarser = MOST_COARSE + 1;
         for _ in 0..2 {
@@ -543,36 +443,6 @@ mod tests {
         assert_eq!(relaxed(4, 99, 100, Duration::from_secs(1000)), 4);
         assert_eq!(relaxed(4, 24, 100, Duration::from_secs(61)), 3);
         assert_eq!(relaxed(4, 5, 100, Duration::from_secs(11)), 2);
-    }
-
-    #[test]
-    fn a_clock_that_was_set_ends_no_mark() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let second = 1_000_000_000;
-        let keeper = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
-        let mut state = keeper.state.into_inner();
-        state.clock = Some((1000 * second, start));
-        state.take_clock(1001 * second, at(1));
-        // A busy machine: the turn comes late, by both clocks.
-        state.take_clock(1501 * second, at(501));
-        assert!(!state.has_grace(at(501)));
-        // Three hours forward, and back again.
-        state.take_clock(12_302 * second, at(502));
-        assert!(state.has_grace(at(502)));
-        state.take_clock(1503 * second, at(503));
-        assert!(state.has_grace(at(4101)) && !state.has_grace(at(4103)));
-        // Marks of another site come two days later, as after both were off.
-        let received = MarkKeeper::new(MarkRules::default(), Some(1000 * second), false);
-        let mut state = received.state.into_inner();
-        assert_eq!(state.look_at_clock(Instant::now()), None);
-        state.last = Some((173_800 * second, Instant::now()));
-        assert!(state.look_at_clock(Instant::now()).is_some() && state.has_grace(Instant::now()));
-        // An opening after a day.
-        let opened = MarkKeeper::new(MarkRules::default(), Some(1000 * second), true);
-        let mut state = opened.state.into_inner();
-        state.take_clock(87_400 * second, Instant::now());
-        assert!(state.has_grace(Instant::now()));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! remove the mark. If the mark is in the layer that takes the writes, that layer is sealed first:
 //! from then on nothing in it is overwritten.
 
+mod clock;
 mod keeper;
 
 use std::collections::{BTreeMap, HashSet};
@@ -30,7 +31,7 @@ use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::control::ask_for_marks;
 use crate::sessions::follow::{FollowProgress, Round};
 
-use keeper::noted_grace_ns;
+use clock::noted_grace_ns;
 pub(crate) use keeper::{MarkKeeper, marks_in};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;

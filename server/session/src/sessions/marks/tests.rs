@@ -193,21 +193,51 @@ fn a_mark_that_is_used_twice_is_one_point() {
 fn writes_before_a_seal_get_a_mark() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
     fill(&session, 1);
     session.seal().unwrap();
     assert_eq!(all(&session).len(), 1);
-    // Nothing was written since: no mark makes the new layers ones that are kept.
+    // A second that has its mark, and lasts.
+    fill(&session, 2);
+    let second = all(&session)[0].unix_seconds() + 2;
+    let at = Instant::now() + Duration::from_secs(600);
+    let time = RoundTime { time_ns: second * NS_PER_SECOND, at };
+    session.mark_round(None, Some(time)).unwrap();
+    fill(&session, 3);
+    session.seal().unwrap();
+    assert_eq!(all(&session).len(), 2);
+    assert_eq!(session.hold(1, &[]).current_ms, second * 1000, "the marks lack writes");
+    // With the next turn they get one.
     session.mark().unwrap();
-    assert_eq!(all(&session).len(), 1);
-    session.stop_listening();
+    assert_eq!(all(&session).len(), 3);
+    assert_ne!(session.hold(1, &[]).current_ms, second * 1000);
+    session.mark().unwrap();
+    assert_eq!(all(&session).len(), 3);
     drop(session);
+    // A mark is no write.
     assert!(unpublish(writer.repository(), &document.name, false).unwrap().is_none());
+}
+
+#[test]
+fn writes_after_the_mark_of_a_seal_are_kept_by_unpublish() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    fill(&session, 1);
+    session.seal().unwrap();
+    let disk = session.disk(&DiskName::parse("vda").unwrap()).unwrap();
+    // Zeroes have no block, only a cell, as a mark has.
+    disk.write_zeroes(8192, 4096).unwrap();
+    session.mark().unwrap();
+    drop((disk, session));
+    assert!(unpublish(writer.repository(), &document.name, false).unwrap().is_some());
 }
 
 #[test]
 fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
     fill(&session, 1);
     let long_ago = RoundTime { time_ns: NS_PER_SECOND, at: Instant::now() };
     session.mark_round(None, Some(long_ago)).unwrap();
@@ -215,9 +245,9 @@ fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     let later = RoundTime { time_ns: 2 * NS_PER_SECOND, at: Instant::now() };
     session.mark_round(None, Some(later)).unwrap();
     session.flush_time_marks().unwrap();
-    session.stop_listening();
     drop(session);
     let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
     assert_eq!(session.marks().marks.len(), 2);
 }
 
@@ -226,24 +256,25 @@ fn the_grace_after_days_without_a_server_outlives_the_process() {
     let (_folder, writer, document) = published();
     let (repository, name) = (writer.repository(), &document.name);
     let session = Session::open(repository, name).unwrap();
+    session.stop_listening();
     for second in [1, 2] {
         fill(&session, second);
         let time = RoundTime { time_ns: u64::from(second) * NS_PER_SECOND, at: Instant::now() };
         session.mark_round(None, Some(time)).unwrap();
     }
     session.flush_time_marks().unwrap();
-    session.stop_listening();
     drop(session);
     // The clock is that of today: long after these marks.
     let session = Session::open(repository, name).unwrap();
+    session.stop_listening();
     fill(&session, 3);
     session.mark_turns_now(11);
     assert_eq!(all(&session).len(), 3);
     session.flush_time_marks().unwrap();
-    session.stop_listening();
     drop(session);
     assert_eq!(session_marks(repository, name).unwrap().marks.len(), 3);
     let session = Session::open(repository, name).unwrap();
+    session.stop_listening();
     session.mark_turns_now(11);
     assert_eq!(all(&session).len(), 3);
 }
