@@ -285,7 +285,7 @@ pub(crate) fn ask_for_marks(
     ask_about_marks(place, name, &Request::Marks, marks)
 }
 
-/// Asks the process that serves the session to hold marks. `None` if no process serves it.
+/// Asks the process that serves the session to hold marks. `None` if no process has it.
 ///
 /// # Errors
 /// `Busy` if it does not answer.
@@ -302,7 +302,35 @@ pub(crate) fn ask_to_hold(
     ask_about_marks(place, name, &Request::Hold { holder, times_ns: times_ns.to_vec() }, held)
 }
 
+/// A process that opens or closes the session does not answer, and its marks are not in the layers yet: waits for it.
 fn ask_about_marks<T>(
+    place: &SessionPaths,
+    name: &SessionName,
+    request: &Request,
+    wanted: impl Fn(Answer) -> Option<T>,
+) -> Result<Option<T>> {
+    let start = Instant::now();
+    loop {
+        let answer = ask_server_about_marks(place, name, request, &wanted)?;
+        if answer.is_some() || !FileLock::is_held(&place.lock())? {
+            return Ok(answer);
+        }
+        if start.elapsed() >= PASSING_PATIENCE {
+            return Err(no_answer(place, name));
+        }
+        std::thread::sleep(LOOK_INTERVAL / 4);
+    }
+}
+
+fn no_answer(place: &SessionPaths, name: &SessionName) -> Error {
+    let message = format!(
+        "session {name}: {} does not answer; check whether that process is stopped",
+        server_of(place)
+    );
+    Error::new(ErrorKind::Busy, message)
+}
+
+fn ask_server_about_marks<T>(
     place: &SessionPaths,
     name: &SessionName,
     request: &Request,
@@ -328,11 +356,7 @@ fn ask_about_marks<T>(
             Ok(None) => {}
         }
         if start.elapsed() >= COMMIT_PATIENCE {
-            let message = format!(
-                "session {name}: {} does not answer; check whether that process is stopped",
-                server_of(place)
-            );
-            return Err(Error::new(ErrorKind::Busy, message));
+            return Err(no_answer(place, name));
         }
     }
 }

@@ -234,6 +234,23 @@ fn writes_after_the_mark_of_a_seal_are_kept_by_unpublish() {
 }
 
 #[test]
+fn marks_of_a_session_that_is_being_closed_are_read_after_the_close() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    fill(&session, 1);
+    session.mark().unwrap();
+    // The first step of a close. The mark is not durable yet.
+    session.stop_listening();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let (repository, name) = (Arc::clone(writer.repository()), document.name.clone());
+    let asking = std::thread::spawn(move || answer.send(session_marks(&repository, &name)));
+    assert!(answered.recv_timeout(Duration::from_millis(300)).is_err());
+    drop(session);
+    assert_eq!(answered.recv().unwrap().unwrap().marks.len(), 1);
+    asking.join().unwrap().unwrap();
+}
+
+#[test]
 fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
