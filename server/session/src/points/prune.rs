@@ -1,7 +1,8 @@
 //! Prune: applies the retention rules to the points of a machine.
 
 use coldrise_store::{
-    KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules, retained,
+    KeepReason, MachineName, PointDocument, PointName, RetentionPoint, RetentionRules,
+    order_states, retained,
 };
 
 use crate::points::forget::Published;
@@ -27,14 +28,17 @@ impl PointVerdict {
     }
 }
 
-/// Judges the points of one machine. `now_seconds` is the current time, in seconds since
+/// Judges the points of one machine; the verdicts are in the order of the states, the oldest first. `now_seconds` is the current time, in seconds since
 /// 1970-01-01T00:00:00Z.
 pub fn judge(
     rules: &RetentionRules,
-    points: Vec<PointDocument>,
+    mut points: Vec<PointDocument>,
     published: &Published,
     now_seconds: u64,
 ) -> Vec<PointVerdict> {
+    points.sort_by(|a, b| a.point.cmp(&b.point));
+    // The point of an old mark must not take the place of a newer state.
+    let points = order_states(points.into_iter(), PointDocument::state_time);
     let known: Vec<RetentionPoint> = points
         .iter()
         .map(|point| RetentionPoint {

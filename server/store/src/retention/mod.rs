@@ -99,8 +99,8 @@ impl fmt::Display for KeepReason {
     }
 }
 
-/// The reasons why each of a machine's points stays, in the order given. A point without a reason
-/// does not stay. Names must be unique. `now_seconds` is the clock, in seconds since
+/// The reasons why each of a machine's points stays. They are in the order of their states, the oldest first (see
+/// [`order_states`](crate::order_states)). A point without a reason does not stay. Names must be unique. `now_seconds` is the clock, in seconds since
 /// 1970-01-01T00:00:00Z; it only decides which points are in the future and not counted.
 ///
 /// The newest backup outside quarantine always stays, so a machine never loses its last good one.
@@ -110,8 +110,7 @@ pub fn retained(
     now_seconds: u64,
 ) -> Vec<Vec<KeepReason>> {
     let mut reasons: Vec<Vec<KeepReason>> = points.iter().map(beside_the_rules).collect();
-    let mut order: Vec<usize> = (0..points.len()).collect();
-    order.sort_by(|a, b| points[*b].name.cmp(&points[*a].name));
+    let mut order: Vec<usize> = (0..points.len()).rev().collect();
     // Suspect points must not displace good ones.
     order.retain(|at| !points[*at].is_quarantined);
     let (future, counted): (Vec<usize>, Vec<usize>) =

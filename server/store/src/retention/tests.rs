@@ -84,13 +84,13 @@ fn a_period_without_points_takes_no_place() {
 }
 
 #[test]
-fn points_of_one_second_are_ordered_by_their_number() {
+fn points_of_one_backup_are_ordered_by_their_states() {
     let names = ["20261121T100000Z", "20261121T100000Z+1", "20261121T100000Z+10"];
     assert_eq!(kept(&keeping(&[(Period::Daily, 1)]), &names), [names[2]]);
     let last = RetentionRules { last: Some(count(2)), ..RetentionRules::default() };
     assert_eq!(kept(&last, &names), [names[1], names[2]]);
-    // The order of the input does not matter.
-    assert_eq!(kept(&last, &[names[2], names[0], names[1]]), [names[2], names[1]]);
+    // The last one shows an old mark.
+    assert_eq!(kept(&last, &[names[2], names[0], names[1]]), [names[0], names[1]]);
 }
 
 #[test]
