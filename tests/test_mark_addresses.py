@@ -4,6 +4,7 @@ import os
 import signal
 import struct
 import subprocess
+import time
 
 import pytest
 
@@ -104,6 +105,9 @@ def test_latest_is_the_newest_state(coldrise, marked, tmp_path):
     assert int(older.split("+")[1]) > int(sealed.split("+")[1])
     found = [coldrise.json("show", f"web01/{name}")["address"] for name in ["latest", "latest~1", "latest~2"]]
     assert found == [sealed, older, backup]
+    [plan] = coldrise.json("prune", "--keep-last", "1", "--dry-run")["machines"]
+    assert [(point["address"], point["reasons"]) for point in plan["points"] if point["is_kept"]] \
+        == [(backup, ["published as trial", "newest backup"]), (sealed, ["last 1"])]
     [machine] = coldrise.json("list")["machines"]
     assert [point.get("marked_at_ms") for point in machine["points"] if point["address"] == older] \
         == [marked[0]["marked_at_ms"]]
@@ -112,6 +116,24 @@ def test_latest_is_the_newest_state(coldrise, marked, tmp_path):
         wait_until(lambda: service.call("GET", "machines").status == 200, "the service")
         assert service.get("machines/web01")["latest"]["address"] == sealed
         assert service.get("points") == coldrise.json("list")
+
+
+def test_an_age_means_one_time_for_all_disks(coldrise, marked, tmp_path):
+    """One disk after the other at an age would be a machine of two times."""
+    _, server = marked
+    with server.connect("live/trial/vda") as disk:
+        disk.pwrite(content(3), BLOCK)
+        newest = wait_until(lambda: (found := coldrise.json("marks", "trial")["marks"])[1:] and found[-1], "the second mark")
+    wait_until(lambda: time.time() > newest["marked_at_ms"] / 1000 + 1, "its age")
+    age, newest, before = "live/trial@-1s", newest["address"], points(coldrise)
+    refused = coldrise.run("restore", f"{age}/vda", tmp_path / "none.raw")
+    assert refused.returncode == 2 and f"name the time: it is {newest}/vda now" in refused.stderr
+    assert subprocess.run(["nbdinfo", server.uri(f"{age}/vda")], capture_output=True).returncode != 0
+    assert points(coldrise) == before
+    published = coldrise.run("publish", age, "--name", "before")
+    assert f"{age} is {newest}" in published.stderr
+    with server.connect("live/before/vda") as disk:
+        assert disk.pread(BLOCK, BLOCK) == content(3)
 
 
 def test_the_service_compares_and_checks_marks(coldrise, marked, tmp_path):
@@ -124,11 +146,12 @@ def test_the_service_compares_and_checks_marks(coldrise, marked, tmp_path):
         token = service.token("viewer", ["web*"])
         assert service.call("GET", f"difference?from={address}&to=web01/latest", token=token).status == 403
         assert points(coldrise) == before
-        started = service.post("runs", {"kind": "check-boot", "address": address, "until": "firmware"})["run"]
-        def ended():
-            answer = service.call("GET", f"runs/{started}")
-            return answer.status == 200 and answer.json["state"] != "running" and answer.json["state"]
-        assert wait_until(ended, "the end of the check") == "ok"
+        for run in [{"kind": "check-boot", "address": address, "until": "firmware"}, {"kind": "verify", "address": address}]:
+            started = service.post("runs", run)["run"]
+            def ended():
+                answer = service.call("GET", f"runs/{started}")
+                return answer.status == 200 and answer.json["state"] != "running" and answer.json["state"]
+            assert wait_until(ended, "the end of the run") == "ok", run
     assert len(points(coldrise)) == len(before) + 1
 
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_hosting::{Caller, PASSPHRASE_COMMAND, PASSPHRASE_FILE};
-use coldrise_session::RepositoryAccess;
-use coldrise_store::{PassphraseSource, Repository};
+use coldrise_session::{PointOfMark, RepositoryAccess};
+use coldrise_store::{Address, PassphraseSource, Repository};
 
 use crate::arguments::GlobalOptions;
 use crate::remote::ServerOptions;
@@ -98,6 +98,22 @@ impl Invocation {
     /// Prints a remark for people on stderr.
     pub(crate) fn remark(&self, text: &str) {
         remark(self.options.quiet, text);
+    }
+
+    /// The point of an address with a time mark. Says which mark an age means. Any other address stays as it is.
+    ///
+    /// # Errors
+    /// Those of [`PointOfMark::of`].
+    pub(crate) fn point_of_mark(
+        &self,
+        repository: &Arc<Repository>,
+        address: &Address,
+    ) -> Result<PointOfMark> {
+        let point = PointOfMark::of(repository, address)?;
+        if point.shown != *address {
+            self.remark(&format!("{address} is {}", point.shown));
+        }
+        Ok(point)
     }
 
     /// Time since the start.

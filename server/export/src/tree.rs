@@ -18,7 +18,7 @@ use coldrise_session::{
 };
 use coldrise_store::{
     Address, CatchUpThread, DiskName, MachineName, PointDocument, PointSelector, Repository,
-    SessionName,
+    SessionName, SessionTime,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -141,6 +141,11 @@ impl ExportTree {
                 self.open_point(&machine, &selector, file)
             }
             Address::Live { session, disk: None } => self.open_session(&session, file, read_only),
+            Address::Marked { time: SessionTime::Ago(_), .. } => {
+                let text = format!("{name} would be another time with each connection");
+                let advice = "name the time of a mark: coldrise marks SESSION lists them";
+                Err(Error::new(ErrorKind::InvalidInput, text).advise(advice))
+            }
             Address::Marked { disk: None, .. } => {
                 let point = PointOfMark::of(&self.repository, &address)?;
                 let export = self.open_address(&format!("{}/{file}", point.address), read_only)?;

@@ -183,7 +183,7 @@ pub struct Unpublish {
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    /// MACHINE/POINT/DISK or live/SESSION/DISK; /DISK is optional if there is only one disk. An OVA
+    /// MACHINE/POINT/DISK, live/SESSION/DISK or live/SESSION@TIME/DISK; /DISK is optional if there is only one disk. An OVA
     /// has all disks without /DISK.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: String,

@@ -131,7 +131,7 @@ pub struct Move {
 #[derive(Clone, Debug, Args, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
-    /// MACHINE/POINT or MACHINE/POINT/DISK.
+    /// MACHINE/POINT or MACHINE/POINT/DISK; or live/SESSION@TIME.
     #[arg(value_name = "ADDRESS", value_parser = text(Address::parse))]
     pub address: String,
     /// Disks of the point and their targets, such as vda=/dev/vg0/web01.

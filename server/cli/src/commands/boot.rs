@@ -12,7 +12,7 @@ use coldrise_host::confinement::{NetworkReach, Reach};
 use coldrise_host::{installed_program, kvm_works};
 use coldrise_hypervisors::moves::move_state;
 use coldrise_recovery::startable_session;
-use coldrise_session::{PointOfMark, keep_files_private};
+use coldrise_session::keep_files_private;
 use coldrise_session::{SessionDocument, SessionNotes, check_offered, incoming_sentence};
 use coldrise_store::{
     Address, Configuration, MachinePart, MarkRules, Repository, SessionName, default_cache_bytes,
@@ -185,7 +185,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: BootArguments) -> Result<R
     if arguments.address.disk().is_some() {
         return Err(no_single_disk(&arguments.address));
     }
-    let point = PointOfMark::of(&repository, &arguments.address)?;
+    let point = invocation.point_of_mark(&repository, &arguments.address)?;
     let subject = Subject::find(invocation, &repository, &point.address, &arguments)?;
     let hardware = hardware(invocation, &subject, &arguments, is_alone)?;
     let on = QemuHost::here()?;

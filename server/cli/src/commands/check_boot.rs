@@ -7,7 +7,7 @@ use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::CheckBoot;
 use coldrise_session::keep_files_private;
-use coldrise_session::{Catalog, PointOfMark, check_offered};
+use coldrise_session::{Catalog, check_offered};
 use coldrise_store::{Address, BootCheckDocument, BootVerdict, PointDocument, Repository};
 use serde::Serialize;
 
@@ -86,7 +86,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: &CheckBootArguments) -> Re
     let repository = &invocation.open()?;
     let address: Address = arguments.request.address.parse()?;
     check_whole(&address)?;
-    let of_mark = PointOfMark::of(repository, &address)?;
+    let of_mark = invocation.point_of_mark(repository, &address)?;
     let point = &find(invocation, repository, &of_mark.address)?;
     let qemu = &qemu_host(repository, arguments.request.on.as_deref())?;
     let hardware = isolated_hardware(invocation, &arguments.hardware, point, qemu)?;

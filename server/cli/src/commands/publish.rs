@@ -3,7 +3,7 @@
 use clap::Args;
 use coldrise_block::{Error, ErrorKind, Result};
 use coldrise_requests::Publish;
-use coldrise_session::{PointOfMark, SessionDocument, check_offered};
+use coldrise_session::{SessionDocument, check_offered};
 use coldrise_store::{Address, SessionName};
 use serde::Serialize;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: PublishArguments) -> Resul
     let name = arguments.request.session.as_deref().map(SessionName::parse).transpose()?;
     let rules = mark_rules(arguments.request.marks.as_deref())?;
     let repository = invocation.open()?;
-    let point = PointOfMark::of(&repository, &address)?;
+    let point = invocation.point_of_mark(&repository, &address)?;
     let Address::Point { machine, selector, .. } = &point.address else {
         return Err(Error::new(ErrorKind::Internal, "not a restore point"));
     };

@@ -7,7 +7,7 @@ use coldrise_ingest::rollback::{
 };
 use coldrise_ingest::{BackupRequest, RestoreTarget};
 use coldrise_requests::Rollback;
-use coldrise_session::{Catalog, PointOfMark};
+use coldrise_session::Catalog;
 use coldrise_store::{Address, PointDocument, PointName};
 use serde::Serialize;
 use serde_json::json;
@@ -62,7 +62,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RollbackArguments) -> Resu
     let repository = invocation.open_for_disks()?;
     let arguments = arguments.request;
     let address: Address = arguments.address.parse()?;
-    let of_mark = PointOfMark::of(&repository, &address)?;
+    let of_mark = invocation.point_of_mark(&repository, &address)?;
     let address = &of_mark.address;
     let (machine, selector) = match address {
         Address::Point { machine, selector, .. } => (machine, selector),

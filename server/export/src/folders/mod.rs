@@ -43,7 +43,7 @@ use coldrise_session::{
 };
 use coldrise_store::{
     Address, COLDRISE_JSON, Configuration, DiskName, LIBVIRT_XML, MachineName, OVF, PointDocument,
-    PointName, PointSelector, Repository, SessionName, VMX,
+    PointName, PointSelector, Repository, SessionName, SessionTime, VMX,
 };
 use folder_cache::FolderCache;
 use node::{Content, FolderFile, Kind, LATEST, LIVE};
@@ -134,6 +134,10 @@ impl Folders {
             Kind::Live if name.contains('@') => {
                 let address = Address::parse(&format!("{LIVE}/{name}")).map_err(|_| missing())?;
                 let Address::Marked { session, time, .. } = address else { return Err(missing()) };
+                if matches!(time, SessionTime::Ago(_)) {
+                    // It would be another folder, and another point, with each look at it.
+                    return Err(missing());
+                }
                 check_mark(&self.repository, &session, &time)?;
                 Ok(self.child(folder, name, Kind::Marked(session, time), 0))
             }

@@ -113,7 +113,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
         Request::Attach(attach) => production::attach(attach, service, caller),
         Request::Detach(detach) => production::detach(detach, service, caller),
         Request::Verify(verify) => {
-            let machine = anything(caller, verify.address.as_deref())?;
+            let machine = anything(service, caller, verify.address.as_deref())?;
             if verify.sample.is_some_and(|percent| !(percent > 0.0 && percent <= 100.0)) {
                 return Err(invalid("sample: give a percentage above 0, up to 100"));
             }
@@ -180,7 +180,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             Command::new("gc", None::<String>, &gc)
         }
         Request::Fold(fold) => {
-            let machine = anything(caller, fold.addresses.first().map(String::as_str))?;
+            let machine = anything(service, caller, fold.addresses.first().map(String::as_str))?;
             Command::new("fold", machine, &fold)
         }
     }
@@ -275,8 +275,8 @@ pub(super) fn new_session(service: &Service, name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The machine of an optional address: of a machine's point; everything without.
-fn anything(caller: &Identity, address: Option<&str>) -> Result<Option<String>> {
+/// The machine of an optional address, which may be its name; everything without.
+fn anything(service: &Service, caller: &Identity, address: Option<&str>) -> Result<Option<String>> {
     let Some(text) = address else {
         caller.allow_all(Permission::Operate)?;
         return Ok(None);
@@ -285,7 +285,7 @@ fn anything(caller: &Identity, address: Option<&str>) -> Result<Option<String>> 
         caller.allow_machine(Permission::Operate, machine.as_str())?;
         return Ok(Some(machine.to_string()));
     }
-    point(caller, Permission::Operate, text).map(Some)
+    disks(service, caller, text).map(Some)
 }
 
 /// The machine of points; `None` if they are of several.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use coldrise_block::Result;
-use coldrise_store::{Address, PointDocument, PointSelector, Repository, SessionName};
+use coldrise_block::{Error, ErrorKind, Result};
+use coldrise_store::{Address, PointDocument, PointSelector, Repository, SessionName, SessionTime};
 
 use crate::client_files::sealed;
 use crate::locks::file_lock::FileLock;
@@ -46,8 +46,8 @@ impl PointOfMark {
     /// The point of an address with a mark: an existing one that shows it, or a new one.
     ///
     /// # Errors
-    /// `NotFound` if there is no such mark, naming the nearest ones; those of
-    /// [`seal`](crate::seal).
+    /// `NotFound` if there is no such mark, naming the nearest ones; `InvalidInput` for one of several disks at an age, which
+    /// would be another time for the next disk; those of [`seal`](crate::seal).
     pub fn of(repository: &Arc<Repository>, address: &Address) -> Result<PointOfMark> {
         let is_kept = AtomicBool::new(false);
         let Address::Marked { session, time, disk } = address else {
@@ -58,9 +58,14 @@ impl PointOfMark {
         let mark = choose(&marks.marks, time, session)?;
         let shown = Address::Marked {
             session: session.clone(),
-            time: coldrise_store::SessionTime::At(mark.name()?),
+            time: SessionTime::At(mark.name()?),
             disk: disk.clone(),
         };
+        if disk.is_some() && matches!(time, SessionTime::Ago(_)) && mark.places.len() > 1 {
+            let text = format!("{address} would be another time for each disk of the machine");
+            let advice = format!("name the time: it is {shown} now");
+            return Err(Error::new(ErrorKind::InvalidInput, text).advise(advice));
+        }
         let SealedMark { report, is_new } = seal_once(repository, session, mark, PATIENCE)?;
         let point = report.point;
         let address = Address::Point {

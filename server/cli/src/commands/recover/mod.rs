@@ -108,7 +108,7 @@ pub(crate) fn run(invocation: &Invocation, arguments: RecoverArguments) -> Resul
     let mut signals = ChildSignals::catch()?;
     let (repository, caller) = (invocation.open()?, invocation.caller()?);
     let marks = mark_rules(arguments.request.marks.as_deref())?;
-    let point = whole_point(&repository, &address)?;
+    let point = whole_point(invocation, &repository, &address)?;
     let prepared = match &point.address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
@@ -184,11 +184,12 @@ fn known_hypervisor(invocation: &Invocation, address: &Address) -> Result<Option
 
 /// The point of an address with a time mark; any other address as it is.
 fn whole_point(
+    invocation: &Invocation,
     repository: &std::sync::Arc<coldrise_store::Repository>,
     address: &Address,
 ) -> Result<PointOfMark> {
     match address.disk() {
-        None => PointOfMark::of(repository, address),
+        None => invocation.point_of_mark(repository, address),
         Some(_) => Err(no_single_disk(address)),
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn run(
         name: name.as_ref(),
         marks: marks.as_ref(),
     };
-    let point = whole_point(&repository, address)?;
+    let point = whole_point(invocation, &repository, address)?;
     let recovery = match &point.address {
         Address::Point { machine, selector, disk: None } => {
             let origin = Origin::find(caller, &repository, machine, selector)?;
