@@ -171,7 +171,7 @@ class Protected:
         before, end = failed(), time.monotonic() + self.random.uniform(2, 8)
         try:
             fill(filling)
-            is_met = lambda: failed() != before or not is_far and self.near.json("marks", SESSION)["interval_factor"] > 1
+            is_met = lambda: failed() != before or not is_far and "reduced_rule" in self.near.json("marks", SESSION)
             wait_until(lambda: is_met() or time.monotonic() > end, "the end of a wait")
             self.counts["full drives that were met"] += time.monotonic() < end
         finally:

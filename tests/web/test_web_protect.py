@@ -175,7 +175,7 @@ def test_clicks_and_drags_choose_among_a_day_of_marks(service, point, coldrise, 
     page.route("**/sessions", lambda route: route.fulfill(json={"sessions": [{**session, "follows": follows["source"]}]}))
     page.route("**/sessions/trial", lambda route: route.fulfill(json={**session, "follows": follows["source"], "is_served": True}))
     page.route("**/sessions/trial/marks", lambda route: route.fulfill(json={
-        "session": "trial", "rule": "1s=10m,10s=1h,1m=1d", "interval_factor": 1, "stretches": stretches, "marks": listed,
+        "session": "trial", "rule": "1s=10m,10s=1h,1m=1d", "stretches": stretches, "marks": listed,
         "follows": follows}))
     # An alarm, such as of a machine without a job, would move it, too.
     page.route("**/alarms?**", lambda route: route.fulfill(json=[]))

@@ -22,8 +22,9 @@ pub struct MarksDetails {
     /// space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes_limit: Option<u64>,
-    /// How many times longer than the rule says the intervals are, because of that limit.
-    pub interval_factor: u64,
+    /// The rule that is followed instead, because of that limit: old marks become fewer first; absent if `rule` is followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduced_rule: Option<String>,
     /// The machine that the session follows while it runs elsewhere; absent if clients write the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<Followed>,
@@ -150,7 +151,7 @@ impl MarksDetails {
     /// `NotFound`; `Busy` if the process that serves it does not answer.
     pub fn read(repository: &Arc<Repository>, name: &SessionName) -> Result<MarksDetails> {
         let document = coldrise_session::session(repository, name)?.document;
-        let SessionMarks { marks, held_bytes, held_bytes_limit, coarser, progress } =
+        let SessionMarks { marks, held_bytes, held_bytes_limit, reduced_rule, progress } =
             session_marks(repository, name)?;
         let mut listed = Vec::with_capacity(marks.len());
         for mark in &marks {
@@ -169,7 +170,7 @@ impl MarksDetails {
             rule,
             held_bytes,
             held_bytes_limit,
-            interval_factor: 1 << coarser.min(63),
+            reduced_rule: reduced_rule.map(|rule| rule.to_string()),
             follows: document
                 .follows
                 .map(|source| Followed::new(source, site, newest_ms, progress)),

@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 /// Most steps of a rule.
 const MAX_STEPS: usize = 8;
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+/// A rule for less space doubles the intervals of old marks this many times before those of the next younger ones.
+const HEAD_START: u32 = 6;
+/// Most doublings of the shortest interval.
+const MOST_DOUBLINGS: u32 = 16;
 
 /// One mark for each interval, up to an age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,17 +102,50 @@ impl MarkRules {
         self.steps.last().map_or(Duration::ZERO, |step| step.age)
     }
 
+    /// The rule for less space. Each level doubles the intervals of the oldest marks; those of younger ones follow some levels
+    /// later, so that what was written last stays fine for longest. A part whose intervals are longer than its age is left
+    /// out, unless it is the first one.
+    pub fn reduced(&self, level: u32) -> MarkRules {
+        let Some(first) = self.steps.first() else { return MarkRules::off() };
+        let mut steps = vec![Step {
+            interval: doubled(first.interval, self.doublings(level)).min(first.age),
+            ..*first
+        }];
+        for (number, step) in self.steps.iter().enumerate().skip(1) {
+            let behind = HEAD_START * (self.steps.len() - 1 - number) as u32;
+            let interval = doubled(step.interval, level.saturating_sub(behind));
+            if interval <= step.age {
+                steps.push(Step { interval, ..*step });
+            }
+        }
+        MarkRules { steps }
+    }
+
+    /// How many times the shortest interval is doubled at this level.
+    pub fn doublings(&self, level: u32) -> u32 {
+        level.saturating_sub(self.head_start())
+    }
+
+    /// The highest level.
+    pub fn most_reduced(&self) -> u32 {
+        self.head_start() + MOST_DOUBLINGS
+    }
+
+    fn head_start(&self) -> u32 {
+        HEAD_START * self.steps.len().saturating_sub(1) as u32
+    }
+
     /// For each mark, the oldest first, whether it is kept at `now_ns`. Of several marks in one
     /// interval the first stays, so later calls keep a part of what an earlier one kept. The newest
-    /// mark stays. Intervals are `1 << coarser` times as long as the rule says.
-    pub fn kept(&self, times_ns: &[u64], now_ns: u64, coarser: u32) -> Vec<bool> {
+    /// mark stays.
+    pub fn kept(&self, times_ns: &[u64], now_ns: u64) -> Vec<bool> {
         let mut last_kept = None;
         let keeps = |(i, &time_ns): (usize, &u64)| {
             let age_ns = u128::from(now_ns.saturating_sub(time_ns));
             let is_newest = i + 1 == times_ns.len();
             let step = self.steps.iter().find(|step| age_ns <= step.age.as_nanos());
             let Some(step) = step else { return is_newest && !self.is_off() };
-            let interval_ns = step.interval.as_nanos() << coarser;
+            let interval_ns = step.interval.as_nanos();
             let window = |time_ns: u64| u128::from(time_ns) / interval_ns;
             let is_kept = is_newest || last_kept.is_none_or(|last| window(last) != window(time_ns));
             if is_kept {
@@ -118,6 +155,10 @@ impl MarkRules {
         };
         times_ns.iter().enumerate().map(keeps).collect()
     }
+}
+
+fn doubled(interval: Duration, times: u32) -> Duration {
+    interval.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX))
 }
 
 fn span(text: &str) -> Option<Duration> {
@@ -194,11 +235,11 @@ mod tests {
     }
 
     /// Applies the rule each second for a time.
-    fn after(rules: &MarkRules, seconds: u64, coarser: u32) -> Vec<u64> {
+    fn after(rules: &MarkRules, seconds: u64) -> Vec<u64> {
         let mut marks = Vec::new();
         for second in 1..=seconds {
             marks.push(second * 1_000_000_000);
-            let kept = rules.kept(&marks, second * 1_000_000_000, coarser);
+            let kept = rules.kept(&marks, second * 1_000_000_000);
             let mut kept = kept.into_iter();
             marks.retain(|_| kept.next().unwrap());
         }
@@ -208,21 +249,41 @@ mod tests {
     #[test]
     fn marks_become_fewer_with_their_age_and_end() {
         let rules = MarkRules::parse("1s=10s,5s=30s,20s=100s").unwrap();
-        let marks = after(&rules, 1000, 0);
+        let marks = after(&rules, 1000);
         let aged = |from, to| marks.iter().filter(move |m| (from..=to).contains(&(1000 - **m)));
         assert_eq!(aged(0, 10).count(), 11);
         assert_eq!(aged(11, 30).copied().collect::<Vec<_>>(), [970, 975, 980, 985]);
         assert_eq!(aged(31, 100).copied().collect::<Vec<_>>(), [900, 920, 940, 960]);
         assert_eq!(marks.len(), 11 + 4 + 4);
-        // Twice as coarse: about half as many, and the newest.
-        let coarse = after(&rules, 1000, 1);
-        assert!(coarse.len() <= marks.len() / 2 + 2 && coarse.contains(&1000), "{coarse:?}");
+    }
+
+    #[test]
+    fn with_less_space_old_marks_become_fewer_first() {
+        let rules = MarkRules::default();
+        let reduced = |level| rules.reduced(level).to_string();
+        assert_eq!(reduced(0), "1s=10m,10s=1h,1m=1d");
+        assert_eq!(reduced(1), "1s=10m,10s=1h,2m=1d");
+        assert_eq!(reduced(7), "1s=10m,20s=1h,128m=1d");
+        // Two days is more than a day.
+        assert_eq!(reduced(11), "1s=10m,320s=1h");
+        assert_eq!(reduced(13), "2s=10m,1280s=1h");
+        assert_eq!(reduced(rules.most_reduced()), "10m=10m");
+        assert_eq!(MarkRules::parse("1s=366d").unwrap().reduced(16).to_string(), "65536s=366d");
+        assert!(MarkRules::off().reduced(5).is_off());
+        for level in 0..60 {
+            let text = reduced(level);
+            assert_eq!(MarkRules::parse(&text).unwrap().to_string(), text);
+        }
+        // Marks of an hour: all seconds of the last ten minutes, some before.
+        let marks = after(&rules.reduced(11), 4000);
+        assert_eq!(marks.iter().filter(|mark| **mark >= 3400).count(), 601);
+        assert!((8..=10).contains(&(marks.len() - 601)), "{}", marks.len());
     }
 
     #[test]
     fn the_newest_mark_stays_whatever_its_age() {
         let rules = MarkRules::parse("1s=10s").unwrap();
-        assert_eq!(rules.kept(&[1, 2], u64::MAX, 0), [false, true]);
-        assert_eq!(MarkRules::parse("off").unwrap().kept(&[1, 2], 3, 0), [false, false]);
+        assert_eq!(rules.kept(&[1, 2], u64::MAX), [false, true]);
+        assert_eq!(MarkRules::parse("off").unwrap().kept(&[1, 2], 3), [false, false]);
     }
 }

@@ -124,11 +124,8 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     if let (Some(held), Some(limit)) = (marks.held_bytes, marks.held_bytes_limit) {
         text.push_str(&format!("held       {} of at most {}\n", show_size(held), show_size(limit)));
     }
-    if marks.interval_factor > 1 {
-        text.push_str(&format!(
-            "intervals  {} times as long as the rule says: there is no space for more\n",
-            marks.interval_factor
-        ));
+    if let Some(rule) = &marks.reduced_rule {
+        text.push_str(&format!("kept now   {rule}: there is not enough space for the rule\n"));
     }
     for stretch in &marks.stretches {
         let step = match stretch.finest_step_s {
@@ -145,6 +142,9 @@ fn text(marks: &MarksDetails, all: bool) -> String {
     if marks.marks.is_empty() {
         text.push_str(match marks.follows {
             Some(_) => "no marks: no round has ended, or there was no space for them\n",
+            None if marks.rule == "off" => {
+                "no marks: the rule of the session is off; boot and recover take --marks RULE\n"
+            }
             None => {
                 "no marks: they are made while a front end serves the session and clients write\n"
             }

@@ -2,8 +2,7 @@
 //!
 //! The guest does not wait for it: a mark pauses the writes of all disks for the time that one cell
 //! for each disk takes, and no sync is made for it. Marks are removed by the rule. If the blocks that only
-//! marks need take more than their share of the drive, intervals become twice as long, and again,
-//! until they take less.
+//! marks need take more than their share of the drive, the rule is reduced until they take less: old marks become fewer first.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -34,12 +33,10 @@ const KEPT_BYTES_PER_S: f64 = (32 << 20) as f64;
 const LEAST_ROOM_BYTES: u64 = 1 << 30;
 /// Interval between two looks at the rule, in marks.
 const TURNS_BETWEEN_REMOVALS: u32 = 10;
-/// Intervals grow at most by this power of two. Above it all marks but the newest are removed.
-const MOST_COARSE: u32 = 16;
-/// Above this power of two the next mark is minutes away.
-const VERY_COARSE: u32 = 6;
-/// After this time with little held, intervals become shorter again; after the second one with very little, or if they are
-/// very long, as after a full drive, much shorter.
+/// Most doublings of the time between two marks.
+const LONGEST_WAIT: u32 = 6;
+/// After this time with little held, the rule is reduced by a level less; after the second one with very little, or if intervals are
+/// very long, as after a full drive, by half of the levels.
 const RELAX_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 
 /// The marks of a session, in the process that serves it.
@@ -53,7 +50,8 @@ pub(crate) struct MarkKeeper {
 
 struct State {
     clock: MarkClock,
-    coarser: u32,
+    /// By how many levels the rule is reduced. Above the highest one all marks but the newest are removed.
+    level: u32,
     changed: Instant,
     turns: u32,
     limit_bytes: u64,
@@ -71,7 +69,7 @@ impl MarkKeeper {
     pub(crate) fn new(rules: MarkRules, newest_ns: Option<u64>, has_clock: bool) -> MarkKeeper {
         let state = State {
             clock: MarkClock::new(newest_ns, has_clock),
-            coarser: 0,
+            level: 0,
             changed: Instant::now(),
             turns: 0,
             limit_bytes: u64::MAX,
@@ -172,8 +170,9 @@ impl Session {
             state.turns = state.turns.wrapping_add(1);
             state.turns
         };
-        let coarser = self.keeper().state.lock().coarser;
-        let is_due = turns % (1 << coarser.min(MOST_COARSE)) == 0;
+        let level = self.keeper().state.lock().level;
+        let doublings = self.keeper().rules.doublings(level).min(LONGEST_WAIT);
+        let is_due = turns % (1 << doublings) == 0;
         if is_due && !self.is_following() && !self.is_marked_now() && !self.keeps_too_fast() {
             self.mark()?;
         }
@@ -274,9 +273,10 @@ impl Session {
         let Some(document) = self.try_document() else { return Ok(()) };
         let _removing = self.keeper().removing.lock();
         loop {
-            let coarser = self.keeper().state.lock().coarser;
-            let mut kept = self.kept(self.marks_of(&document), coarser);
-            if coarser > MOST_COARSE {
+            let level = self.keeper().state.lock().level;
+            let mut kept = self.kept(self.marks_of(&document), level);
+            let rules = &self.keeper().rules;
+            if level > rules.most_reduced() {
                 kept.drain(..kept.len().saturating_sub(1));
             }
             for disk in self.layered() {
@@ -289,14 +289,16 @@ impl Session {
             }
             let held_bytes = self.held_bytes();
             let mut state = self.keeper().state.lock();
-            if held_bytes > limit_bytes && state.coarser <= MOST_COARSE {
-                state.coarser += 1;
+            if held_bytes > limit_bytes && state.level <= rules.most_reduced() {
+                state.level += 1;
                 state.changed = Instant::now();
                 continue;
             }
-            let relaxed = relaxed(state.coarser, held_bytes, limit_bytes, state.changed.elapsed());
-            if relaxed != state.coarser {
-                state.coarser = relaxed;
+            let is_slow = rules.doublings(state.level) > LONGEST_WAIT;
+            let passed = state.changed.elapsed();
+            let relaxed = relaxed(state.level, is_slow, held_bytes, limit_bytes, passed);
+            if relaxed != state.level {
+                state.level = relaxed;
                 state.changed = Instant::now();
             }
             return Ok(());
@@ -304,18 +306,18 @@ impl Session {
     }
 
     /// The marks that the rule keeps now.
-    fn kept(&self, marks: Vec<SessionMark>, coarser: u32) -> Vec<SessionMark> {
+    fn kept(&self, marks: Vec<SessionMark>, level: u32) -> Vec<SessionMark> {
         // Those who ask may come before the first turn of a session that was not served for long.
         self.look_at_clock();
         let mut state = self.keeper().state.lock();
         let now = Instant::now();
         let now_ns = state.clock.age_ns();
-        if coarser == 0 && state.clock.has_grace(now) {
+        if level == 0 && state.clock.has_grace(now) {
             return marks;
         }
         state.held.retain(|_, (_, until)| now < *until);
         let held = state.held.values().flat_map(|(times, _)| times).copied().collect();
-        kept_marks(marks, &self.keeper().rules, now_ns, coarser, &held)
+        kept_marks(marks, &self.keeper().rules.reduced(level), now_ns, &held)
     }
 
     /// Holds the newest mark and those of these times.
@@ -373,16 +375,16 @@ impl Session {
     /// The marks that the rule keeps, and what they take.
     pub(crate) fn marks(&self) -> SessionMarks {
         let document = self.document();
-        let (coarser, limit_bytes) = {
+        let (level, limit_bytes) = {
             let state = self.keeper().state.lock();
-            (state.coarser, state.limit_bytes)
+            (state.level, state.limit_bytes)
         };
-        let marks = self.kept(self.marks_of(&document), coarser);
+        let marks = self.kept(self.marks_of(&document), level);
         SessionMarks {
             marks,
             held_bytes: Some(self.held_bytes()),
             held_bytes_limit: Some(limit_bytes).filter(|limit| *limit < u64::MAX),
-            coarser,
+            reduced_rule: (level > 0).then(|| self.keeper().rules.reduced(level)),
             progress: self.follow_progress(),
         }
     }
@@ -400,17 +402,16 @@ pub(crate) fn marks_in<'a>(
     whole_marks(&stacks.zip(&document.disks).map(marks).collect::<Vec<_>>())
 }
 
-/// The next power of two of the intervals, this time after it was changed. If they are very long, what is held is that of the few
-/// marks that were left, and stays until there is a later one: it says nothing of shorter ones.
-fn relaxed(coarser: u32, held_bytes: u64, limit_bytes: u64, after: Duration) -> u32 {
-    let is_little =
-        held_bytes < limit_bytes / 16 || coarser > VERY_COARSE && held_bytes <= limit_bytes;
+/// The next level, this time after it was changed. If marks are made slowly, what is held is that of the few that were left, and
+/// stays until there is a later one: it says nothing of shorter intervals.
+fn relaxed(level: u32, is_slow: bool, held_bytes: u64, limit_bytes: u64, after: Duration) -> u32 {
+    let is_little = held_bytes < limit_bytes / 16 || is_slow && held_bytes <= limit_bytes;
     if is_little && after > RELAX_AFTER.1 {
-        coarser / 2
+        level / 2
     } else if held_bytes < limit_bytes / 4 && after > RELAX_AFTER.0 {
-        coarser.saturating_sub(1)
+        level.saturating_sub(1)
     } else {
-        coarser
+        level
     }
 }
 
@@ -431,33 +432,35 @@ mod tests {
 
     #[test]
     fn after_a_full_drive_the_one_mark_that_is_left_does_not_keep_intervals_long() {
-        let mut coarser = MOST_COARSE + 1;
+        let rules = MarkRules::default();
+        let mut level = rules.most_reduced() + 1;
         for _ in 0..2 {
             // Its blocks take nearly as much as marks may.
-            coarser = relaxed(coarser, 99, 100, Duration::from_secs(11));
+            let is_slow = rules.doublings(level) > LONGEST_WAIT;
+            level = relaxed(level, is_slow, 99, 100, Duration::from_secs(11));
         }
-        assert!(1 << coarser < 60, "{coarser}");
+        assert!(rules.doublings(level) < 6, "{level}");
         // More than they may.
-        assert_eq!(relaxed(17, 101, 100, Duration::from_secs(1000)), 17);
+        assert_eq!(relaxed(29, true, 101, 100, Duration::from_secs(1000)), 29);
         // Short intervals: held bytes grow with the number of marks.
-        assert_eq!(relaxed(4, 99, 100, Duration::from_secs(1000)), 4);
-        assert_eq!(relaxed(4, 24, 100, Duration::from_secs(61)), 3);
-        assert_eq!(relaxed(4, 5, 100, Duration::from_secs(11)), 2);
+        assert_eq!(relaxed(4, false, 99, 100, Duration::from_secs(1000)), 4);
+        assert_eq!(relaxed(4, false, 24, 100, Duration::from_secs(61)), 3);
+        assert_eq!(relaxed(4, false, 5, 100, Duration::from_secs(11)), 2);
     }
 
     #[test]
     fn intervals_are_short_again_within_a_minute_after_a_full_drive() {
-        let mut coarser = MOST_COARSE + 1;
+        let mut level = MarkRules::default().most_reduced() + 1;
         for _ in 0..5 {
-            coarser = relaxed(coarser, 0, 1 << 30, Duration::from_secs(11));
+            level = relaxed(level, false, 0, 1 << 30, Duration::from_secs(11));
         }
-        assert_eq!(coarser, 0);
+        assert_eq!(level, 0);
         // With much held they become shorter slowly, or not.
         let mib = |mib: u64| mib << 20;
-        assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(11)), 5);
-        assert_eq!(relaxed(5, mib(200), mib(1024), Duration::from_secs(61)), 4);
-        assert_eq!(relaxed(5, mib(300), mib(1024), Duration::from_secs(61)), 5);
-        assert_eq!(relaxed(3, 0, 0, Duration::from_secs(61)), 3);
+        assert_eq!(relaxed(5, false, mib(200), mib(1024), Duration::from_secs(11)), 5);
+        assert_eq!(relaxed(5, false, mib(200), mib(1024), Duration::from_secs(61)), 4);
+        assert_eq!(relaxed(5, false, mib(300), mib(1024), Duration::from_secs(61)), 5);
+        assert_eq!(relaxed(3, false, 0, 0, Duration::from_secs(61)), 3);
     }
 
     #[test]

@@ -60,8 +60,9 @@ pub struct SessionMarks {
     pub held_bytes: Option<u64>,
     /// The most that they may take, in bytes. `None` if no process serves the session.
     pub held_bytes_limit: Option<u64>,
-    /// Intervals are this power of two longer than the rule says, because of the limit.
-    pub coarser: u32,
+    /// The rule that is followed instead of the session's, because of the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduced_rule: Option<MarkRules>,
     /// How far the session follows its machine, if it follows one and a process does that now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<FollowProgress>,
@@ -69,7 +70,13 @@ pub struct SessionMarks {
 
 impl SessionMarks {
     fn idle(marks: Vec<SessionMark>) -> SessionMarks {
-        SessionMarks { marks, held_bytes: None, held_bytes_limit: None, coarser: 0, progress: None }
+        SessionMarks {
+            marks,
+            held_bytes: None,
+            held_bytes_limit: None,
+            reduced_rule: None,
+            progress: None,
+        }
     }
 }
 
@@ -148,11 +155,10 @@ pub(crate) fn kept_marks(
     marks: Vec<SessionMark>,
     rules: &MarkRules,
     now_ns: u64,
-    coarser: u32,
     held: &HashSet<u64>,
 ) -> Vec<SessionMark> {
     let times: Vec<u64> = marks.iter().map(|mark| mark.time_ns).collect();
-    let kept = rules.kept(&times, now_ns, coarser).into_iter();
+    let kept = rules.kept(&times, now_ns).into_iter();
     let kept = marks.into_iter().zip(kept);
     let is_kept = |(mark, is_kept): &(SessionMark, bool)| *is_kept || held.contains(&mark.time_ns);
     kept.filter(is_kept).map(|(mark, _)| mark).collect()
@@ -218,7 +224,7 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
     if now_ns < noted_grace_ns(repository, &document.name)? {
         return Ok(SessionMarks::idle(marks));
     }
-    let marks = kept_marks(marks, &document.mark_rules(), now_ns, 0, &HashSet::new());
+    let marks = kept_marks(marks, &document.mark_rules(), now_ns, &HashSet::new());
     Ok(SessionMarks::idle(marks))
 }
 
@@ -286,7 +292,10 @@ pub(crate) fn choose<'a>(
             )
         }
         SessionTime::Ago(age) => {
-            let until = now_ms().saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+            // After the clock was set back, marks are made ahead of it.
+            let newest_ms = marks.last().map_or(0, |mark| mark.time_ns / 1_000_000);
+            let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            let until = now_ms().max(newest_ms).saturating_sub(age_ms);
             let end = marks.partition_point(|mark| mark.time_ns / 1_000_000 <= until);
             (end, end.checked_sub(1))
         }
