@@ -175,6 +175,7 @@ def test_a_job_sends_the_marks_of_a_machine_that_runs_from_coldrise(service, col
     # A killed run comes back.
     os.kill(service.get(f"runs/{first}")["plan"]["who"]["pid"], signal.SIGKILL)
     second = wait_for(lambda: (found := follower(service)) not in (None, first) and found, "the next run")
+    wait_for(lambda: [site for site in service.get("sessions/trial/marks")["sites"] if site["is_running"]], "the connection")
     # The end of the session is the end of the run, and no failure.
     assert coldrise.run("unpublish", "trial", "--discard").returncode == 0
     wait_for(lambda: not service.get("queue")["runs"], "the end of the run")

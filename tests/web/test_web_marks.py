@@ -92,7 +92,8 @@ def test_a_machine_is_recovered_from_a_chosen_second(service, coldrise, live, nb
         drawer.get_by_label("Listen at").fill(f"127.0.0.1:{free_port()}")
         drawer.get_by_role("button", name="Start").click()
         page.get_by_role("heading", name="before").wait_for()
-        [server] = [run for run in service.get("runs?state=running")["runs"] if run["plan"]["command"].startswith("serve")]
+        running = lambda: service.get("runs?state=running")["runs"]
+        [server] = wait_until(lambda: [run for run in running() if run["plan"]["command"].startswith("serve")], "the server")
         service.call("POST", f"runs/{server['id']}/cancel")
 
         watcher = visit(service)
@@ -114,7 +115,7 @@ def test_a_chosen_mark_stays_chosen_while_newer_ones_come(service, live, nbdkit,
     def answer(route):
         lengths.append(1200 + 60 * len(lengths))
         times = [1_795_000_000_000 + 1000 * second for second in range(lengths[-1])]
-        route.fulfill(json={"session": "trial", "rule": "1s=1d", "interval_factor": 2, "stretches": [],
+        route.fulfill(json={"session": "trial", "rule": "1s=1d", "reduced_rule": "2s=1d", "stretches": [],
                             "marks": [{"address": f"live/trial@{ms}", "marked_at_ms": ms} for ms in times]})
 
     with nbdkit().connect(live):
@@ -124,7 +125,7 @@ def test_a_chosen_mark_stays_chosen_while_newer_ones_come(service, live, nbdkit,
         page.route("**/sessions/trial/marks", answer)
         visitor.go("sessions/trial")
         part = page.get_by_role("region", name="Time marks")
-        part.get_by_text("Intervals are 2 times as long as the rule says").wait_for()
+        part.get_by_text("Marks are kept by 2s=1d now").wait_for()
         slider = part.get_by_role("slider")
         slider.press("Home")
         chosen = slider.get_attribute("aria-valuetext")
