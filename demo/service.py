@@ -42,7 +42,7 @@ ORDERS, ORDER = "orders", "order 4711: twelve pumps"
 GUEST_BUILD_SECONDS = 900
 PATIENCE_SECONDS = 900
 METRICS = ("coldrise_machine_last_point_timestamp_seconds",
-           "coldrise_machine_last_verified_boot_timestamp_seconds", "coldrise_machine_boot_rung")
+           "coldrise_machine_last_verified_boot_timestamp_seconds", "coldrise_machine_boot_stage")
 
 
 class DemoError(Exception):

@@ -16,20 +16,20 @@
 mod continuous;
 mod copy;
 mod encode;
+mod hypervisors;
 mod machines;
 mod points;
-mod production;
 mod value;
 
 pub use continuous::{ProtectLive, Protected, parse_every};
 pub use copy::CopyOptions;
 pub use encode::{CommandLine, check, refuse};
+pub use hypervisors::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use machines::{AtEnd, Boot, Network, Protocol, Serve};
 pub use points::{
     Backup, BackupOptions, CheckBoot, Fold, Forget, Gc, Protect, Prune, Publish, Quarantine,
     Release, Restore, Seal, Unpublish, Verify, format_words,
 };
-pub use production::{Attach, AttachedAs, Detach, Move, Recover, Rollback, VsphereLogin};
 pub use value::{
     Hypervisor, Target, live_session, parse_backup_machine, parse_network, parse_percent,
     parse_point, parse_target, sealable, session_name, unique_names,

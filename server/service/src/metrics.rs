@@ -108,7 +108,7 @@ fn machines(out: &mut Exposition, service: &Service, caller: &Identity) {
         &|one| Some(one.last_verified_boot.as_ref()?.checked_at_ms as f64 / 1000.0),
     );
     of_each(
-        "coldrise_machine_boot_rung",
+        "coldrise_machine_boot_stage",
         "Stage that the newest point reached in its boot check, 0 (started) to 5 (service), -1 if it failed",
         &|one| {
             let badge = one.boot.as_ref()?;

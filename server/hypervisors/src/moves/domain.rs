@@ -6,7 +6,7 @@
 //! matters. If the domain is gone then, the session counts: the targets may not be flushed.
 //!
 //! A machine that writes faster than the copy follows is suspended earlier, for the rest of the copy. The note
-//! `is_held` is durable before each suspend, and stays until the machine runs on: the process that settles a killed move
+//! `is_held` is durable before each suspend, and stays until the machine runs on: the process that finishes a killed move
 //! resumes the machine exactly if the move suspended it, or was about to. One that its owner suspended stays so.
 
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use coldrise_session::{SessionDocument, SessionNotes};
 use coldrise_store::DiskName;
 
 use super::domain_disks::{LiveDisk, abort, live_disks, pivot, start_copy};
+use super::finish::{STILL_IN_SESSION, note_finished};
 use super::note::{MoveNote, MovePhase, MovedDisk};
 use super::pace::{self, Pace, SWITCH_PATIENCE};
-use super::settle::{STILL_IN_SESSION, settled};
 use super::target::{OpenTarget, Target, discard};
-use super::{MoveReport, MoveRequest, is_cancelled, milliseconds_since, settle};
+use super::{MoveReport, MoveRequest, finish, is_cancelled, milliseconds_since};
 use crate::libvirt::{Domain, DomainState, PATIENCE, RecoveryNote};
 
 /// Interval of asking for the progress.
@@ -77,7 +77,7 @@ pub(super) fn move_domain(
     this.switch()?;
     let held_ms = milliseconds_since(held);
     let mut note = this.note;
-    settle::seal(request, notes, &mut note)?;
+    finish::seal(request, notes, &mut note)?;
     Ok(MoveReport { note, copied_bytes: copied, copy_ms, held_ms })
 }
 
@@ -286,8 +286,8 @@ impl DomainMove<'_> {
     }
 }
 
-/// Ends a move that a killed process left; as `settle::settle`.
-pub(super) fn settle_domain(
+/// Ends a move that a killed process left; as [`finish::finish_interrupted`].
+pub(super) fn finish_domain(
     host: &Host,
     notes: &SessionNotes,
     recovered: &RecoveryNote,
@@ -373,7 +373,7 @@ fn note_sides(
         disk.is_moved = live.iter().any(is_path);
     }
     if note.disks.iter().any(|disk| disk.is_moved) {
-        settled(notes, note)?;
+        note_finished(notes, note)?;
         release(domain, note);
         return Ok(());
     }

@@ -13,7 +13,7 @@ use super::pace::{Pace, SWITCH_PATIENCE};
 use super::qemu_machine::{Job, QemuMachine, Source, job_failed};
 use super::rate_limit::RateLimit;
 use super::target::OpenTarget;
-use super::{MoveReport, MoveRequest, is_cancelled, milliseconds_since, pace, settle};
+use super::{MoveReport, MoveRequest, finish, is_cancelled, milliseconds_since, pace};
 
 /// Interval of asking for the progress.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);
@@ -51,21 +51,21 @@ impl MirrorRun<'_> {
                 Err(_) => Err(error),
             };
         }
-        let finalized = settle::finalize(&mut self.machine, &self.note);
-        settle::release(&mut self.machine, &mut self.note)?;
+        let finalized = finish::finalize(&mut self.machine, &self.note);
+        finish::release(&mut self.machine, &mut self.note)?;
         finalized?;
         let held_ms = milliseconds_since(self.pace.held_since().unwrap_or(held));
-        settle::note_sides(&mut self.machine, self.notes, &mut self.note)?;
+        finish::note_sides(&mut self.machine, self.notes, &mut self.note)?;
         // Closes the session in QEMU. A disk of `-drive` is closed already.
         for source in &self.sources {
             let _ = self.machine.remove_node(&source.node);
         }
-        settle::seal(self.request, self.notes, &mut self.note)?;
+        finish::seal(self.request, self.notes, &mut self.note)?;
         Ok(MoveReport { note: self.note.clone(), copied_bytes, copy_ms, held_ms })
     }
 
     fn ids(&self) -> Vec<String> {
-        settle::ids(&self.note)
+        finish::ids(&self.note)
     }
 
     /// Copies until all jobs are ready. Returns the copied bytes.
@@ -144,7 +144,7 @@ impl MirrorRun<'_> {
         Ok(())
     }
 
-    /// Stops the machine, so that the copy catches up. The note is durable before: the process that settles an interrupted
+    /// Stops the machine, so that the copy catches up. The note is durable before: the process that finishes an interrupted
     /// move lets the machine run on.
     fn hold_machine(&mut self, left_bytes: u64) -> Result<()> {
         // A machine that stands still already writes nothing; it is not ours to continue.
@@ -224,19 +224,19 @@ impl MirrorRun<'_> {
     fn withdraw(&mut self, error: Error) -> Error {
         let prefix = self.note.prefix();
         // First: whatever fails then, the machine runs.
-        let cleaned = settle::release(&mut self.machine, &mut self.note)
+        let cleaned = finish::release(&mut self.machine, &mut self.note)
             .and_then(|()| self.machine.cancel_all(&prefix))
             .and_then(|()| self.machine.remove_nodes(&prefix));
         if let Err(left) = &cleaned {
             tracing::debug!(error = %left.full_message(), "QEMU could not be cleaned up");
             // QEMU has ended, or hangs. If it hangs, its jobs may still write the files, and the note names them.
             if self.is_running() {
-                return error.context(settle::STILL_IN_SESSION);
+                return error.context(finish::STILL_IN_SESSION);
             }
         }
         self.targets.iter().for_each(|(target, _)| target.discard(self.request.host));
         match MoveNote::remove(self.notes) {
-            Ok(()) => error.context(settle::STILL_IN_SESSION),
+            Ok(()) => error.context(finish::STILL_IN_SESSION),
             Err(also) => also,
         }
     }

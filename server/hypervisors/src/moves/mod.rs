@@ -32,12 +32,12 @@
 
 mod domain;
 mod domain_disks;
+mod finish;
 mod mirror;
 mod note;
 mod pace;
 mod qemu_machine;
 mod rate_limit;
-mod settle;
 mod target;
 
 use std::fs::File;
@@ -68,7 +68,7 @@ pub struct MoveRequest<'a> {
     pub session: &'a SessionName,
     /// The host of a machine that was recovered under libvirt, and of its targets; else this host.
     pub host: &'a Host,
-    /// A target for each disk, or one folder. Empty to settle an interrupted move.
+    /// A target for each disk, or one folder. Empty to finish an interrupted move.
     pub targets: &'a [Target],
     /// QEMU's monitor; `None` for that of the machine that `boot` started.
     pub monitor: Option<PathBuf>,
@@ -89,7 +89,7 @@ pub struct MoveRequest<'a> {
 pub struct MoveReport {
     /// To where each disk was moved.
     pub note: MoveNote,
-    /// Bytes that were copied, those that the machine wrote meanwhile included; 0 if an earlier move was settled.
+    /// Bytes that were copied, those that the machine wrote meanwhile included; 0 if an earlier move was finished.
     pub copied_bytes: u64,
     /// The time of the copy, in milliseconds.
     pub copy_ms: u64,
@@ -97,7 +97,7 @@ pub struct MoveReport {
     pub held_ms: u64,
 }
 
-/// Moves all disks of a session, or settles a move that was interrupted.
+/// Moves all disks of a session, or finishes a move that was interrupted.
 ///
 /// # Errors
 /// `Busy` while another process moves it; `NotFound` if no machine runs on it; `AlreadyExists` for an existing
@@ -112,12 +112,12 @@ pub fn move_disks(request: &MoveRequest<'_>) -> Result<MoveReport> {
     })?;
     if let Some(note) = MoveNote::read(&notes)? {
         let withdrawn = note.clone();
-        let settled = settle::settle(request, &notes, note)?;
-        if settled.is_none() && request.targets.is_empty() {
+        let finished = finish::finish_interrupted(request, &notes, note)?;
+        if finished.is_none() && request.targets.is_empty() {
             let note = MoveNote { phase: MovePhase::Copying, ..withdrawn };
             return Ok(MoveReport { note, copied_bytes: 0, copy_ms: 0, held_ms: 0 });
         }
-        if let Some(note) = settled {
+        if let Some(note) = finished {
             return if request.targets.is_empty() {
                 Ok(MoveReport { note, copied_bytes: 0, copy_ms: 0, held_ms: 0 })
             } else {

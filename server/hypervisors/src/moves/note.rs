@@ -40,7 +40,7 @@ pub struct MoveNote {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub monitor: Option<PathBuf>,
     /// Whether the move has stopped the machine for the last part of the copy or, under libvirt, for the switch, or was
-    /// about to: the process that settles it lets it run on.
+    /// about to: the process that finishes it lets it run on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_held: bool,
     /// The disks.

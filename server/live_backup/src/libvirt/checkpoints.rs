@@ -91,7 +91,7 @@ impl Checkpoints<'_> {
     ///
     /// # Errors
     /// `ToolFailed` if libvirt does not answer.
-    pub(super) fn settle(
+    pub(super) fn choose(
         &self,
         base: Option<&PointName>,
         disks: &[DomainDisk],

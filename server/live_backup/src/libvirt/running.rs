@@ -102,7 +102,7 @@ impl LiveMachine for RunningDomain {
             self.adopt_bitmaps(&names, &space, &disks, &mut known, cancel);
         }
         self.checkpoints(&names).delete_ended(&known, since)?;
-        let disks = self.settle(since, &names, disks, &known, &mut remarks)?;
+        let disks = self.choose_checkpoints(since, &names, disks, &known, &mut remarks)?;
         let kept = disks.iter().filter(|taken| taken.disk.keeps_checkpoints());
         if let Some(base) = kept.map(|taken| taken.base.as_ref()).min() {
             let checkpoints = self.checkpoints(&names);
@@ -243,7 +243,7 @@ impl RunningDomain {
     }
 
     /// Decides of which disks the checkpoint of the latest backup is believed.
-    fn settle(
+    fn choose_checkpoints(
         &self,
         since: &Since<'_>,
         names: &CheckpointNames,
@@ -262,7 +262,7 @@ impl RunningDomain {
         let with_base: Vec<DomainDisk> = with_base.map(|taken| taken.disk.clone()).collect();
         let checkpoints = self.checkpoints(names);
         let mut believed: BTreeSet<String> =
-            checkpoints.settle(base.as_ref(), &with_base, &known.checkpoints)?;
+            checkpoints.choose(base.as_ref(), &with_base, &known.checkpoints)?;
         if let (true, Some((backups, point))) = (believed.is_empty(), since.backup()) {
             // It stays for the next backup.
             let name = CheckpointNames::new(since.repository().id(), &backups).name(point);

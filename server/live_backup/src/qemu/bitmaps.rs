@@ -81,7 +81,7 @@ impl BitmapNames {
     }
 
     /// The steps for the bitmaps of a disk whose latest backup is `base`.
-    pub(super) fn settle(&self, disk: &LiveDisk, base: Option<&PointName>) -> Settlement {
+    pub(super) fn choose(&self, disk: &LiveDisk, base: Option<&PointName>) -> BitmapChoice {
         let prefix = self.of_disk(&disk.name);
         let ours = || disk.bitmaps.iter().filter(|bitmap| bitmap.name.starts_with(&prefix));
         let wanted = base.map(|base| self.name(&disk.name, base));
@@ -102,13 +102,13 @@ impl BitmapNames {
             |name: &String| Some(name) == believed.as_ref() || Some(name) == merged.as_ref();
         let removed = ours().map(|bitmap| bitmap.name.clone()).filter(|name| !is_kept(name));
         let removed = removed.collect();
-        Settlement { node: disk.node.clone(), believed, merged, removed }
+        BitmapChoice { node: disk.node.clone(), believed, merged, removed }
     }
 }
 
 /// The steps for the bitmaps of a disk.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Settlement {
+pub(super) struct BitmapChoice {
     node: String,
     /// Has all changes since the latest backup, once the actions are done.
     pub(super) believed: Option<String>,
@@ -118,7 +118,7 @@ pub(super) struct Settlement {
     removed: Vec<String>,
 }
 
-impl Settlement {
+impl BitmapChoice {
     /// For one transaction.
     pub(super) fn actions(&self) -> Vec<Value> {
         let node = &self.node;
@@ -171,7 +171,7 @@ mod tests {
         Bitmap { name: name.to_owned(), is_recording, is_sound: true, dirty_bytes: 0 }
     }
 
-    fn settle(bitmaps: &[Bitmap], base: Option<&str>) -> Settlement {
+    fn choose(bitmaps: &[Bitmap], base: Option<&str>) -> BitmapChoice {
         let names =
             BitmapNames { prefix: "coldrise-01234567/web01".into(), granularity_bytes: 65536 };
         let disk = LiveDisk {
@@ -183,12 +183,12 @@ mod tests {
             bitmaps: bitmaps.to_vec(),
         };
         let base = base.map(|base| PointName::parse(base).unwrap());
-        names.settle(&disk, base.as_ref())
+        names.choose(&disk, base.as_ref())
     }
 
-    fn kinds(settlement: &Settlement) -> Vec<String> {
+    fn kinds(choice: &BitmapChoice) -> Vec<String> {
         let kind = |action: Value| action["type"].as_str().unwrap()[19..].to_owned();
-        settlement.actions().into_iter().map(kind).collect()
+        choice.actions().into_iter().map(kind).collect()
     }
 
     #[test]
@@ -196,27 +196,24 @@ mod tests {
         let foreign = "coldrise-76543210/web01/vda/20261101T000000Z";
         let other_disk = "coldrise-01234567/web01/vdb/20261101T000000Z";
         let all = [bitmap(foreign, true), bitmap(other_disk, true), bitmap(OLD, true)];
-        let settled = settle(&all, Some("20261101T000000Z"));
-        assert_eq!((settled.believed.as_deref(), settled.actions().len()), (Some(OLD), 0));
+        let choice = choose(&all, Some("20261101T000000Z"));
+        assert_eq!((choice.believed.as_deref(), choice.actions().len()), (Some(OLD), 0));
         // A later backup that came another way, or none at all.
         for base in [Some("20261103T000000Z"), None] {
-            let settled = settle(&all, base);
-            assert_eq!(
-                (settled.believed.as_deref(), kinds(&settled)),
-                (None, vec!["remove".into()])
-            );
+            let choice = choose(&all, base);
+            assert_eq!((choice.believed.as_deref(), kinds(&choice)), (None, vec!["remove".into()]));
         }
     }
 
     #[test]
     fn after_a_failed_backup_the_old_bitmap_counts_on() {
-        let settled = settle(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261101T000000Z"));
-        assert_eq!(settled.believed.as_deref(), Some(OLD));
-        assert_eq!(kinds(&settled), ["enable", "merge", "remove"]);
+        let choice = choose(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261101T000000Z"));
+        assert_eq!(choice.believed.as_deref(), Some(OLD));
+        assert_eq!(kinds(&choice), ["enable", "merge", "remove"]);
         // The same two after a stored backup.
-        let settled = settle(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261102T000000Z"));
-        assert_eq!(settled.believed.as_deref(), Some(NEW));
-        assert_eq!((kinds(&settled), &settled.removed), (vec!["remove".into()], &vec![OLD.into()]));
+        let choice = choose(&[bitmap(OLD, false), bitmap(NEW, true)], Some("20261102T000000Z"));
+        assert_eq!(choice.believed.as_deref(), Some(NEW));
+        assert_eq!((kinds(&choice), &choice.removed), (vec!["remove".into()], &vec![OLD.into()]));
     }
 
     #[test]
@@ -229,9 +226,9 @@ mod tests {
             vec![bitmap(OLD, false), bitmap(NEW, false)],
             vec![bitmap(OLD, false), bitmap(NEW, true), bitmap(&NEW.replace("02T", "03T"), true)],
         ] {
-            let settled = settle(&all, Some("20261101T000000Z"));
-            assert_eq!(settled.believed, None, "{all:?}");
-            assert_eq!(settled.removed.len(), all.len(), "{all:?}");
+            let choice = choose(&all, Some("20261101T000000Z"));
+            assert_eq!(choice.believed, None, "{all:?}");
+            assert_eq!(choice.removed.len(), all.len(), "{all:?}");
         }
     }
 }

@@ -112,7 +112,7 @@ impl LiveMachine for RunningMachine {
         let folder = ScratchFolder::new(ScratchKind::Backup)?;
         let mut disks = Vec::with_capacity(live.len());
         for live in live {
-            disks.push(self.settle(since, &names, live, &mut remarks)?);
+            disks.push(self.choose_bitmap(since, &names, live, &mut remarks)?);
         }
         let point = since.next().clone();
         let taken = Taken { names, point, disks, files: Vec::new(), _folder: folder };
@@ -171,7 +171,7 @@ impl RunningMachine {
     }
 
     /// Decides which bitmap is believed, and brings the bitmaps in order.
-    fn settle(
+    fn choose_bitmap(
         &mut self,
         since: &Since<'_>,
         names: &BitmapNames,
@@ -179,10 +179,10 @@ impl RunningMachine {
         remarks: &mut Vec<String>,
     ) -> Result<TakenDisk> {
         let base = since.base(self.options.mode, &live.name, live.size_bytes)?;
-        let settlement = names.settle(&live, base.as_ref());
-        let mut actions = settlement.actions();
+        let choice = names.choose(&live, base.as_ref());
+        let mut actions = choice.actions();
         actions.extend(BitmapNames::ended(since.repository().id(), &live, since)?);
-        let mut old = settlement.believed;
+        let mut old = choice.believed;
         if let (None, Some((backups, point))) = (&old, since.backup()) {
             let backups = BitmapNames::new(since.repository().id(), &backups, 0);
             let copied = names.name(&live.name, point);
@@ -266,7 +266,7 @@ impl RunningMachine {
             let Some(disk) = disk else { continue };
             let base = if is_stored { Some(&taken.point) } else { disk.base.as_ref() };
             let live = LiveDisk { name: disk.live.name.clone(), ..live };
-            actions.extend(taken.names.settle(&live, base).actions());
+            actions.extend(taken.names.choose(&live, base).actions());
         }
         self.qemu.transaction(actions)
     }

@@ -24,7 +24,7 @@ use super::caller::Caller;
 use super::input::{Body, Names};
 use super::problem::{Answer, Problem, blocking};
 use super::runs::find;
-use super::{production, recoveries};
+use super::{libvirt_starts, recoveries};
 use crate::access::{Identity, Permission};
 use crate::invalid::invalid;
 use crate::jobs::NewRun;
@@ -94,7 +94,7 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
                     coldrise_session::session(&repository, &name)?.document.machine
                 }
             };
-            production::check_host(service, live.on.as_deref())?;
+            libvirt_starts::check_host(service, live.on.as_deref())?;
             Command::new("protect-live", machine.to_string(), &live)
         }
         Request::CheckBoot(check) => {
@@ -102,16 +102,16 @@ fn command(request: Request, service: &Service, caller: &Identity) -> Result<Com
             if check.check_port == Some(0) {
                 return Err(invalid("check_port: 1 to 65535"));
             }
-            production::check_host(service, check.on.as_deref())?;
+            libvirt_starts::check_host(service, check.on.as_deref())?;
             Command::new("check-boot", machine, &check)
         }
         Request::Boot(boot) => recoveries::boot(boot, service, caller),
         Request::Serve(serve) => recoveries::serve(serve, service, caller),
-        Request::Recover(recover) => production::recover(recover, service, caller),
-        Request::Move(wanted) => production::start_move(wanted, service, caller),
-        Request::Rollback(rollback) => production::rollback(rollback, service, caller),
-        Request::Attach(attach) => production::attach(attach, service, caller),
-        Request::Detach(detach) => production::detach(detach, service, caller),
+        Request::Recover(recover) => libvirt_starts::recover(recover, service, caller),
+        Request::Move(wanted) => libvirt_starts::start_move(wanted, service, caller),
+        Request::Rollback(rollback) => libvirt_starts::rollback(rollback, service, caller),
+        Request::Attach(attach) => libvirt_starts::attach(attach, service, caller),
+        Request::Detach(detach) => libvirt_starts::detach(detach, service, caller),
         Request::Verify(verify) => {
             let machine = anything(service, caller, verify.address.as_deref())?;
             if verify.sample.is_some_and(|percent| !(percent > 0.0 && percent <= 100.0)) {

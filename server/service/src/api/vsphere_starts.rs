@@ -7,7 +7,7 @@ use coldrise_hypervisors::vsphere::VsphereNote;
 use coldrise_requests::{Move, Recover, VsphereLogin};
 use coldrise_store::{Address, SessionName};
 
-use super::production::{check_text, subject};
+use super::libvirt_starts::{check_text, subject};
 use super::starts::{Command, live};
 use crate::access::{Identity, Permission};
 use crate::hypervisors::{Hypervisor, vsphere_note};

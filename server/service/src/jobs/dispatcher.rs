@@ -90,7 +90,7 @@ impl Dispatcher {
     pub(super) fn step(&mut self, now: Clocks) -> Result<Duration> {
         let was_set = self.last.is_some_and(|last| now.jumped_since(last));
         if was_set || self.last.is_none() {
-            self.queue.settle(now.wall_ms)?;
+            self.queue.follow_clock(now.wall_ms)?;
         }
         let rows = self.queue.database.queue_rows()?;
         for row in rows.iter().filter(|row| row.state != RowState::Waiting) {

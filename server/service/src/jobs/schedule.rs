@@ -2,7 +2,7 @@
 //!
 //! The wall clock can jump. Times of jobs are stored, so a jump forwards makes missed jobs due, once
 //! each, like a time in which the service did not run. After a jump backwards a stored time can lie
-//! too far ahead: [`Queue::settle`] then takes the next time from now. It does not if only one time lies
+//! too far ahead: [`Queue::follow_clock`] then takes the next time from now. It does not if only one time lies
 //! between them: that one has been done already, maybe seconds ago. So no time is done twice in a row,
 //! and no job waits for longer than two of its intervals.
 
@@ -165,7 +165,7 @@ impl Queue {
     ///
     /// # Errors
     /// Errors of the database.
-    pub(super) fn settle(&self, now_ms: i64) -> Result<()> {
+    pub(super) fn follow_clock(&self, now_ms: i64) -> Result<()> {
         let jobs = self.database.jobs()?;
         self.database.change(|sql| {
             for StoredJob { job, next_due_ms: stored, .. } in &jobs {

@@ -215,10 +215,10 @@ fn a_clock_that_is_set_back_delays_no_job() {
     queue.database.add_job(&backup_job(), START_MS + DAY_MS).unwrap();
     let due = || queue.database.job("nightly").unwrap().next_due_ms.unwrap();
     assert_eq!(due(), START_MS + DAY_MS + 3_600_000);
-    queue.settle(START_MS).unwrap();
+    queue.follow_clock(START_MS).unwrap();
     assert_eq!(due(), START_MS + 3_600_000);
     // Forwards: it stays due, and is made up for.
-    queue.settle(START_MS + 2 * DAY_MS).unwrap();
+    queue.follow_clock(START_MS + 2 * DAY_MS).unwrap();
     assert_eq!(due(), START_MS + 3_600_000);
 }
 
@@ -231,12 +231,12 @@ fn a_clock_that_is_set_back_a_little_repeats_no_occurrence() {
     // The occurrence of the first hour is done; then the clock is set back over it.
     queue.tick(START_MS + hour, &Nothing).unwrap();
     assert_eq!(due(), START_MS + 2 * hour);
-    queue.settle(START_MS + hour - 30_000).unwrap();
+    queue.follow_clock(START_MS + hour - 30_000).unwrap();
     assert_eq!(due(), START_MS + 2 * hour);
-    queue.settle(START_MS + 1).unwrap();
+    queue.follow_clock(START_MS + 1).unwrap();
     assert_eq!(due(), START_MS + 2 * hour);
     // Over more than one: it would wait for too long.
-    queue.settle(START_MS - 1).unwrap();
+    queue.follow_clock(START_MS - 1).unwrap();
     assert_eq!(due(), START_MS);
 }
 

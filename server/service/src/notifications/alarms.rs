@@ -86,7 +86,7 @@ fn read_all(sql: &Connection) -> SqlResult<Vec<Alarm>> {
 
 /// Raises, updates and clears alarms so that they are what `conditions` say. Alarms for which
 /// `is_unknown` is true stay as they are: their source could not be read. Returns the changes to send.
-pub(super) fn settle(
+pub(super) fn update(
     sql: &Transaction<'_>,
     conditions: &[Condition],
     is_unknown: &dyn Fn(&Condition) -> bool,
@@ -224,18 +224,18 @@ pub(crate) fn no_alarm(key: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{Condition, Occasion, REMINDER_MS, Severity, settle};
+    use super::{Condition, Occasion, REMINDER_MS, Severity, update};
     use crate::database::Database;
     use crate::notifications::condition::Topic;
 
-    fn settled(
+    fn updated(
         database: &Database,
         conditions: &[Condition],
         unknown: &[Topic],
         now_ms: i64,
     ) -> Vec<(String, Occasion)> {
         let is_unknown = |condition: &Condition| unknown.contains(&condition.topic);
-        let changes = database.change(|sql| settle(sql, conditions, &is_unknown, now_ms)).unwrap();
+        let changes = database.change(|sql| update(sql, conditions, &is_unknown, now_ms)).unwrap();
         changes.into_iter().map(|change| (change.condition.key, change.occasion)).collect()
     }
 
@@ -246,20 +246,20 @@ mod tests {
         let age = |severity| Condition::new("age:a", Topic::Age, severity, "old");
         let (warn, fail) = ([age(Severity::Warn)], [age(Severity::Fail)]);
         let sent = |occasion| vec![("age:a".to_owned(), occasion)];
-        assert_eq!(settled(&database, &warn, &[], 10), sent(Occasion::Raised));
-        assert!(settled(&database, &warn, &[], 20).is_empty());
+        assert_eq!(updated(&database, &warn, &[], 10), sent(Occasion::Raised));
+        assert!(updated(&database, &warn, &[], 20).is_empty());
         drop(database);
         let database = Database::open(folder.path()).unwrap();
-        assert!(settled(&database, &warn, &[], 30).is_empty(), "a restart repeats nothing");
-        assert_eq!(settled(&database, &fail, &[], 40), sent(Occasion::Raised), "it became worse");
-        assert!(settled(&database, &warn, &[], 50).is_empty());
+        assert!(updated(&database, &warn, &[], 30).is_empty(), "a restart repeats nothing");
+        assert_eq!(updated(&database, &fail, &[], 40), sent(Occasion::Raised), "it became worse");
+        assert!(updated(&database, &warn, &[], 50).is_empty());
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 10);
-        assert!(settled(&database, &[], &[Topic::Age], 60).is_empty(), "its source is away");
+        assert!(updated(&database, &[], &[Topic::Age], 60).is_empty(), "its source is away");
         assert!(database.alarms().unwrap()[0].is_active());
         let twice = [warn[0].clone(), warn[0].clone()];
-        assert!(settled(&database, &twice, &[], 65).is_empty());
-        assert_eq!(settled(&database, &[], &[], 70), sent(Occasion::Cleared));
-        assert_eq!(settled(&database, &warn, &[], 80), sent(Occasion::Raised));
+        assert!(updated(&database, &twice, &[], 65).is_empty());
+        assert_eq!(updated(&database, &[], &[], 70), sent(Occasion::Cleared));
+        assert_eq!(updated(&database, &warn, &[], 80), sent(Occasion::Raised));
         assert_eq!(database.alarms().unwrap()[0].raised_ms, 80);
     }
 
@@ -268,15 +268,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(folder.path()).unwrap();
         let age = [Condition::new("age:a", Topic::Age, Severity::Warn, "old")];
-        settled(&database, &age, &[], 0);
-        assert!(settled(&database, &age, &[], REMINDER_MS - 1).is_empty());
-        assert_eq!(settled(&database, &age, &[], REMINDER_MS)[0].1, Occasion::Reminder);
-        assert!(settled(&database, &age, &[], REMINDER_MS + 1).is_empty());
+        updated(&database, &age, &[], 0);
+        assert!(updated(&database, &age, &[], REMINDER_MS - 1).is_empty());
+        assert_eq!(updated(&database, &age, &[], REMINDER_MS)[0].1, Occasion::Reminder);
+        assert!(updated(&database, &age, &[], REMINDER_MS + 1).is_empty());
         database.acknowledge("age:a", "admin").unwrap();
-        assert!(settled(&database, &age, &[], 9 * REMINDER_MS).is_empty());
-        settled(&database, &[], &[], 9 * REMINDER_MS + 1);
+        assert!(updated(&database, &age, &[], 9 * REMINDER_MS).is_empty());
+        updated(&database, &[], &[], 9 * REMINDER_MS + 1);
         assert!(database.acknowledge("age:a", "admin").is_err(), "it does not hold");
-        settled(&database, &age, &[], 9 * REMINDER_MS + 2);
+        updated(&database, &age, &[], 9 * REMINDER_MS + 2);
         assert!(database.alarms().unwrap()[0].acknowledged_by.is_none());
     }
 }

@@ -135,7 +135,7 @@ fn evaluate_once(service: &Service) -> Result<()> {
         let found = sessions.iter().find(|found| found.session == session)?;
         Some(found.machine.clone())
     };
-    let settled = database.change(|sql| {
+    let updated = database.change(|sql| {
         let held = alarms::held(sql, service_folder::KEY)?;
         let folder = &service.options.state;
         let filling = |drive| service_folder::condition(folder, drive, held);
@@ -153,7 +153,7 @@ fn evaluate_once(service: &Service) -> Result<()> {
             }
             _ => findings.unknown.push(Topic::Space),
         }
-        let changes = alarms::settle(
+        let changes = alarms::update(
             sql,
             &findings.conditions,
             &|condition| findings.is_unknown(condition),
@@ -170,10 +170,10 @@ fn evaluate_once(service: &Service) -> Result<()> {
         let (warn, fail) = alarms::counts(sql)?;
         Ok((changes, is_posted, Figures { running: sweep.running, warn, fail }))
     });
-    let has_no_room = settled.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
+    let has_no_room = updated.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
     let is_full = has_no_room || own_drive.is_some_and(service_folder::is_full);
     service_folder::note(service, is_full, now);
-    let (changes, is_posted, figures) = settled?;
+    let (changes, is_posted, figures) = updated?;
     *service.messenger.figures.lock() = figures;
     tell(service, &changes);
     if is_posted {

@@ -52,7 +52,7 @@ pub fn apply_quarantine(
 ) -> Result<QuarantineReport> {
     let affected: HashSet<&str> =
         affected.iter().filter_map(|part| Some(part.disk.rsplit_once('/')?.0)).collect();
-    let mut settled = QuarantineReport::default();
+    let mut report = QuarantineReport::default();
     let mut changed = Vec::new();
     let (points, _) = writer.repository().verify_catalog()?;
     for mut point in points {
@@ -60,20 +60,20 @@ pub fn apply_quarantine(
         match (point.quarantine, affected.contains(&*address)) {
             (None, true) if is_marking => {
                 point.quarantine = Some(Quarantine::Damaged);
-                settled.quarantined.push(address);
+                report.quarantined.push(address);
             }
             (Some(Quarantine::Damaged), false) => {
                 point.quarantine = None;
-                settled.released.push(address);
+                report.released.push(address);
             }
             _ => continue,
         }
         changed.push(point);
     }
     writer.replace_points(&changed)?;
-    settled.quarantined.sort_unstable();
-    settled.released.sort_unstable();
-    Ok(settled)
+    report.quarantined.sort_unstable();
+    report.released.sort_unstable();
+    Ok(report)
 }
 
 /// Accepts a point that may be served or published: any that is not quarantined.

@@ -26,28 +26,28 @@ pub(super) fn check(found: &mut Findings, repository: &Arc<Repository>) {
         Ok(list) => list.runs,
         Err(error) => return found.error(CHECK, &error),
     };
-    let mut settled = HashSet::new();
+    let mut handled = HashSet::new();
     // The newest first.
     for run in runs.iter().filter(|run| is_of(run, repository.path())) {
         let Some(plan) = &run.plan else { continue };
         let left = match (plan.command.as_str(), run.state) {
             ("rollback", State::Ok) => {
-                settled.extend(targets(note(&folder, run, "targets").as_ref()));
+                handled.extend(targets(note(&folder, run, "targets").as_ref()));
                 continue;
             }
             ("backup", State::Ok) => {
-                settled.extend(live_backup(plan));
+                handled.extend(live_backup(plan));
                 continue;
             }
-            ("backup", State::Lost) => backed_up(plan, &mut settled).map(Ok),
+            ("backup", State::Lost) => backed_up(plan, &mut handled).map(Ok),
             ("rollback", State::Lost | State::Cancelled | State::Failed) => {
-                rolled_back(&folder, run, &mut settled).map(Ok)
+                rolled_back(&folder, run, &mut handled).map(Ok)
             }
             ("attach", State::Running) => {
-                settled.extend(note(&folder, run, "machine").map(|begun| place(&begun)));
+                handled.extend(note(&folder, run, "machine").map(|begun| place(&begun)));
                 continue;
             }
-            ("attach", State::Lost) => attached(repository, &folder, run, &mut settled),
+            ("attach", State::Lost) => attached(repository, &folder, run, &mut handled),
             _ => continue,
         };
         match left {
@@ -87,11 +87,11 @@ fn targets(begun: Option<&Value>) -> Vec<String> {
 fn rolled_back(
     folder: &RunsFolder,
     run: &RunRecord,
-    settled: &mut HashSet<String>,
+    handled: &mut HashSet<String>,
 ) -> Option<(String, String)> {
     let begun = note(folder, run, "targets")?;
     let all = targets(Some(&begun)).into_iter();
-    let open: Vec<String> = all.filter(|target| settled.insert(target.clone())).collect();
+    let open: Vec<String> = all.filter(|target| handled.insert(target.clone())).collect();
     if open.is_empty() {
         return None;
     }
@@ -110,9 +110,9 @@ fn live_backup(plan: &Plan) -> Option<String> {
     plan.machine.as_deref().filter(|_| is_live).map(|machine| format!("backup of {machine}"))
 }
 
-fn backed_up(plan: &Plan, settled: &mut HashSet<String>) -> Option<(String, String)> {
+fn backed_up(plan: &Plan, handled: &mut HashSet<String>) -> Option<(String, String)> {
     let machine = plan.machine.as_deref()?;
-    settled.insert(live_backup(plan)?).then(|| {
+    handled.insert(live_backup(plan)?).then(|| {
         let message = format!(
             "a backup of {machine} was killed: its QEMU may still copy into scratch files, which take space"
         );
@@ -129,10 +129,10 @@ fn attached(
     repository: &Arc<Repository>,
     folder: &RunsFolder,
     run: &RunRecord,
-    settled: &mut HashSet<String>,
+    handled: &mut HashSet<String>,
 ) -> Option<Result<(String, String)>> {
     let begun = note(folder, run, "machine")?;
-    if !settled.insert(place(&begun)) {
+    if !handled.insert(place(&begun)) {
         return None;
     }
     let (machine, name) = (text(&begun, "machine"), text(&begun, "name"));

@@ -157,7 +157,7 @@ fn repair(
     let options = VerifyOptions { progress: &progress, ..options };
     let layers = inventory.verify_layers(writer.repository(), &options)?;
     let lost = joined([&report.lost[..], &layers.affected].concat());
-    let settled = settle(writer, &inventory, &lost, arguments.quarantine, cancel)?;
+    let marked = mark_points(writer, &inventory, &lost, arguments.quarantine, cancel)?;
     drop(view);
     let healable_chunks = writer.damaged_chunks();
     let damaged_documents = [inventory.damaged, layers.damaged].concat();
@@ -177,8 +177,8 @@ fn repair(
         restored_points: done.reopened.restored_points,
         lost,
         damaged_documents,
-        quarantined: settled.quarantined,
-        released: settled.released,
+        quarantined: marked.quarantined,
+        released: marked.released,
         is_clean,
         elapsed_ms: invocation.elapsed_ms(),
     };
@@ -250,7 +250,7 @@ fn in_use(writer: &RepositoryWriter, cancel: &AtomicBool) -> Result<Option<Reach
 }
 
 /// The points to quarantine, and those to release.
-fn settle(
+fn mark_points(
     writer: &RepositoryWriter,
     inventory: &Inventory,
     lost: &[Affected],

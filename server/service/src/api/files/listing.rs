@@ -161,7 +161,7 @@ impl Collected {
     }
 
     /// An end because of the own bound is not an error.
-    fn settle(&self, done: Result<()>) -> Result<()> {
+    fn finish(&self, done: Result<()>) -> Result<()> {
         match done {
             Err(error) if self.is_cut && error.kind() == ErrorKind::Interrupted => Ok(()),
             done => done,
@@ -222,7 +222,7 @@ fn folder(client: &mut Client<'_>, device: u64, path: &[u8], gone: &Gone) -> Res
             received => found.take(received, MAX_ENTRIES),
         }
     });
-    found.settle(done)?;
+    found.finish(done)?;
     Ok(found)
 }
 
@@ -279,7 +279,7 @@ pub(super) async fn find_files(
                 received => found.take(received, MAX_FOUND),
             }
         });
-        about(&top, found.settle(done))?;
+        about(&top, found.finish(done))?;
         let entry = |entry: &Entry| FileEntry::new(entry, &join(&top, &entry.path));
         Ok(FoundFiles {
             point: point.to_owned(),

@@ -23,7 +23,7 @@ pub(super) fn ids(note: &MoveNote) -> Vec<String> {
 ///
 /// # Errors
 /// As for `move_disks`. The note stays.
-pub(super) fn settle(
+pub(super) fn finish_interrupted(
     request: &MoveRequest<'_>,
     notes: &SessionNotes,
     mut note: MoveNote,
@@ -33,7 +33,7 @@ pub(super) fn settle(
     }
     let recovered = RecoveryNote::read(notes)?.filter(|_| note.monitor.is_none());
     if let (Some(recovered), true) = (&recovered, note.phase != MovePhase::Settled) {
-        if !domain::settle_domain(request.host, notes, recovered, &mut note)? {
+        if !domain::finish_domain(request.host, notes, recovered, &mut note)? {
             return Ok(None);
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn settle(
             // The machine is off: the targets equal or outrun the session.
             None => {
                 note.disks.iter_mut().for_each(|disk| disk.is_moved = true);
-                settled(notes, &mut note)?;
+                note_finished(notes, &mut note)?;
             }
         },
         MovePhase::Settled => {}
@@ -149,14 +149,14 @@ pub(super) fn note_sides(
         let error = Error::new(ErrorKind::ToolFailed, "QEMU did not switch the disks");
         return Err(error.context(STILL_IN_SESSION));
     }
-    settled(notes, note)?;
+    note_finished(notes, note)?;
     for id in &ids {
         let _ = machine.dismiss(id);
     }
     Ok(())
 }
 
-pub(super) fn settled(notes: &SessionNotes, note: &mut MoveNote) -> Result<()> {
+pub(super) fn note_finished(notes: &SessionNotes, note: &mut MoveNote) -> Result<()> {
     note.phase = MovePhase::Settled;
     note.settled_at_ms = Some(now_ms());
     note.write(notes)
