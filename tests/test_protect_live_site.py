@@ -161,6 +161,7 @@ def test_a_site_that_was_away_gets_the_newest_content_only(coldrise, far, writin
     away = marks(coldrise, SESSION)[-1]["marked_at_ms"]
     wait_until(lambda: len([m for m in marks(coldrise, SESSION) if m["marked_at_ms"] > away]) >= 5, "five marks here")
     wait_until(lambda: protection.events("failed") and "problem" in shown_site(coldrise), "the lost site")
+    wait_until(lambda: shown_site(coldrise)["pending_bytes"] >= BLOCK, "what is not there")
     far.start()
     found = wait_for_far_marks(far, 3, after=newest)
     skipped = [m for m in marks(coldrise, SESSION) if newest < m["marked_at_ms"] < found[-1]["marked_at_ms"]]
@@ -168,6 +169,28 @@ def test_a_site_that_was_away_gets_the_newest_content_only(coldrise, far, writin
     check_far_marks(far, writing, tmp_path, found)
     wait_until(lambda: "problem" not in shown_site(coldrise), "the end of the problem")
     writing.end()
+
+
+def test_the_copy_of_the_first_point_is_shown(coldrise, site, session, nbdkit, send):
+    far = site()
+    far.put_gate()
+    far.pair(coldrise)
+    with nbdkit().connect(session["vda"]) as disk:
+        disk.pwrite(random.Random(7).randbytes(2 << 20), 0)
+        wait_until(lambda: marks(coldrise, SESSION), "a mark")
+        far.gate.hold_after(1 << 20)
+        protection = send()
+        far.gate.wait_for_hold()
+        shown = shown_site(coldrise)
+        assert shown["is_running"] and "session" not in shown and "lag_s" not in shown
+        assert "site       far: its first point is being copied" in coldrise.run("marks", SESSION).stdout
+        protection.process.send_signal(signal.SIGKILL)
+        protection.process.wait()
+        assert not shown_site(coldrise)["is_running"]
+        assert "no process sends now" in coldrise.run("marks", SESSION).stdout
+        far.gate.release()
+        send()
+        assert wait_for_far_marks(far, 1)[0]["marked_at_ms"] == marks(coldrise, SESSION)[0]["marked_at_ms"]
 
 
 def test_a_removed_link_ends_it(coldrise, far, writing, send):

@@ -77,8 +77,8 @@ pub struct SiteDetails {
 
 impl SiteDetails {
     fn new(progress: SiteProgress) -> SiteDetails {
-        let (is_running, lag_s) = (progress.is_running(), progress.lag_s());
-        let SiteProgress { link, session, marked_at_ms, current_ms, .. } = progress;
+        let lag_s = progress.lag_s();
+        let SiteProgress { link, session, is_running, marked_at_ms, current_ms, .. } = progress;
         let SiteProgress { pending_bytes, sent_bytes, problem, .. } = progress;
         SiteDetails {
             link,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result, now_ms};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
 use coldrise_line::{Class, Frame, Line, LineOptions, Received, TcpLine, connect};
 use coldrise_session::{
     Change, SessionChanges, SessionMark, SessionNotes, SiteProgress, seal_mark_of,
@@ -120,7 +120,7 @@ pub fn send_live(
             .is_err_and(|error| error.kind() == ErrorKind::NotFound);
         if cancel.load(Ordering::Relaxed) || is_ended || ends.contains(&error.kind()) {
             sender.state.problem = (!cancel.load(Ordering::Relaxed)).then(|| error.full_message());
-            sender.write_note(0);
+            sender.note(true);
             return if is_ended { Ok(()) } else { Err(error) };
         }
         if error.kind() == ErrorKind::NotFound {
@@ -135,7 +135,6 @@ pub fn send_live(
             wait = WAITS.0;
         }
         if !pause(wait, cancel) {
-            sender.write_note(0);
             return Err(Error::new(ErrorKind::Interrupted, "cancelled"));
         }
         wait = (wait * 2).min(WAITS.1);
@@ -246,6 +245,8 @@ impl Sender<'_> {
             None => self.first_state(open)?,
         };
         self.first = Some((point.clone(), newest.clone()));
+        self.state.problem = None;
+        self.note(true);
         self.progress.live(&LiveStep::Copy);
         let copy = CopyRequest {
             machines: vec![point.machine.clone()],
@@ -458,13 +459,7 @@ impl Sender<'_> {
         if !now && self.noted.is_some_and(|noted| noted.elapsed() < TELL) {
             return;
         }
-        self.write_note(now_ms());
-    }
-
-    /// Notes the state under a time; under 0 that no process sends any more.
-    fn write_note(&mut self, noted_at_ms: u64) {
         self.noted = Some(Instant::now());
-        self.state.noted_at_ms = noted_at_ms;
         let noted = self.state.write(self.request.repository, self.request.session);
         if let Err(error) = noted {
             tracing::debug!("how far the other site is cannot be noted: {}", error.full_message());

@@ -97,6 +97,7 @@ fn followed_text(followed: &Followed) -> String {
 fn site_text(site: &SiteDetails) -> String {
     let until = match site.lag_s {
         Some(lag_s) => format!("up to {} ago", age_text(lag_s)),
+        None if site.is_running => "its first point is being copied".to_owned(),
         None => "nothing yet".to_owned(),
     };
     let there = site.session.as_ref().map_or(String::new(), |there| format!(" as live/{there}"));

@@ -15,7 +15,7 @@ use coldrise_store::{Repository, SessionName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::locks::file_lock::FileLock;
+use crate::locks::file_lock::{FileLock, PROBE_PATIENCE};
 use crate::paths::SessionPaths;
 use crate::session_folder::document::SessionDocument;
 
@@ -159,9 +159,20 @@ impl SessionNotes {
     /// Errors of the operating system.
     pub fn lock_of(&self, work: &str) -> Result<Option<NotesLock>> {
         self.make_folder()?;
-        let taken =
-            FileLock::take_within(&self.path(&format!("{work}.{LOCK}")), || Duration::ZERO)?;
+        let taken = FileLock::take_within(&self.lock_path(work), || PROBE_PATIENCE)?;
         Ok(taken.map(|lock| NotesLock { _lock: lock }))
+    }
+
+    /// Whether another process holds the lock of work with this name.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub(crate) fn is_working(&self, work: &str) -> Result<bool> {
+        FileLock::is_held(&self.lock_path(work))
+    }
+
+    fn lock_path(&self, work: &str) -> PathBuf {
+        self.path(&format!("{work}.{LOCK}"))
     }
 
     /// Whether a process holds the lock.

@@ -250,7 +250,6 @@ impl Session {
         if self.is_following() && mark.is_none() {
             return Err(not_served(&document));
         }
-        self.mark_before_seal();
         let before = document.clone();
         check_layers(&self.repository, &before)?;
         if mark.is_some_and(|mark| mark.is_sealed(&before)) {

@@ -28,14 +28,12 @@ pub struct SiteProgress {
     /// Why nothing is sent at this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// When this was noted, in milliseconds since 1970; 0 if the process has ended. One that sends notes every 5 seconds.
-    pub noted_at_ms: u64,
+    /// A process sends now. Not a part of the note.
+    #[serde(skip)]
+    pub is_running: bool,
 }
 
 impl SiteProgress {
-    /// A note that is older than this was not made by a process that sends.
-    const FRESH_MS: u64 = 30_000;
-
     /// The notes of a session, by the link.
     ///
     /// # Errors
@@ -43,8 +41,13 @@ impl SiteProgress {
     pub fn all(repository: &Arc<Repository>, session: &SessionName) -> Result<Vec<SiteProgress>> {
         let notes = SessionNotes::of(repository, session)?;
         let names = notes.names(NOTE)?;
-        let found = names.iter().map(|name| notes.read_json(name)).collect::<Result<Vec<_>>>()?;
-        Ok(found.into_iter().flatten().collect())
+        let mut found = Vec::with_capacity(names.len());
+        for name in names {
+            if let Some(noted) = notes.read_json(&name)? {
+                found.push(SiteProgress { is_running: notes.is_working(&name)?, ..noted });
+            }
+        }
+        Ok(found)
     }
 
     /// The note about a site; `None` if there is none.
@@ -88,11 +91,6 @@ impl SiteProgress {
     /// The time since the state that the site has, in seconds; `None` if it has none.
     pub fn lag_s(&self) -> Option<u64> {
         (self.current_ms > 0).then(|| now_ms().saturating_sub(self.current_ms) / 1000)
-    }
-
-    /// Whether a process sends now.
-    pub fn is_running(&self) -> bool {
-        now_ms().saturating_sub(self.noted_at_ms) < Self::FRESH_MS
     }
 }
 

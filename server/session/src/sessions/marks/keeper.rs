@@ -216,18 +216,6 @@ impl Session {
         has_sealed_writes || self.layered().filter_map(|disk| disk.top()).any(is_written)
     }
 
-    /// Marks what was written since the newest mark: a mark after the seal would take space in the new layers. A second has one
-    /// mark at most.
-    pub(crate) fn mark_before_seal(&self) {
-        let has_marks = self.keeper().rules.interval().is_some() && !self.is_following();
-        if !has_marks || self.is_marked_now() || !self.has_unmarked_writes() {
-            return;
-        }
-        if let Err(error) = self.mark_round(None, None) {
-            tracing::debug!(error = %error.full_message(), "no mark was made before a seal");
-        }
-    }
-
     /// These layers are sealed, while writes are paused: what they have after the newest mark gets one with the next turn.
     pub(crate) fn keep_unmarked<'a>(&self, mut tops: impl Iterator<Item = &'a Arc<Layer>>) {
         self.keeper().state.lock().has_sealed_writes |= tops.any(|top| top.has_unmarked_writes());
