@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result};
+use coldrise_block::{BLOCK_SIZE_BYTES, Error, ErrorKind, Result, now_ms};
 use coldrise_line::{Class, Frame, Line, LineOptions, Received, TcpLine, connect};
 use coldrise_session::{
     Change, SessionChanges, SessionMark, SessionNotes, SiteProgress, seal_mark_of,
@@ -24,6 +24,9 @@ use crate::{CopyProgress, CopyRequest, Links};
 const LOOK: Duration = Duration::from_millis(200);
 /// Interval of telling the other site that nothing has changed, and of the note here.
 const TELL: Duration = Duration::from_secs(5);
+/// Marks of the other site that are ahead of those here by more than this, in nanoseconds, are not waited for: a new session
+/// begins there.
+const MOST_AHEAD_NS: u64 = 120_000_000_000;
 /// Time without an answer after which the connection counts as lost. A mark there is durable when it is answered, and to go
 /// back takes time in proportion to the captured blocks.
 const SILENCE: Duration = Duration::from_secs(600);
@@ -198,8 +201,14 @@ impl Sender<'_> {
             return Err(broken("no state"));
         };
         let marks = self.changes.marks()?;
+        // The site may have marks of writes that were lost here. Later ones get later times, soon unless the clock was wrong.
+        let latest_ns = times_ns.last().copied().unwrap_or(0);
+        let now_ns = now_ms().saturating_mul(1_000_000);
+        let here_ns = marks.last().map_or(now_ns, |newest| newest.time_ns.max(now_ns));
+        let is_near = latest_ns <= here_ns.saturating_add(MOST_AHEAD_NS);
         let common = marks.into_iter().rev().find(|mark| times_ns.contains(&mark.time_ns));
-        let mut cursor = match common {
+        let mut opening = None;
+        let mut cursor = match common.filter(|_| is_near) {
             Some(mark) => {
                 self.ask(open, &LiveAsk::Back { time_ns: mark.time_ns })?;
                 mark
@@ -216,7 +225,13 @@ impl Sender<'_> {
             self.cursor = Some(cursor.clone());
             self.check_cancel()?;
             let held = self.changes.hold(&[cursor.time_ns])?;
+            if opening != Some(held.opening) && !held.held_ns.contains(&cursor.time_ns) {
+                let text = "the newest mark of the other site was lost with the process that served the session";
+                return Err(Error::new(ErrorKind::Io, text));
+            }
+            opening = Some(held.opening);
             match held.newest.filter(|newest| newest.time_ns > cursor.time_ns) {
+                Some(newest) if newest.time_ns <= latest_ns => self.look(open)?,
                 Some(newest) => {
                     self.send_mark(open, &cursor, &newest, held.current_ms)?;
                     cursor = newest;

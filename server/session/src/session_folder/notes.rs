@@ -42,8 +42,12 @@ impl SessionNotes {
     /// `NotFound`, naming the existing sessions.
     pub fn of(repository: &Arc<Repository>, name: &SessionName) -> Result<SessionNotes> {
         SessionDocument::of(repository, name)?;
-        let place = SessionPaths::of(repository, name);
-        Ok(SessionNotes { repository: Arc::clone(repository), place })
+        Ok(SessionNotes::at(repository, &SessionPaths::of(repository, name)))
+    }
+
+    /// The notes in the folder of an existing session.
+    pub(crate) fn at(repository: &Arc<Repository>, place: &SessionPaths) -> SessionNotes {
+        SessionNotes { repository: Arc::clone(repository), place: place.clone() }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -33,6 +33,10 @@ pub struct HeldMarks {
     pub held_ns: Vec<u64>,
     /// The newest mark has everything that was written until then, in milliseconds since 1970.
     pub current_ms: u64,
+    /// The process that has the session, and its opening; 0 if none has it. Numbers of marks that were lost with a killed process
+    /// are given again in the next opening.
+    #[serde(default)]
+    pub opening: u64,
 }
 
 /// A change of a disk, in bytes.
@@ -124,11 +128,14 @@ impl SessionChanges {
             self.idle = None;
             self.mark_idle(&name)?;
         }
+        let is_following = self.document.follows.is_some();
         let Idle { marks, has_unmarked, .. } = self.look_at_idle()?;
         let newest = marks.last().cloned();
         let newest_ms = newest.as_ref().map_or(0, |mark| mark.time_ns / 1_000_000);
-        let current_ms = if *has_unmarked { newest_ms } else { now_ms() };
-        Ok(HeldMarks { newest, held_ns: there(marks, times_ns), current_ms })
+        // The machine of a session that follows runs on while nothing reads it.
+        let is_current = !has_unmarked && newest.is_some() && !is_following;
+        let current_ms = if is_current { now_ms() } else { newest_ms };
+        Ok(HeldMarks { newest, held_ns: there(marks, times_ns), current_ms, opening: 0 })
     }
 
     /// What is in the layers of a session that no process serves.

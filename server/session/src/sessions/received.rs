@@ -101,6 +101,7 @@ impl ReceivedSession {
     /// `NotFound` without such a mark; `Corrupt` if a layer is damaged.
     pub fn go_back(&self, time_ns: u64) -> Result<()> {
         let document = self.document();
+        let _kept = self.session.keep_all_marks();
         let marks = self.session.marks_of(&document);
         let mark = marks.iter().find(|mark| mark.time_ns == time_ns).ok_or_else(|| {
             let text = format!("session {} has no mark of that time", document.name);
@@ -139,8 +140,12 @@ impl ReceivedSession {
     /// Makes the disks, which are as those there were at a mark, durable under its time.
     ///
     /// # Errors
-    /// `Poisoned` after a failed sync; `NoSpace`.
+    /// `Corrupt` if there is a later mark: it would get another time; `Poisoned` after a failed sync; `NoSpace`.
     pub fn finish(&self, time_ns: u64, round: Option<Round>) -> Result<()> {
+        if self.session.newest_mark_ns().is_some_and(|newest_ns| newest_ns >= time_ns) {
+            let text = "a time mark that is older than one that is there";
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         let time = RoundTime { time_ns, at: Instant::now() };
         self.session.mark_round(round, Some(time))?;
         self.session.flush_time_marks()

@@ -19,6 +19,7 @@ use crate::layer::{Layer, LayerKeys, Poison, layer_damage};
 use crate::locks::file_lock::FileLock;
 use crate::paths::{SessionPaths, layer_path, map_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::session_folder::notes::SessionNotes;
 use crate::session_folder::rollback_guard::check_not_older;
 use crate::session_folder::side_file::{SideFile, SideFileKey, forget_old_maps};
 use crate::session_folder::top_layers::with_new_tops;
@@ -147,7 +148,7 @@ impl Session {
             place: place.clone(),
             writing,
         });
-        session.continue_grace();
+        session.continue_marks();
         if purpose == Use::Mark {
             return Ok(session);
         }
@@ -314,6 +315,10 @@ impl Session {
 
     pub(super) fn repository(&self) -> &Arc<Repository> {
         &self.repository
+    }
+
+    pub(super) fn notes(&self) -> SessionNotes {
+        SessionNotes::at(&self.repository, &self.place)
     }
 
     /// Records the layers' last sequence numbers in the document, so that an older version of a

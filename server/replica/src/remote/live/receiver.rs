@@ -216,8 +216,10 @@ impl LiveReceiver<'_> {
                 self.use_session(received)?;
             }
             LiveAsk::Back { time_ns } => {
-                self.received()?.go_back(time_ns)?;
-                self.newest_ns = time_ns;
+                let received = self.received()?;
+                received.go_back(time_ns)?;
+                // Marks of writes that were lost there stay, and have later times.
+                self.newest_ns = received.times_ns().last().copied().unwrap_or(time_ns);
             }
             LiveAsk::Mark { mark, changes, current_ms } => {
                 if !self.is_ready || self.mark.is_some() {

@@ -1,10 +1,8 @@
 //! The times of marks, and the clock by which they age.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use coldrise_block::Result;
-use coldrise_store::{Repository, SessionName};
+use serde::{Deserialize, Serialize};
 
 use crate::session_folder::notes::SessionNotes;
 use crate::sessions::follow::RoundTime;
@@ -15,15 +13,25 @@ const CLOCK_STEP: Duration = Duration::from_secs(60);
 const QUICK_RESTARTS: Duration = Duration::from_secs(10);
 /// After the clock was set, or the session was not served for a while, marks do not end by their age for this time.
 const GRACE: Duration = Duration::from_secs(3600);
-/// The note of a session about it: the clock's time at its end, in nanoseconds since 1970. It outlives the process.
+/// The note of a session about it. It outlives the process.
 pub(super) const GRACE_NOTE: &str = "marks.grace";
 
-/// The clock's time at which the grace of a session ends, in nanoseconds since 1970; 0 if none is noted.
-///
-/// # Errors
-/// `NotFound`; `Corrupt` if the note does not authenticate.
-pub(super) fn noted_grace_ns(repository: &Arc<Repository>, name: &SessionName) -> Result<u64> {
-    Ok(SessionNotes::of(repository, name)?.read_json(GRACE_NOTE)?.unwrap_or_default())
+/// A grace, as the note says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Grace {
+    /// The clock's time at its end, in nanoseconds since 1970.
+    pub(super) end_ns: u64,
+    /// How far the clock went without the time that passed, in nanoseconds.
+    pub(super) jumped_ns: u64,
+}
+
+/// The grace that is noted; one that is over without a note that can be read.
+pub(super) fn noted_grace(notes: &SessionNotes) -> Grace {
+    let noted = notes.read_json(GRACE_NOTE).unwrap_or_else(|error| {
+        tracing::warn!(error = %error.full_message(), "a note about time marks cannot be read");
+        None
+    });
+    noted.unwrap_or_default()
 }
 
 /// The times of the marks of a session that is open.
@@ -36,6 +44,8 @@ pub(super) struct MarkClock {
     seen: Option<(u64, Instant)>,
     /// No mark ends by its age until then.
     grace_until: Option<Instant>,
+    /// How far the clock went in the grace without the time that passed, in nanoseconds.
+    jumped_ns: u64,
 }
 
 impl MarkClock {
@@ -47,35 +57,43 @@ impl MarkClock {
             last: newest_ns.map(|newest_ns| (newest_ns, now + ahead(newest_ns))),
             seen: newest_ns.map(|newest_ns| (newest_ns, now)),
             grace_until: None,
+            jumped_ns: 0,
         }
     }
 
     /// The time of a mark that is made now.
     pub(super) fn next_time(&self) -> RoundTime {
         let at = Instant::now();
-        let clock_ns = if self.has_clock { clock_ns() } else { 0 };
+        let clock_ns = if self.has_clock { now_ns() } else { 0 };
         RoundTime { time_ns: next_time_ns(self.last, clock_ns, at), at }
     }
 
     /// The time by which marks age now. Of marks with the times of another site, it is that of the clock that is behind: one that
-    /// was set forward ends no mark.
+    /// was set forward ends no mark. In a grace the clock counts as if it had not been set.
     pub(super) fn age_ns(&self) -> u64 {
-        let most_ns = if self.has_clock { u64::MAX } else { clock_ns() };
+        let jumped_ns = if self.has_grace(Instant::now()) { self.jumped_ns } else { 0 };
+        self.time_ns().saturating_sub(jumped_ns)
+    }
+
+    fn time_ns(&self) -> u64 {
+        let most_ns = if self.has_clock { u64::MAX } else { now_ns() };
         self.next_time().time_ns.min(most_ns)
     }
 
-    /// Looks whether the clock was set since the last look. Returns the clock's time at which a grace ends that begins now.
-    pub(super) fn look(&mut self, now: Instant) -> Option<u64> {
+    /// Looks whether the clock was set since the last look. Returns the grace that begins now.
+    pub(super) fn look(&mut self, now: Instant) -> Option<Grace> {
         let clock_ns = self.clock_ns();
         let grace_ns = u64::try_from(GRACE.as_nanos()).unwrap_or(u64::MAX);
-        self.take(clock_ns, now).then(|| clock_ns.saturating_add(grace_ns))
+        let end_ns = clock_ns.saturating_add(grace_ns);
+        self.take(clock_ns, now).then_some(Grace { end_ns, jumped_ns: self.jumped_ns })
     }
 
     /// Continues the grace that an earlier process noted.
-    pub(super) fn continue_grace(&mut self, end_ns: u64) {
-        let left = Duration::from_nanos(end_ns.saturating_sub(self.clock_ns())).min(GRACE);
+    pub(super) fn continue_grace(&mut self, noted: Grace) {
+        let left = Duration::from_nanos(noted.end_ns.saturating_sub(self.clock_ns())).min(GRACE);
         if !left.is_zero() {
             self.grace_until = Some(Instant::now() + left);
+            self.jumped_ns = noted.jumped_ns;
         }
     }
 
@@ -84,21 +102,22 @@ impl MarkClock {
     }
 
     fn clock_ns(&self) -> u64 {
-        if self.has_clock { clock_ns() } else { self.age_ns() }
+        if self.has_clock { now_ns() } else { self.time_ns() }
     }
 
     /// Whether a grace begins.
     fn take(&mut self, clock_ns: u64, now: Instant) -> bool {
         let before = self.seen.replace((clock_ns, now));
         let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
-        let is_set = before.is_some_and(|before| {
-            let passed_ns = next_time_ns(Some(before), 0, now);
-            clock_ns > passed_ns.saturating_add(step_ns)
-        });
-        if is_set {
-            self.grace_until = Some(now + GRACE);
+        let expected_ns = before.map_or(clock_ns, |_| next_time_ns(before, 0, now));
+        let jumped_ns = clock_ns.saturating_sub(expected_ns);
+        if jumped_ns <= step_ns {
+            return false;
         }
-        is_set
+        let earlier_ns = if self.has_grace(now) { self.jumped_ns } else { 0 };
+        self.jumped_ns = earlier_ns.saturating_add(jumped_ns);
+        self.grace_until = Some(now + GRACE);
+        true
     }
 }
 
@@ -116,12 +135,12 @@ fn next_time_ns(last: Option<(u64, Instant)>, clock_ns: u64, now: Instant) -> u6
 /// How far a mark of a round that was made before the opening is ahead of the clock. Each opening may add a second; if it is more
 /// than by some of them, the clock was set back.
 fn ahead(newest_ns: u64) -> Duration {
-    let ahead = Duration::from_nanos(newest_ns.saturating_sub(clock_ns()));
+    let ahead = Duration::from_nanos(newest_ns.saturating_sub(now_ns()));
     if ahead <= QUICK_RESTARTS { ahead } else { Duration::ZERO }
 }
 
-/// To the nanosecond: no two marks have one time, also if the clock is set back.
-fn clock_ns() -> u64 {
+/// The clock, to the nanosecond: no two marks have one time.
+pub(super) fn now_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -169,17 +188,20 @@ mod tests {
         let mut clock = MarkClock::new(Some(1_000_000_000_000), false);
         assert_eq!(clock.look(Instant::now()), None);
         clock.last = Some((173_800_000_000_000, Instant::now()));
-        let end_ns = clock.look(Instant::now()).unwrap();
-        assert!(end_ns > 173_800_000_000_000 && clock.has_grace(Instant::now()));
+        let grace = clock.look(Instant::now()).unwrap();
+        assert!(grace.end_ns > 173_800_000_000_000 && clock.has_grace(Instant::now()));
+        // Until its end they have the age that they had.
+        assert!(clock.age_ns() < 1_001_000_000_000, "{}", clock.age_ns());
     }
 
     #[test]
     fn another_process_continues_a_grace_and_makes_none_of_one_that_is_over() {
         let mut clock = MarkClock::new(None, true);
-        clock.continue_grace(clock_ns() - 1);
-        assert!(!clock.has_grace(Instant::now()));
-        clock.continue_grace(u64::MAX);
-        assert!(clock.has_grace(Instant::now()));
+        let jumped_ns = 7_000_000_000_000;
+        clock.continue_grace(Grace { end_ns: now_ns() - 1, jumped_ns });
+        assert!(!clock.has_grace(Instant::now()) && clock.age_ns() + 1_000_000_000 > now_ns());
+        clock.continue_grace(Grace { end_ns: u64::MAX, jumped_ns });
+        assert!(clock.has_grace(Instant::now()) && clock.age_ns() + jumped_ns <= now_ns());
         assert!(!clock.has_grace(Instant::now() + GRACE + Duration::from_secs(1)));
     }
 }

@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use coldrise_block::{Context, Disk, PeriodicThread, Result, now_ms};
 use coldrise_store::MarkRules;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::clock::{GRACE_NOTE, MarkClock, noted_grace_ns};
+use super::clock::{GRACE_NOTE, MarkClock, noted_grace, now_ns};
 use super::{NS_PER_SECOND, SessionMark, SessionMarks, kept_marks, whole_marks};
 use crate::disks::layered_disk::Stack;
 use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
-use crate::session_folder::notes::SessionNotes;
 use crate::sessions::changes::{HOLD, HeldMarks, there};
 use crate::sessions::follow::{Round, RoundTime};
 use crate::sessions::session::Session;
@@ -42,6 +41,8 @@ const RELAX_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::fr
 /// The marks of a session, in the process that serves it.
 pub(crate) struct MarkKeeper {
     rules: MarkRules,
+    /// Names this opening of the session. Not 0.
+    opening: u64,
     state: Mutex<State>,
     /// Held while marks are chosen and removed.
     removing: Mutex<()>,
@@ -79,6 +80,7 @@ impl MarkKeeper {
         };
         MarkKeeper {
             rules,
+            opening: now_ns(),
             state: Mutex::new(state),
             removing: Mutex::new(()),
             thread: Mutex::new(None),
@@ -142,23 +144,33 @@ impl Session {
         (0..count).for_each(|_| self.mark_turn_now());
     }
 
-    /// Continues the grace of the process that served the session before. Without its note, marks age as usual.
-    pub(crate) fn continue_grace(&self) {
-        let noted = noted_grace_ns(self.repository(), &self.document().name);
-        match noted {
-            Ok(end_ns) => self.keeper().state.lock().clock.continue_grace(end_ns),
-            Err(error) => {
-                tracing::warn!(error = %error.full_message(), "a note about time marks cannot be read")
-            }
-        }
+    /// Continues the grace of the process that served the session before. Notes which writes of before have no mark.
+    pub(crate) fn continue_marks(&self) {
+        let noted = noted_grace(&self.notes());
+        let has_sealed_writes = self.has_sealed_writes(&self.document());
+        let mut state = self.keeper().state.lock();
+        state.clock.continue_grace(noted);
+        state.has_sealed_writes = has_sealed_writes;
     }
 
+    /// Whether sealed layers have something after the newest mark.
+    fn has_sealed_writes(&self, document: &SessionDocument) -> bool {
+        let marks = self.marks_of(document);
+        let Some(newest) = marks.last() else { return false };
+        document.disks.iter().zip(&newest.places).any(|(disk, (id, sequence))| {
+            let at = disk.layers.iter().position(|layer| layer.id == *id);
+            let is_after = |at: usize| {
+                disk.layers[at].sealed_sequence > *sequence || at + 1 < disk.layers.len()
+            };
+            at.is_some_and(is_after)
+        })
+    }
+
+    /// Does not look at the document, which its callers may hold.
     fn look_at_clock(&self) {
         let begun = self.keeper().state.lock().clock.look(Instant::now());
-        let Some(end_ns) = begun else { return };
-        let noted = SessionNotes::of(self.repository(), &self.document().name)
-            .and_then(|notes| notes.write_json(GRACE_NOTE, &end_ns));
-        if let Err(error) = noted {
+        let Some(grace) = begun else { return };
+        if let Err(error) = self.notes().write_json(GRACE_NOTE, &grace) {
             tracing::warn!(error = %error.full_message(), "a note about time marks was not written");
         }
     }
@@ -211,9 +223,9 @@ impl Session {
 
     fn has_unmarked_writes(&self) -> bool {
         let is_written = |top: Arc<Layer>| top.has_unmarked_writes();
-        // A seal holds the layers, and then the state.
-        let has_sealed_writes = self.keeper().state.lock().has_sealed_writes;
-        has_sealed_writes || self.layered().filter_map(|disk| disk.top()).any(is_written)
+        // The layers first: a seal in between leaves empty ones, and notes what the others had.
+        let is_written = self.layered().filter_map(|disk| disk.top()).any(is_written);
+        is_written || self.keeper().state.lock().has_sealed_writes
     }
 
     /// These layers are sealed, while writes are paused: what they have after the newest mark gets one with the next turn.
@@ -247,12 +259,22 @@ impl Session {
         });
         let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.clock.next_time());
         state.clock.last = Some((time_ns, at));
-        state.has_sealed_writes = false;
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
         }
+        state.has_sealed_writes = false;
         Ok(())
+    }
+
+    /// The time of the newest mark, in nanoseconds since 1970.
+    pub(crate) fn newest_mark_ns(&self) -> Option<u64> {
+        self.keeper().state.lock().clock.last.map(|(time_ns, _)| time_ns)
+    }
+
+    /// Until the result is dropped no marks are removed. The caller does not hold the document.
+    pub(crate) fn keep_all_marks(&self) -> MutexGuard<'_, ()> {
+        self.keeper().removing.lock()
     }
 
     /// Removes the marks that the rule does not keep, and those that not all disks have.
@@ -313,8 +335,8 @@ impl Session {
         let document = self.document();
         let until = Instant::now() + HOLD;
         // Look at the writes before the marks: a mark that is made in between has more than is claimed here.
-        let is_marked = !self.has_unmarked_writes();
         let looked_at_ms = now_ms();
+        let is_marked = !self.has_unmarked_writes();
         let newest_ns = self.marks_of(&document).last().map(|mark| mark.time_ns);
         let times = times_ns.iter().copied().chain(newest_ns).collect();
         self.keeper().state.lock().held.insert(holder, (times, until));
@@ -324,11 +346,12 @@ impl Session {
         let newest_ms = newest_ns.map_or(0, |time_ns| time_ns / 1_000_000);
         let current_ms = match self.follow_progress() {
             Some(progress) => progress.current_ms,
-            None if is_marked => looked_at_ms,
+            None if is_marked && newest_ns.is_some() => looked_at_ms,
             None => newest_ms,
         };
         let newest = marks.iter().find(|mark| Some(mark.time_ns) == newest_ns).cloned();
-        HeldMarks { newest, held_ns: there(&marks, times_ns), current_ms }
+        let opening = self.keeper().opening;
+        HeldMarks { newest, held_ns: there(&marks, times_ns), current_ms, opening }
     }
 
     /// Bytes of the blocks that only marks need.

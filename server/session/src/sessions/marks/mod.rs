@@ -28,10 +28,11 @@ use crate::layer::{Layer, LayerKeys, ReadMode, TimeMark, layer_damage};
 use crate::locks::file_lock::{FileLock, PASSING_PATIENCE};
 use crate::paths::{SessionPaths, layer_path};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
+use crate::session_folder::notes::SessionNotes;
 use crate::sessions::control::ask_for_marks;
 use crate::sessions::follow::{FollowProgress, Round};
 
-use clock::noted_grace_ns;
+use clock::noted_grace;
 pub(crate) use keeper::{MarkKeeper, marks_in};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -221,7 +222,7 @@ fn idle_marks(repository: &Arc<Repository>, document: &SessionDocument) -> Resul
     let marks = marks_in_layers(repository, document)?;
     // While no process serves the session, nothing changes: its marks do not age.
     let now_ns = marks.last().map_or(0, |mark| mark.time_ns);
-    if now_ns < noted_grace_ns(repository, &document.name)? {
+    if now_ns < noted_grace(&SessionNotes::of(repository, &document.name)?).end_ns {
         return Ok(SessionMarks::idle(marks));
     }
     let marks = kept_marks(marks, &document.mark_rules(), now_ns, &HashSet::new());

@@ -213,6 +213,30 @@ fn writes_before_a_seal_get_a_mark() {
 }
 
 #[test]
+fn sealed_writes_without_a_mark_get_one_after_the_next_opening() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    fill(&session, 1);
+    session.mark().unwrap();
+    let marked_ms = all(&session)[0].time_ns / 1_000_000;
+    fill(&session, 2);
+    session.seal().unwrap();
+    drop(session);
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    assert_eq!(session.hold(1, &[]).current_ms, marked_ms, "the marks lack writes");
+    session.mark().unwrap();
+    assert_eq!(all(&session).len(), 2);
+    drop(session);
+    // Nothing was written since.
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    session.mark().unwrap();
+    assert_eq!(all(&session).len(), 2);
+}
+
+#[test]
 fn writes_after_the_mark_of_a_seal_are_kept_by_unpublish() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
