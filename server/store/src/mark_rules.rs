@@ -162,11 +162,14 @@ fn doubled(interval: Duration, times: u32) -> Duration {
 }
 
 fn span(text: &str) -> Option<Duration> {
-    let days = text.strip_suffix('d').map(|days| days.parse::<u32>());
-    let span = match days {
-        Some(days) => Duration::from_secs(u64::from(days.ok()?) * 24 * 3600),
-        None => parse_duration(text).ok()?,
-    };
+    // Longer than other options: a rule for less space has intervals of months.
+    let whole = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)].into_iter();
+    let mut whole = whole.filter_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let span =
+        match whole.find_map(|(number, seconds)| Some((number.parse::<u32>().ok()?, seconds))) {
+            Some((number, seconds)) => Duration::from_secs(u64::from(number) * seconds),
+            None => parse_duration(text).ok()?,
+        };
     (span > Duration::ZERO && span <= LONGEST).then_some(span)
 }
 
@@ -270,9 +273,11 @@ mod tests {
         assert_eq!(reduced(rules.most_reduced()), "10m=10m");
         assert_eq!(MarkRules::parse("1s=366d").unwrap().reduced(16).to_string(), "65536s=366d");
         assert!(MarkRules::off().reduced(5).is_off());
+        let long = MarkRules::parse("1s=10m,10s=1h,1m=90d").unwrap();
         for level in 0..60 {
-            let text = reduced(level);
-            assert_eq!(MarkRules::parse(&text).unwrap().to_string(), text);
+            for text in [reduced(level), long.reduced(level).to_string()] {
+                assert_eq!(MarkRules::parse(&text).unwrap().to_string(), text);
+            }
         }
         // Marks of an hour: all seconds of the last ten minutes, some before.
         let marks = after(&rules.reduced(11), 4000);
