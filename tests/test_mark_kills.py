@@ -256,9 +256,16 @@ class Protected:
                 place, _ = self.history.find(newest, images(self.far.program, newest["address"], self.folder))
                 return place == (len(self.history.served) - 1, len(writer.served.writes))
 
-            while not is_there():
+            # A mark may be a second ahead.
+            written_ms = int(1000 * (last.end + self.history.ahead_s)) + 1500
+
+            def is_claimed():
+                return any(site["current_ms"] > written_ms for site in self.near.json("marks", SESSION).get("sites", []))
+
+            while not is_claimed():
                 assert time.monotonic() < begin + PATIENCE_S, self.how_far(until_ms)
                 time.sleep(0.1)
+            wait_until(is_there, f"what the other site claims to have, of before {written_ms}")
             self.counts["longest catching up, s"] = max(
                 self.counts["longest catching up, s"], round(time.monotonic() - begin, 1))
             for name, program in (("here", self.near), ("there", self.far.program)):

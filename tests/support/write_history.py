@@ -142,13 +142,15 @@ class WriteHistory:
 
 
 class Writer(threading.Thread):
-    """Writes to both disks, one write after the other, until it is ended or its server is."""
+    """Writes to both disks or one, one write after the other, until it is ended or its server is."""
 
     def __init__(self, history, server, exports):
         super().__init__(daemon=True)
         self.history, self.server, self.exports = history, server, exports
         self.served, self.random = history.served[-1], random.Random(history.random.random())
-        self.pause_s = self.random.choice([0, 0.002, 0.01])
+        self.pause_s = self.random.choice([0, 0.002, 0.01, 0.3])
+        # A disk that is idle has marks only.
+        self.only = self.random.choice([None, 0, 1])
         self.flush_every = self.random.choice([20, 300, 300, 10 ** 6])
         # Held for each write: who has it pauses them.
         self.writing = threading.Lock()
@@ -166,7 +168,7 @@ class Writer(threading.Thread):
 
     def write_one(self, disks):
         self.history.number += 1
-        disk, kind = self.random.randrange(2), self.random.random()
+        disk, kind = self.random.randrange(2) if self.only is None else self.only, self.random.random()
         count = self.random.randint(1, 128) if kind < 0.05 else 1
         first = self.random.randrange(HOT_BLOCKS if kind < 0.8 else BLOCKS - count + 1)
         write = Write(0 if kind > 0.95 else self.history.number, disk * BLOCKS + first, count)

@@ -27,6 +27,9 @@ const TELL: Duration = Duration::from_secs(5);
 /// Marks of the other site that are ahead of those here by more than this, in nanoseconds, are not waited for: a new session
 /// begins there.
 const MOST_AHEAD_NS: u64 = 120_000_000_000;
+/// How long they are waited for.
+const MOST_WAIT: Duration = Duration::from_secs(180);
+const NS_PER_SECOND: u64 = 1_000_000_000;
 /// Time without an answer after which the connection counts as lost. A mark there is durable when it is answered, and to go
 /// back takes time in proportion to the captured blocks.
 const SILENCE: Duration = Duration::from_secs(600);
@@ -105,6 +108,7 @@ pub fn send_live(
         sending: None,
         cursor: None,
         first: None,
+        is_apart: false,
     };
     let mut wait = WAITS.0;
     loop {
@@ -160,6 +164,8 @@ struct Sender<'a> {
     cursor: Option<SessionMark>,
     /// The point of the first state there, and the mark that it shows: made once, however often its copy fails.
     first: Option<(PointDocument, SessionMark)>,
+    /// The times of the marks there and here do not meet: a new session begins there.
+    is_apart: bool,
 }
 
 /// A line on which marks are sent.
@@ -208,8 +214,10 @@ impl Sender<'_> {
         let is_near = latest_ns <= here_ns.saturating_add(MOST_AHEAD_NS);
         let common = marks.into_iter().rev().find(|mark| times_ns.contains(&mark.time_ns));
         let mut opening = None;
-        let mut cursor = match common.filter(|_| is_near) {
+        let mut cursor = match common.filter(|_| is_near && !std::mem::take(&mut self.is_apart)) {
             Some(mark) => {
+                let held = self.changes.hold(&[mark.time_ns])?;
+                opening = held.held_ns.contains(&mark.time_ns).then_some(held.opening);
                 self.ask(open, &LiveAsk::Back { time_ns: mark.time_ns })?;
                 mark
             }
@@ -221,6 +229,7 @@ impl Sender<'_> {
         self.note(true);
         self.progress.live(&LiveStep::Connected(&self.state));
         let mut told = None::<Instant>;
+        let mut waited = None::<Instant>;
         loop {
             self.cursor = Some(cursor.clone());
             self.check_cancel()?;
@@ -231,7 +240,15 @@ impl Sender<'_> {
             }
             opening = Some(held.opening);
             match held.newest.filter(|newest| newest.time_ns > cursor.time_ns) {
-                Some(newest) if newest.time_ns <= latest_ns => self.look(open)?,
+                Some(newest) if newest.unix_seconds() <= latest_ns / NS_PER_SECOND => {
+                    let text = "the other site has marks of lost writes with later times: waiting until times here are later";
+                    if waited.get_or_insert_with(Instant::now).elapsed() > MOST_WAIT {
+                        self.is_apart = true;
+                        return Err(Error::new(ErrorKind::Io, text));
+                    }
+                    self.state.problem.get_or_insert_with(|| text.to_owned());
+                    self.look(open)?;
+                }
                 Some(newest) => {
                     self.send_mark(open, &cursor, &newest, held.current_ms)?;
                     cursor = newest;
@@ -319,6 +336,7 @@ impl Sender<'_> {
             _ => return Err(broken("another mark is done")),
         }
         self.state.marks += 1;
+        self.state.problem = None;
         self.state.marked_at_ms = to.time_ns / 1_000_000;
         self.state.current_ms = current_ms.max(self.state.marked_at_ms);
         self.state.pending_bytes = 0;

@@ -316,6 +316,24 @@ fn marks_of_a_received_session_that_have_ended_stay_away_after_a_kill() {
 }
 
 #[test]
+fn a_mark_that_a_kill_left_in_one_disk_is_received_again() {
+    let (_folder, writer, document) = published();
+    let (point, from) = origin(writer.repository(), &document);
+    let second_ns = 1_000_000_000;
+    let received =
+        ReceivedSession::publish(writer.repository(), &point, &from, second_ns, None).unwrap();
+    let name = received.document().name;
+    let top = received.session.layered().next().unwrap().top().unwrap();
+    top.add_time_mark(&top.pause_writes().unwrap(), 2 * second_ns, 0).unwrap();
+    drop((top, received));
+    let received = ReceivedSession::open(writer.repository(), &name).unwrap();
+    assert_eq!(received.times_ns(), [second_ns]);
+    assert!(received.finish(second_ns, None).is_err());
+    received.finish(2 * second_ns, None).unwrap();
+    assert_eq!(received.times_ns(), [second_ns, 2 * second_ns]);
+}
+
+#[test]
 fn a_clock_that_is_set_forward_at_the_other_site_ends_no_mark() {
     let (_folder, writer, document) = published();
     let (point, from) = origin(writer.repository(), &document);

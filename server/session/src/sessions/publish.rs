@@ -104,10 +104,11 @@ pub(crate) fn publish_received(
     repository: &Arc<Repository>,
     point: &PointDocument,
     received: &ReceivedFrom,
+    after_ms: u64,
 ) -> Result<SessionDocument> {
     let source = format!("live/{} of site {}", received.session, received.link);
     let follows = Some((&*source, MarkRules::default()));
-    let how = How { follows, received: Some(received), ..How::default() };
+    let how = How { follows, received: Some(received), after_ms, ..How::default() };
     publish_subject(repository, point, None, how, |_, files| Ok(files))
 }
 
@@ -125,6 +126,8 @@ struct How<'a> {
     follows: Option<(&'a str, MarkRules)>,
     /// The session at another site whose marks come here.
     received: Option<&'a ReceivedFrom>,
+    /// It is newer than what was published then, in milliseconds since 1970, whatever the clock says.
+    after_ms: u64,
 }
 
 /// Publishes a point of the catalog, or one that is incoming.
@@ -135,7 +138,7 @@ fn publish_subject(
     how: How<'_>,
     arrange: impl FnOnce(&SessionDocument, CarriedFiles) -> Result<CarriedFiles>,
 ) -> Result<SessionDocument> {
-    let How { incoming, limit, follows, received } = how;
+    let How { incoming, limit, follows, received, after_ms } = how;
     let (follows, rules) = follows.unzip();
     let carried = match incoming {
         Some(incoming) if incoming.point.files.is_empty() => CarriedFiles::default(),
@@ -195,7 +198,7 @@ fn publish_subject(
         name,
         machine: point.machine.clone(),
         point: point.point.clone(),
-        created_at_ms: now_ms(),
+        created_at_ms: now_ms().max(after_ms.saturating_add(1)),
         disks,
         configuration: point.configuration.clone(),
         parts: point.parts.clone(),

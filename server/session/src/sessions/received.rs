@@ -55,7 +55,9 @@ impl ReceivedSession {
         time_ns: u64,
         round: Option<Round>,
     ) -> Result<ReceivedSession> {
-        if let Some(before) = Self::find(repository, from)? {
+        let found = Self::find(repository, from)?;
+        let after_ms = found.as_ref().map_or(0, |before| before.created_at_ms);
+        if let Some(before) = found {
             let before = Self::open(repository, &before.name)?;
             if before.times_ns().is_empty() {
                 let name = before.document().name;
@@ -63,7 +65,7 @@ impl ReceivedSession {
                 unpublish(repository, &name, true)?;
             }
         }
-        let document = publish_received(repository, point, from)?;
+        let document = publish_received(repository, point, from, after_ms)?;
         let received = Self::open(repository, &document.name)?;
         received.finish(time_ns, round)?;
         Ok(received)

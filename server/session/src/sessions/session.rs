@@ -131,7 +131,7 @@ impl Session {
             Arc::clone(&writing),
         );
         let files = Arc::new(files.context(|| format!("session {name}"))?);
-        let newest_ns = newest_mark(&disks);
+        let newest_ns = newest_mark(disks.iter().map(|disk| disk.layered()));
         let session = Arc::new(Session {
             keeper: MarkKeeper::new(document.mark_rules(), newest_ns, document.received.is_none()),
             rounds: (purpose == Use::Follow).then(|| Mutex::new(FollowProgress::default())),
@@ -467,13 +467,13 @@ fn listen_for_watchers(
     socket.ok()
 }
 
-/// The time of the newest time mark, in nanoseconds since 1970.
-fn newest_mark(disks: &[Arc<ActiveDisk>]) -> Option<u64> {
-    let newest = |disk: &Arc<ActiveDisk>| {
-        let stack = disk.layered().hold();
+/// The time of the newest time mark of a disk, in nanoseconds since 1970.
+pub(super) fn newest_mark<'d>(disks: impl Iterator<Item = &'d Arc<LayeredDisk>>) -> Option<u64> {
+    let newest = |disk: &Arc<LayeredDisk>| {
+        let stack = disk.hold();
         stack.layers.iter().flat_map(|layer| layer.time_marks()).map(|mark| mark.time_ns).max()
     };
-    disks.iter().filter_map(newest).max()
+    disks.filter_map(newest).max()
 }
 
 fn no_top() -> Error {

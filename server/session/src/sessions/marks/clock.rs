@@ -46,6 +46,8 @@ pub(super) struct MarkClock {
     grace_until: Option<Instant>,
     /// How far the clock went in the grace without the time that passed, in nanoseconds.
     jumped_ns: u64,
+    /// The clock was looked at since the opening.
+    has_looked: bool,
 }
 
 impl MarkClock {
@@ -58,6 +60,7 @@ impl MarkClock {
             seen: newest_ns.map(|newest_ns| (newest_ns, now)),
             grace_until: None,
             jumped_ns: 0,
+            has_looked: false,
         }
     }
 
@@ -82,7 +85,7 @@ impl MarkClock {
 
     /// Looks whether the clock was set since the last look. Returns the grace that begins now.
     pub(super) fn look(&mut self, now: Instant) -> Option<Grace> {
-        let clock_ns = self.clock_ns();
+        let clock_ns = self.time_ns();
         let grace_ns = u64::try_from(GRACE.as_nanos()).unwrap_or(u64::MAX);
         let end_ns = clock_ns.saturating_add(grace_ns);
         self.take(clock_ns, now).then_some(Grace { end_ns, jumped_ns: self.jumped_ns })
@@ -90,7 +93,7 @@ impl MarkClock {
 
     /// Continues the grace that an earlier process noted.
     pub(super) fn continue_grace(&mut self, noted: Grace) {
-        let left = Duration::from_nanos(noted.end_ns.saturating_sub(self.clock_ns())).min(GRACE);
+        let left = Duration::from_nanos(noted.end_ns.saturating_sub(self.time_ns())).min(GRACE);
         if !left.is_zero() {
             self.grace_until = Some(Instant::now() + left);
             self.jumped_ns = noted.jumped_ns;
@@ -101,21 +104,26 @@ impl MarkClock {
         self.grace_until.is_some_and(|until| now < until)
     }
 
-    fn clock_ns(&self) -> u64 {
-        if self.has_clock { now_ns() } else { self.time_ns() }
-    }
-
     /// Whether a grace begins.
     fn take(&mut self, clock_ns: u64, now: Instant) -> bool {
         let before = self.seen.replace((clock_ns, now));
         let step_ns = u64::try_from(CLOCK_STEP.as_nanos()).unwrap_or(u64::MAX);
         let expected_ns = before.map_or(clock_ns, |_| next_time_ns(before, 0, now));
         let jumped_ns = clock_ns.saturating_sub(expected_ns);
+        let is_first = !std::mem::replace(&mut self.has_looked, true);
         if jumped_ns <= step_ns {
+            let fallen_ns = expected_ns.saturating_sub(clock_ns);
+            if fallen_ns > step_ns {
+                self.jumped_ns = self.jumped_ns.saturating_sub(fallen_ns);
+            }
             return false;
         }
         let earlier_ns = if self.has_grace(now) { self.jumped_ns } else { 0 };
-        self.jumped_ns = earlier_ns.saturating_add(jumped_ns);
+        self.jumped_ns = match is_first {
+            // Both begin with the newest mark.
+            true => earlier_ns.max(jumped_ns),
+            false => earlier_ns.saturating_add(jumped_ns),
+        };
         self.grace_until = Some(now + GRACE);
         true
     }

@@ -20,7 +20,7 @@ use crate::layer::{Layer, RemovedMarks, TimeMark};
 use crate::session_folder::document::{SessionDisk, SessionDocument};
 use crate::sessions::changes::{HOLD, HeldMarks, there};
 use crate::sessions::follow::{Round, RoundTime};
-use crate::sessions::session::Session;
+use crate::sessions::session::{Session, newest_mark};
 
 /// Part of the drive that the blocks of marks may take.
 const SHARE_OF_DRIVE: u64 = 10;
@@ -147,23 +147,34 @@ impl Session {
     /// Continues the grace of the process that served the session before. Notes which writes of before have no mark.
     pub(crate) fn continue_marks(&self) {
         let noted = noted_grace(&self.notes());
-        let has_sealed_writes = self.has_sealed_writes(&self.document());
+        let document = self.document();
+        let marks = self.marks_of(&document);
+        let newest = marks.last();
+        // A mark that a kill left in some of the disks tells nothing, but its disk counts as marked.
+        let is_partial = newest_mark(self.layered()) > newest.map(|mark| mark.time_ns);
+        let is_unmarked = is_partial || newest.is_some_and(|mark| has_sealed(&document, mark));
+        let is_received = is_partial && document.received.is_some();
+        let is_removed = is_received && self.remove_others(&marks).is_ok();
         let mut state = self.keeper().state.lock();
         state.clock.continue_grace(noted);
-        state.has_sealed_writes = has_sealed_writes;
+        state.has_sealed_writes = is_unmarked;
+        if is_removed {
+            // The other site sends it again.
+            state.clock.last = newest.map(|mark| (mark.time_ns, Instant::now()));
+        }
     }
 
-    /// Whether sealed layers have something after the newest mark.
-    fn has_sealed_writes(&self, document: &SessionDocument) -> bool {
-        let marks = self.marks_of(document);
-        let Some(newest) = marks.last() else { return false };
-        document.disks.iter().zip(&newest.places).any(|(disk, (id, sequence))| {
-            let at = disk.layers.iter().position(|layer| layer.id == *id);
-            let is_after = |at: usize| {
-                disk.layers[at].sealed_sequence > *sequence || at + 1 < disk.layers.len()
+    /// Removes the marks that are not among these.
+    fn remove_others(&self, kept: &[SessionMark]) -> Result<()> {
+        for disk in self.layered() {
+            let stack = disk.hold();
+            let Some(top) = stack.layers.last() else { continue };
+            let is_kept = |mark: &TimeMark| {
+                kept.binary_search_by_key(&mark.time_ns, |kept| kept.time_ns).is_ok()
             };
-            at.is_some_and(is_after)
-        })
+            top.remove_time_marks(&gone(&top.time_marks(), is_kept))?;
+        }
+        Ok(())
     }
 
     /// Does not look at the document, which its callers may hold.
@@ -260,6 +271,8 @@ impl Session {
         let RoundTime { time_ns, at } = taken.unwrap_or_else(|| state.clock.next_time());
         state.clock.last = Some((time_ns, at));
         state.superseded_bytes = tops.iter().map(|top| top.superseded_bytes()).sum();
+        // If it fails in between, some disks have the mark and count as marked.
+        state.has_sealed_writes = true;
         for (top, paused) in tops.iter().zip(&paused) {
             top.add_time_mark(paused, time_ns, round.map_or(0, Round::encode))?;
         }
@@ -279,9 +292,9 @@ impl Session {
 
     /// Removes the marks that the rule does not keep, and those that not all disks have.
     fn remove_marks(&self, limit_bytes: u64) -> Result<()> {
-        // A seal replaces the layers meanwhile: the next turn removes marks.
+        // A seal replaces the layers meanwhile, or a mark is read: the next turn removes marks.
         let Some(document) = self.try_document() else { return Ok(()) };
-        let _removing = self.keeper().removing.lock();
+        let Some(_removing) = self.keeper().removing.try_lock() else { return Ok(()) };
         loop {
             let level = self.keeper().state.lock().level;
             let mut kept = self.kept(self.marks_of(&document), level);
@@ -289,14 +302,7 @@ impl Session {
             if level > rules.most_reduced() {
                 kept.drain(..kept.len().saturating_sub(1));
             }
-            for disk in self.layered() {
-                let stack = disk.hold();
-                let Some(top) = stack.layers.last() else { continue };
-                let is_kept = |mark: &TimeMark| {
-                    kept.binary_search_by_key(&mark.time_ns, |kept| kept.time_ns).is_ok()
-                };
-                top.remove_time_marks(&gone(&top.time_marks(), is_kept))?;
-            }
+            self.remove_others(&kept)?;
             let held_bytes = self.held_bytes();
             let mut state = self.keeper().state.lock();
             if held_bytes > limit_bytes && state.level <= rules.most_reduced() {
@@ -424,6 +430,16 @@ fn relaxed(level: u32, is_slow: bool, held_bytes: u64, limit_bytes: u64, after: 
     } else {
         level
     }
+}
+
+/// Whether sealed layers have something after a mark.
+fn has_sealed(document: &SessionDocument, mark: &SessionMark) -> bool {
+    document.disks.iter().zip(&mark.places).any(|(disk, (id, sequence))| {
+        let at = disk.layers.iter().position(|layer| layer.id == *id);
+        let is_after =
+            |at: usize| disk.layers[at].sealed_sequence > *sequence || at + 1 < disk.layers.len();
+        at.is_some_and(is_after)
+    })
 }
 
 /// The ranges of the marks that are not kept.

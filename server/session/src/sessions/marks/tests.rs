@@ -237,6 +237,29 @@ fn sealed_writes_without_a_mark_get_one_after_the_next_opening() {
 }
 
 #[test]
+fn a_mark_in_one_disk_after_a_kill_is_followed_by_a_whole_one() {
+    let (_folder, writer, document) = published();
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    fill(&session, 1);
+    session.mark().unwrap();
+    let marked = all(&session)[0].clone();
+    fill(&session, 2);
+    session.flush_time_marks().unwrap();
+    let top = session.layered().next().unwrap().top().unwrap();
+    let later_ns = marked.time_ns + 2 * NS_PER_SECOND;
+    top.add_time_mark(&top.pause_writes().unwrap(), later_ns, 0).unwrap();
+    drop((top, session));
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    assert_eq!(all(&session).last(), Some(&marked));
+    assert_eq!(session.hold(1, &[]).current_ms, marked.time_ns / 1_000_000);
+    session.mark().unwrap();
+    let found = all(&session);
+    assert!(found.len() == 2 && found[1].time_ns > later_ns, "{found:?}");
+}
+
+#[test]
 fn writes_after_the_mark_of_a_seal_are_kept_by_unpublish() {
     let (_folder, writer, document) = published();
     let session = Session::open(writer.repository(), &document.name).unwrap();
