@@ -73,6 +73,13 @@ pub(crate) fn filled_with(disk: &dyn Disk) -> u8 {
     bytes[0]
 }
 
+/// The session, whose own thread makes no marks.
+fn open(writer: &RepositoryWriter, document: &SessionDocument) -> Arc<Session> {
+    let session = Session::open(writer.repository(), &document.name).unwrap();
+    session.stop_listening();
+    session
+}
+
 /// The marks in the session's layers, whatever the rule says.
 fn all(session: &Session) -> Vec<SessionMark> {
     session.marks_of(&session.document())
@@ -192,8 +199,7 @@ fn a_mark_that_is_used_twice_is_one_point() {
 #[test]
 fn writes_before_a_seal_get_a_mark() {
     let (_folder, writer, document) = published();
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 1);
     session.mark().unwrap();
     let marked_ms = all(&session)[0].time_ns / 1_000_000;
@@ -215,23 +221,20 @@ fn writes_before_a_seal_get_a_mark() {
 #[test]
 fn sealed_writes_without_a_mark_get_one_after_the_next_opening() {
     let (_folder, writer, document) = published();
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 1);
     session.mark().unwrap();
     let marked_ms = all(&session)[0].time_ns / 1_000_000;
     fill(&session, 2);
     session.seal().unwrap();
     drop(session);
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     assert_eq!(session.hold(1, &[]).current_ms, marked_ms, "the marks lack writes");
     session.mark().unwrap();
     assert_eq!(all(&session).len(), 2);
     drop(session);
     // Nothing was written since.
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     session.mark().unwrap();
     assert_eq!(all(&session).len(), 2);
 }
@@ -239,8 +242,7 @@ fn sealed_writes_without_a_mark_get_one_after_the_next_opening() {
 #[test]
 fn a_mark_in_one_disk_after_a_kill_is_followed_by_a_whole_one() {
     let (_folder, writer, document) = published();
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 1);
     session.mark().unwrap();
     let marked = all(&session)[0].clone();
@@ -250,8 +252,7 @@ fn a_mark_in_one_disk_after_a_kill_is_followed_by_a_whole_one() {
     let later_ns = marked.time_ns + 2 * NS_PER_SECOND;
     top.add_time_mark(&top.pause_writes().unwrap(), later_ns, 0).unwrap();
     drop((top, session));
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     assert_eq!(all(&session).last(), Some(&marked));
     assert_eq!(session.hold(1, &[]).current_ms, marked.time_ns / 1_000_000);
     session.mark().unwrap();
@@ -262,8 +263,7 @@ fn a_mark_in_one_disk_after_a_kill_is_followed_by_a_whole_one() {
 #[test]
 fn writes_after_the_mark_of_a_seal_are_kept_by_unpublish() {
     let (_folder, writer, document) = published();
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 1);
     session.seal().unwrap();
     let disk = session.disk(&DiskName::parse("vda").unwrap()).unwrap();
@@ -294,8 +294,7 @@ fn marks_of_a_session_that_is_being_closed_are_read_after_the_close() {
 #[test]
 fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     let (_folder, writer, document) = published();
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 1);
     let long_ago = RoundTime { time_ns: NS_PER_SECOND, at: Instant::now() };
     session.mark_round(None, Some(long_ago)).unwrap();
@@ -304,8 +303,7 @@ fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
     session.mark_round(None, Some(later)).unwrap();
     session.flush_time_marks().unwrap();
     drop(session);
-    let session = Session::open(writer.repository(), &document.name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     assert_eq!(session.marks().marks.len(), 2);
 }
 
@@ -313,8 +311,7 @@ fn marks_are_listed_before_the_first_turn_after_days_without_a_server() {
 fn the_grace_after_days_without_a_server_outlives_the_process() {
     let (_folder, writer, document) = published();
     let (repository, name) = (writer.repository(), &document.name);
-    let session = Session::open(repository, name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     for second in [1, 2] {
         fill(&session, second);
         let time = RoundTime { time_ns: u64::from(second) * NS_PER_SECOND, at: Instant::now() };
@@ -323,8 +320,7 @@ fn the_grace_after_days_without_a_server_outlives_the_process() {
     session.flush_time_marks().unwrap();
     drop(session);
     // The clock is that of today: long after these marks.
-    let session = Session::open(repository, name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     fill(&session, 3);
     // A turn makes none if blocks were kept too fast, as in the first quarter of a millisecond.
     session.mark().unwrap();
@@ -333,8 +329,7 @@ fn the_grace_after_days_without_a_server_outlives_the_process() {
     session.flush_time_marks().unwrap();
     drop(session);
     assert_eq!(session_marks(repository, name).unwrap().marks.len(), 3);
-    let session = Session::open(repository, name).unwrap();
-    session.stop_listening();
+    let session = open(&writer, &document);
     session.mark_turns_now(11);
     assert_eq!(all(&session).len(), 3);
 }
