@@ -255,7 +255,8 @@ impl Talk {
     fn last_words(&self) -> String {
         let mut last = "nothing".to_owned();
         loop {
-            match self.hear(SHORT) {
+            // After it was wanted it is applied or refused, on a busy machine later.
+            match self.hear(if last == "wanted" { LONG } else { SHORT }) {
                 Reply::Message(answer) => {
                     let refusal = answer["failed"]["message"].as_str();
                     return refusal
