@@ -214,7 +214,8 @@ impl Sender<'_> {
         let is_near = latest_ns <= here_ns.saturating_add(MOST_AHEAD_NS);
         let common = marks.into_iter().rev().find(|mark| times_ns.contains(&mark.time_ns));
         let mut opening = None;
-        let mut cursor = match common.filter(|_| is_near && !std::mem::take(&mut self.is_apart)) {
+        let is_apart = std::mem::take(&mut self.is_apart) || !is_near;
+        let mut cursor = match common.filter(|_| !is_apart) {
             Some(mark) => {
                 let held = self.changes.hold(&[mark.time_ns])?;
                 opening = held.held_ns.contains(&mark.time_ns).then_some(held.opening);
